@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.stack import ExpertMatrices, PackedExperts
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -199,6 +200,19 @@ def check_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | N
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype or bias.stride(0) != 1):
         raise ValueError(f"bias must be contiguous ({len(weight)},) {x.dtype}.")
     return _checked_out(out, (len(x), len(weight)), x, (x.dtype,), add=add)
+
+
+def check_quantised(
+    x: Tensor, weight: QuantisedWeight, bias: Tensor | None, out: Tensor | None, add: bool
+) -> Tensor:
+    if x.dim() != 2 or x.shape[1] != weight.inputs or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be (T, {weight.inputs}), {_names(ALL_DTYPES)}, with "
+            "contiguous rows."
+        )
+    if bias is not None and (bias.shape != (weight.outputs,) or bias.dtype != x.dtype or bias.stride(0) != 1):
+        raise ValueError(f"bias must be contiguous ({weight.outputs},) {x.dtype}.")
+    return _checked_out(out, (len(x), weight.outputs), x, (x.dtype,), add=add)
 
 
 def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:

@@ -18,6 +18,7 @@ from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
@@ -116,6 +117,18 @@ class MatMul(Protocol):
         self,
         x: Tensor,
         weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class QuantisedMatMul(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: QuantisedWeight,
         bias: Tensor | None = None,
         *,
         out: Tensor | None = None,
@@ -269,6 +282,8 @@ class Ops:
     `paged_attention` does both."""
     matmul: MatMul | None = None
     """Products with unpacked weights; None for torch's own."""
+    quantised_matmul: QuantisedMatMul | None = None
+    """Products with quantised weights in the layout for GPUs; None if the backend has no such layout."""
     mixture: Mixture | None = None
     """Mixtures of unpacked experts; None for torch's own products."""
     expert_block: ExpertBlock | None = None
@@ -416,6 +431,7 @@ def _triton_ops(deterministic: bool) -> Ops:
         matmul,
         norm,
         planner,
+        quantised,
         rope,
     )
     from ramify.kernels.triton import sampling as drawing
@@ -438,6 +454,7 @@ def _triton_ops(deterministic: bool) -> Ops:
         ),
         planner=planner.Planner,
         matmul=matmul.matmul if deterministic else None,
+        quantised_matmul=functools.partial(quantised.quantised_matmul, by_row=deterministic),
         mixture=functools.partial(experts.mixture, by_row=deterministic),
         lora=lora.lora,
         deterministic=deterministic,

@@ -96,7 +96,7 @@ class EngineConfig:
     """auto: bfloat16 where the device has instructions for it, else float32."""
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
     """Format of the weights. gguf: as in the file. int8, int4: rounded. auto: as in the file where that is
-    quantised, on the CPU and without a dtype of float32; else none."""
+    quantised, without a dtype of float32 and the torch attention backend; else none."""
     exact_activations: bool = False
     """Activations stay bfloat16 before int8 and int4 weights. Without this flag the CPU rounds them to int8,
     with a scale for each group of inputs, where that is faster (AVX512_VNNI without AMX)."""

@@ -50,7 +50,20 @@ def _part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _finish(  # type: ignore[no-untyped-def]
+def place(  # type: ignore[no-untyped-def]
+    program, rows, outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr
+):
+    """The rows and outputs of a program's tile: GROUP rows of tiles run one after the other."""
+    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
+    first = program // (GROUP * tiles_across) * GROUP
+    down = tl.minimum(tiles_down - first, GROUP)
+    within = program % (GROUP * tiles_across)
+    row = (first + within % down) * ROWS + tl.arange(0, ROWS)
+    return row, within // down * OUTPUTS + tl.arange(0, OUTPUTS)
+
+
+@triton.jit
+def finish(  # type: ignore[no-untyped-def]
     total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row,
     BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -71,13 +84,7 @@ def _product(  # type: ignore[no-untyped-def]
     ADD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs."""
-    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
-    program = tl.program_id(0)
-    first = program // (GROUP * tiles_across) * GROUP
-    down = tl.minimum(tiles_down - first, GROUP)
-    within = program % (GROUP * tiles_across)
-    row = (first + within % down) * ROWS + tl.arange(0, ROWS)
-    output = within // down * OUTPUTS + tl.arange(0, OUTPUTS)
+    row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_row
     weight_at = weight_ptr + output.to(tl.int64)[None, :] * weight_row
@@ -99,7 +106,7 @@ def _product(  # type: ignore[no-untyped-def]
                 x_at, weight_at, part * LENGTH, inputs, row_there, output_there,
                 ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
             )  # fmt: skip
-        _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
+        finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -116,7 +123,7 @@ def _gather(  # type: ignore[no-untyped-def]
     total = tl.load(at, mask=in_bounds, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=in_bounds, other=0.0)
-    _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
+    finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
 
 
 def matmul(
@@ -146,11 +153,18 @@ def matmul(
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:
-        _gather[(triton.cdiv(outputs, 1024), rows)](
-            sums, bias if biased else x, out, rows, outputs, out.stride(0),
-            PARTS=parts, OUTPUTS=1024, BIASED=biased, ADD=add, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+        gather(sums, bias, out, parts, add=add)
     return out
+
+
+def gather(sums: Tensor, bias: Tensor | None, out: Tensor, parts: int, *, add: bool) -> None:
+    """out, (T, outputs), from the sums of its parts, (parts, T, outputs) float32."""
+    rows, outputs = out.shape
+    biased = bias is not None
+    _gather[(triton.cdiv(outputs, 1024), rows)](
+        sums, bias if biased else sums, out, rows, outputs, out.stride(0),
+        PARTS=parts, OUTPUTS=1024, BIASED=biased, ADD=add, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def _tile(dtype: torch.dtype) -> _Tile:

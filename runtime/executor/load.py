@@ -33,8 +33,11 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
             dtype=dtype,
             device=device,
             context_length=context_length,
-            quantization=quantization_of(config, files, shape, packed=kernels.prefers_packed),
+            quantization=quantization_of(
+                config, files, shape, packed=kernels.prefers_packed or kernels.quantised_matmul is not None
+            ),
             packed=kernels.prefers_packed,
+            quantised=kernels.quantised_matmul is not None,
             deterministic=kernels.deterministic,
         )
 
@@ -44,7 +47,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
 def quantization_of(
     config: EngineConfig, files: ModelFiles, shape: ModelShape, *, packed: bool
 ) -> Quantization:
-    """The format of the weights. `packed`: the kernels multiply by packed weights."""
+    """The format of the weights. `packed`: the kernels multiply by packed or quantised weights."""
     return resolve_quantization(
         "none" if config.quantization == "auto" and not packed else config.quantization,
         files.weights,

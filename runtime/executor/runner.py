@@ -30,8 +30,9 @@ from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.parallel.ranks import Ranks
 
-MANY_ROWS = 65
-"""Matrix products of more than 64 rows have a kernel of their own in deterministic mode."""
+MANY_ROWS = (65, 17)
+"""Matrix products of more than 64 rows have a kernel of their own in deterministic mode. Those with quantised
+weights have one for more than 16 rows."""
 
 
 class Runner:
@@ -88,8 +89,8 @@ class Runner:
         if isinstance(self.attention, PlannedAttention):
             self.attention.warm_up(self.k_layers[0], self.v_layers[0])
         size = self.pool.page_size
-        most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
-        for tokens in (most, 1):
+        most = min(MANY_ROWS[0], self.pool.num_pages * size, self.model.config.context_length)
+        for tokens in dict.fromkeys((most, min(most, MANY_ROWS[1]), 1)):
             state = None if self.states is None else self.states.padding_slot
             prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)), state)
             hidden = self.forward(pack([prompt], size, copies=[(0, 1)]))

@@ -1,4 +1,4 @@
-"""What a matrix is kept as on the CPU, found by packing a small one with the functions that pack a model.
+"""What a matrix is kept as on a device, found by packing a small one with the functions that pack a model.
 
 The answers are kept on disk, so that only the first question on a machine imports torch.
 """
@@ -6,6 +6,7 @@ The answers are kept on disk, so that only the first question on a machine impor
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache as remembered
 from pathlib import Path
@@ -29,11 +30,11 @@ class Form:
     bits: float | None
 
 
-def form_of(kind: str, quantization: str, dtype: str) -> Form:
+def form_of(kind: str, quantization: str, dtype: str, device: str) -> Form:
     """Of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's options."""
     table = _table()
-    name, bits = (quantization == "gguf" and table.get(f"gguf {kind}")) or table[
-        f"{_OTHERS.get(quantization, quantization)} {dtype}"
+    name, bits = (quantization == "gguf" and table.get(f"{device} gguf {kind}")) or table[
+        f"{device} {_OTHERS.get(quantization, quantization)} {dtype}"
     ]
     return Form(name if bits else dtype, bits)
 
@@ -41,7 +42,12 @@ def form_of(kind: str, quantization: str, dtype: str) -> Form:
 @remembered
 def _table() -> dict[str, tuple[str, float | None]]:
     kernels, model = (Path(package.__path__[0]) for package in (ramify.kernels, ramify.runtime.model))
-    sources = [kernels / "packed.py", model / "gguf" / "blocks.py", model / "quantization.py"]
+    sources = [
+        kernels / "packed.py",
+        kernels / "quantised.py",
+        model / "gguf" / "blocks.py",
+        model / "quantization.py",
+    ]
     entry = cache.entry_of(sources, "forms", "forms", _SHAPE)
     try:
         cache.ensure(entry, lambda folder: _write(folder))
@@ -62,17 +68,22 @@ def _probed() -> dict[str, tuple[str, float | None]]:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     from ramify.kernels.packed import Rows, pack
+    from ramify.kernels.quantised import lay_out
     from ramify.runtime.model.gguf.blocks import rows_of
     from ramify.runtime.model.quantization import packing
 
-    def packed(rows: Rows | None) -> tuple[str, float | None]:
-        if rows is None:
-            return "", None
-        weight = pack(rows, inputs=_SHAPE[1])
-        size = weight.panels.nbytes + weight.scales.nbytes
-        return str(weight.format), 8 * size / (_SHAPE[0] * _SHAPE[1])
+    table: dict[str, tuple[str, float | None]] = {}
 
-    table = {}
+    def add(key: str, rows: Rows | None) -> None:
+        table[f"cpu {key}"] = table[f"cuda {key}"] = "", None
+        if rows is None:
+            return
+        weight, laid = pack(rows, inputs=_SHAPE[1]), lay_out(rows, inputs=_SHAPE[1], device="cpu")
+        size = weight.panels.nbytes + weight.scales.nbytes
+        table[f"cpu {key}"] = str(weight.format), 8 * size / math.prod(_SHAPE)
+        if laid is not None:
+            table[f"cuda {key}"] = laid.form, 8 * laid.nbytes / math.prod(_SHAPE)
+
     for kind in GGMLQuantizationType:
         block, size = GGML_QUANT_SIZES[kind]
         raw = np.zeros(_SHAPE[0] * _SHAPE[1] // block * size, np.uint8)
@@ -81,10 +92,10 @@ def _probed() -> dict[str, tuple[str, float | None]]:
         except NotImplementedError:  # `gguf` cannot dequantise it
             rows = None
         if rows is not None:
-            table[f"gguf {kind.name}"] = packed(rows)
+            add(f"gguf {kind.name}", rows)
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         for quantization in ("none", "gguf", "int8", "int4"):
             form = packing(quantization, dtype)
             matrix = torch.zeros(_SHAPE, dtype=dtype)
-            table[f"{quantization} {name}"] = packed(None if form is None else form(matrix))
+            add(f"{quantization} {name}", None if form is None else form(matrix))
     return table

@@ -153,8 +153,9 @@ def refused_adapters(shape: ModelShape, loras: Mapping[str, str]) -> list[Refusa
 def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str | None:
     from ramify.runtime.executor.memory import check_states
 
-    if machine.device == "cuda" and config.quantization in ("int8", "int4"):
-        return "it is there for the CPU only"
+    experts = isinstance(shape, ModelConfig) and shape.experts is not None
+    if machine.device == "cuda" and experts and config.quantization in ("int8", "int4"):
+        return "there is no kernel for quantised experts on CUDA"
     if machine.device == "cpu" and config.cuda_graphs:
         return "there is no CUDA device"
     quantised = shape.quantised if isinstance(shape, ModelConfig) else None

@@ -140,12 +140,9 @@ def inspected(
     dtype = machine.dtype if config.dtype == "auto" else config.dtype
     native = isinstance(shape, ModelConfig)
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
-    quantization = _quantization(
-        config, machine, "checkpoint" if own else "none" if weights.is_dir() else "gguf"
-    )
-    packs = machine.device == "cpu" and native
+    quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
     divides_by, ranks, undivided = _ranks(shape, config, weights)
-    formats, weight_bytes = _sizes(tensors, shape, quantization, dtype, packs, ranks)
+    formats, weight_bytes = _sizes(tensors, machine.device if native else None, quantization, dtype, ranks)
     numbers = _parameters(weights, tensors)
     family = shape.family if shape else _family(weights)
     facts: dict[str, Any] = dict.fromkeys(
@@ -226,11 +223,11 @@ def _ranks(
     return divides_by, config.tensor_parallel, []
 
 
-def _quantization(config: EngineConfig, machine: Machine, stored: str) -> str:
+def _quantization(config: EngineConfig, stored: str) -> str:
     """As `quantization.resolve_quantization`, where the scheduler calls it. `stored`: the file's format."""
     if config.quantization != "auto":
         return config.quantization
-    return stored if machine.device == "cpu" and config.dtype != "float32" else "none"
+    return stored if config.dtype != "float32" else "none"
 
 
 def _config(weights: Path) -> dict[str, Any]:
@@ -240,24 +237,24 @@ def _config(weights: Path) -> dict[str, Any]:
 
 def _sizes(
     tensors: list[StoredTensor],
-    shape: ModelShape | None,
+    packs_on: Literal["cpu", "cuda"] | None,
     quantization: str,
     dtype: str,
-    packs: bool,
     ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
     """The stored formats and what becomes of them, and the bytes of all weights in memory, or of those of the
-    first rank."""
+    first rank. `packs_on`: the device, where the model's code is ours."""
     wide = 8 * _BYTES[dtype]
     tied = not any(tensor.is_head for tensor in tensors)
     total, by_format = 0.0, defaultdict[str, list[tuple[StoredTensor, Form, float]]](list)
     for tensor in tensors:
         form, bits = Form(dtype, None), float(wide)
-        if packs and quantization == "checkpoint" and tensor.kept:
+        device = None if packs_on == "cuda" and tensor.is_expert else packs_on
+        if device and quantization == "checkpoint" and tensor.kept:
             form = Form(*tensor.kept)
             bits = tensor.kept[1]
-        elif packs and len(tensor.shape) > 1 and (not tensor.is_embedding or tied):
-            form = form_of(tensor.format, quantization, dtype)
+        elif device and len(tensor.shape) > 1 and (not tensor.is_embedding or tied):
+            form = form_of(tensor.format, quantization, dtype, device)
             bits = form.bits or wide
             if tensor.is_embedding and form.bits:  # rows are looked up in one copy, and multiplied by another
                 total += tensor.numbers * wide / 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
+from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference import logits as reference_logits
+from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import Activation, ModelConfig
@@ -76,6 +79,9 @@ class Model(CausalLM):
         )
         self.packed_head: PackedWeight | None = None
         """The packed head, if it is packed. `head` is empty then, unless it is the embedding."""
+        self.quantised_head: QuantisedWeight | None = None
+        """The quantised head, after `lay_out`. `head` is as with a packed head."""
+        self._quantised_matmul: registry.QuantisedMatMul = quantised_matmul
         self._head_op: registry.Linear = reference.linear
         self._masked_head_op: registry.MaskedLinear | None = None
         self._matmul: registry.MatMul = plain_matmul
@@ -142,6 +148,8 @@ class Model(CausalLM):
             self.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             self.use_matmul(ops.matmul)
+        if ops.quantised_matmul is not None:
+            self.use_quantised_matmul(ops.quantised_matmul)
         self._soft_cap = ops.soft_cap
         self.use_experts(ops.mixture, ops.expert_block)
 
@@ -176,6 +184,13 @@ class Model(CausalLM):
             if isinstance(module, Linear | MixtureOfExperts):
                 module.matmul = matmul
 
+    def use_quantised_matmul(self, quantised_matmul: registry.QuantisedMatMul) -> None:
+        """Multiply by quantised weights on a device with `quantised_matmul`."""
+        self._quantised_matmul = quantised_matmul
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.quantised_matmul = quantised_matmul
+
     def use_experts(self, mixture: registry.Mixture | None, block: registry.ExpertBlock | None) -> None:
         """Compute mixtures of unpacked experts with `mixture`, of packed ones with `block`, if given."""
         for module in self.modules():
@@ -184,6 +199,8 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
+        if self.quantised_head is not None:
+            return self._capped(self._quantised_matmul(hidden, self.quantised_head))
         if self.packed_head is None:
             return self._capped(self._matmul(hidden, self.head))
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
@@ -206,7 +223,28 @@ class Model(CausalLM):
         """Pack the matrices of layers while they are filled, each as `pack` does."""
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack_when_filled(form)
+                module.pack_when_filled(partial(module.pack, form))
+
+    def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
+        """Before filling: move the model to `device`, the matrices of layers once they are filled. Matrices
+        with quantised rows, or others with `form`, stay quantised; mixtures of experts are dequantised."""
+        self.rotations = [table.to(device) for table in self.rotations]
+        for name, parameter in list(self.named_parameters()):
+            if not isinstance(self.get_submodule(name.rpartition(".")[0]), Linear):
+                self.put(name, parameter.to(device))
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack_when_filled(partial(module.lay_out, form, device))
+            elif isinstance(module, MixtureOfExperts):
+                module.keeps = False
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Replace the parameter `name`, and the head where it is the embedding."""
+        owner, _, attribute = name.rpartition(".")
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        setattr(self.get_submodule(owner), attribute, parameter)
+        if name == "embedding" and (self.config.tie_embeddings or not self.has_head):
+            self.head = parameter
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
@@ -226,9 +264,25 @@ class Model(CausalLM):
         if rows is not None:
             self.use_packed_head(pack(rows, inputs=self.config.hidden_size))
 
+    @torch.inference_mode()
+    def lay_out_head(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """As `lay_out_when_filled` says, for the head, where it is."""
+        rows = self._head_rows
+        if rows is None and form is not None and self.has_head:
+            rows = form(self.head)
+        if rows is not None:
+            device = self.embedding.device
+            self.quantised_head = lay_out(rows, inputs=self.config.hidden_size, device=device)
+        if self.quantised_head is not None:
+            self._drop_head()
+
     def use_packed_head(self, packed: PackedWeight) -> None:
         """Use `packed` in `logits` from now on. The unpacked head is dropped, unless it is the embedding."""
-        self.packed_head, self._head_rows = packed, None
+        self.packed_head = packed
+        self._drop_head()
+
+    def _drop_head(self) -> None:
+        self._head_rows = None
         if not self.config.tie_embeddings:
             self.head = nn.Parameter(self.head.new_empty(0), requires_grad=False)
 

@@ -68,6 +68,8 @@ class MixtureOfExperts(nn.Module):
         self._block_weights: PackedExperts | None = None
         self._rows: dict[tuple[str, int], Rows] = {}
         self._gate_up, self._down = Stack(count), Stack(count)
+        self.keeps = True
+        """Quantised rows stay packed; else their values are wanted."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
@@ -158,7 +160,7 @@ class MixtureOfExperts(nn.Module):
 
     def _keep(self, name: str, index: int, rows: Rows) -> bool:
         """Lay the rows out as soon as a matrix has all of its own, so that few are unpacked at a time."""
-        if rows.order is not None:  # stacked experts have one order of inputs
+        if not self.keeps or rows.order is not None:  # stacked experts have one order of inputs
             return False
         self._rows[name, index] = rows
         if name == "down":

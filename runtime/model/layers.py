@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from ramify.kernels import registry
 from ramify.kernels.lora import MOST_PARTS, Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight, Rows, pack
+from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.stack import Norm
 from ramify.runtime.model.config import Activation
 
@@ -207,8 +209,11 @@ class Linear(nn.Module):
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
         """After packing: matrices that together, row after row, are `weight`, which is empty then."""
+        self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
+        """After `lay_out`: outputs, matrix and bias of the parts of `weight`, which is empty then."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
+        self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
         self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
         self._rows: dict[str, Rows] = {}
         self.lora = LoraTable()
@@ -217,7 +222,7 @@ class Linear(nn.Module):
         self.adaptable = len(self.parts) <= MOST_PARTS
         """Adapters can change it."""
         self._unfilled: set[str] | None = None
-        self._form: Callable[[Tensor], Rows] | None = None
+        self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
         """Of a matrix whose inputs are divided among ranks: sums the ranks' products."""
 
@@ -228,7 +233,7 @@ class Linear(nn.Module):
         if len(self.packed) == 1:
             return self._gated(self.op(x, self.packed[0], extra=self._extra(x)))
         if not self.packed:
-            return self._gated(self._adapt(x, self.matmul(x, self.weight, self.bias)))
+            return self._gated(self._adapt(x, self._product(x)))
         y = x.new_empty(len(x), sum(part.outputs for part in self.packed))
         self._parts(x, y, add=False)
         return self._gated(y)
@@ -252,18 +257,31 @@ class Linear(nn.Module):
         elif self.packed:
             self._parts(x, residual.value(), add=True)
         elif residual.defers:
-            residual.add(self._adapt(x, self.matmul(x, self.weight, self.bias)))
+            residual.add(self._adapt(x, self._product(x)))
         else:
-            self.matmul(x, self.weight, self.bias, out=residual.value(), add=True)
+            self._product(x, residual.value(), add=True)
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
         """This rank's term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
         if not self.packed:
-            return self.matmul(x, self.weight, self.bias)
+            return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
         self._parts(x, y, add=False)
         return y
+
+    def _product(self, x: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+        """x Wᵀ + b by matrices that are not packed."""
+        if not self.quantised:
+            return self.matmul(x, self.weight, self.bias, out=out, add=add)
+        if out is None:
+            out = x.new_empty(len(x), sum(self.parts.values()))
+        for outputs, weight, bias in self.quantised:
+            if isinstance(weight, Tensor):
+                self.matmul(x, weight, bias, out=out[:, outputs], add=add)
+            else:
+                self.quantised_matmul(x, weight, bias, out=out[:, outputs], add=add)
+        return out
 
     def _adapt(self, x: Tensor, y: Tensor) -> Tensor:
         """Add to y, (T, outputs), what the adapters of the step's rows add."""
@@ -317,17 +335,18 @@ class Linear(nn.Module):
                 yield full, Slot(self.bias[part], rotary, filled=filled, order=order)
             start += rows
 
-    def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """`pack` as soon as all slots are filled: packed at the end, the model would be twice in memory."""
-        self._form = form
+    def pack_when_filled(self, pack: Callable[[], None]) -> None:
+        """Call `pack` as soon as all slots are filled: packed at the end, the model would be twice in
+        memory."""
+        self._pack = pack
         self._unfilled = {name for name, _ in self.slots()}
 
     def _filled(self, name: str) -> None:
         if self._unfilled is None:
             return
         self._unfilled.discard(name)
-        if not self._unfilled:
-            self.pack(self._form)
+        if not self._unfilled and self._pack is not None:
+            self._pack()
 
     def _keep(self, name: str, rows: Rows) -> bool:
         self._rows[name] = rows
@@ -348,23 +367,36 @@ class Linear(nn.Module):
                     part.copy_(self._rows[name].values())
             self._rows = {}
             return
-        inputs = self.weight.shape[1]
+        found = self._found(form or Rows)
+        fused = self.gate == "silu" and len(found) == 1  # the kernels know no other gate
+        self.use_packed([pack(rows, inputs=self.inputs, bias=bias, gated=fused) for rows, bias in found])
+
+    def lay_out(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
+        """Move the weights to `device`, the checkpoint's quantised rows or else form(weight) quantised."""
+        start, found = 0, self._found(form or Rows)
+        if all(rows.factors is None for rows, _ in found):
+            self.weight = _parameter(self.weight.to(device))
+            self.bias = None if self.bias is None else _parameter(self.bias.to(device))
+            return
+        for rows, bias in found:
+            outputs, start = slice(start, start + len(rows.numbers)), start + len(rows.numbers)
+            weight = lay_out(rows, inputs=self.inputs, device=device) or rows.numbers.to(device)
+            self.quantised.append((outputs, weight, None if bias is None else bias.to(device)))
+        self.weight, self.bias = _parameter(self.weight.new_empty(0, device=device)), None
+        self._rows = {}
+
+    def _found(self, form: Callable[[Tensor], Rows]) -> list[tuple[Rows, Tensor | None]]:
+        """Rows and bias of each part, those of one form joined."""
         found: list[Rows] = []
         for name, part in zip(self.parts, torch.split(self.weight, list(self.parts.values())), strict=True):
-            rows = self._rows.get(name) or form(part)  # type: ignore[misc]
+            rows = self._rows.get(name) or form(part)
             if found and found[-1].alike(rows):
                 found[-1] = found[-1].joined(rows)
             else:
                 found.append(rows)
         counts = [len(rows.numbers) for rows in found]
-        fused = self.gate == "silu" and len(found) == 1  # the kernels know no other gate
         biases = [None] * len(found) if self.bias is None else list(torch.split(self.bias, counts))
-        self.use_packed(
-            [
-                pack(rows, inputs=inputs, bias=bias, gated=fused)
-                for rows, bias in zip(found, biases, strict=True)
-            ]
-        )
+        return list(zip(found, biases, strict=True))
 
     def use_packed(self, packed: list[PackedWeight]) -> None:
         """Multiply by `packed` from now on. The unpacked weights are dropped."""

@@ -81,6 +81,7 @@ def load_model(
     context_length: int | None = None,
     quantization: Quantization = "none",
     packed: bool = False,
+    quantised: bool = False,
     deterministic: bool = False,
 ) -> CausalLM:
     """The model in `files`, its weights converted to `dtype` on `device`.
@@ -92,6 +93,8 @@ def load_model(
     layout for their number format. The packed model is cached on disk. With `packed` and `deterministic` all
     matrices are packed, since the bits of torch's products depend on the number of rows.
 
+    With `quantised` instead, quantised matrices are laid out on `device` for the kernels of GPUs.
+
     Raises `InvalidRequest` or `UnsupportedField` for a checkpoint that cannot be run.
     """
     config = shortened(shape or read_shape(files.weights), context_length)
@@ -102,16 +105,31 @@ def load_model(
     form = packing(quantization, dtype, everything=packed and deterministic)
     if config.quantised is not None and quantization == "none":
         log.warning(
-            "This checkpoint is quantised (%s). Its weights are dequantised to %s. They stay packed "
-            "on the CPU with the cpu attention backend, unless dtype is float32 or quantization is none.",
+            "This checkpoint is quantised (%s). Its weights are dequantised to %s. They stay quantised "
+            "with the cpu and triton attention backends, unless dtype is float32 or quantization is none.",
             config.quantised.method,
             dtype,
         )
     if quantization == "none" and not (packed and form):
         return _filled(files.weights, config, dtype, device, quantised=False)
+    if quantised:
+        if config.experts is not None and quantization in ("int8", "int4"):
+            raise UnsupportedField(
+                f"quantization is {quantization!r}, and the triton attention backend has no kernel for "
+                "quantised experts.",
+                field="quantization",
+                remedy="Leave it out.",
+            )
+        model = _empty(config, dtype, "cpu")
+        model.lay_out_when_filled(form, device)
+        _fill(model, files.weights, quantised=quantization in ("gguf", "checkpoint"))
+        model.lay_out_head(form)
+        return model
     if str(device) != "cpu":
         raise UnsupportedField(
-            f"quantization is {quantization!r}, which there is for the CPU only.", field="quantization"
+            f"quantization is {quantization!r}, for which the torch attention backend has no kernels.",
+            field="quantization",
+            remedy="Leave attention_backend out.",
         )
 
     def full() -> Model:

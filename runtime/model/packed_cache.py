@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ramify import cache
 from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
@@ -95,8 +94,4 @@ def _read(model: Model, path: Path) -> None:
     for name, weights in saved["packed"].items():
         setters[name]([_weight(fields) for fields in weights])
     for name, tensor in saved["plain"].items():
-        owner, _, attribute = name.rpartition(".")
-        parameter = nn.Parameter(tensor, requires_grad=False)
-        setattr(model.get_submodule(owner), attribute, parameter)
-        if name == "embedding" and (model.config.tie_embeddings or not model.has_head):
-            model.head = parameter
+        model.put(name, tensor)

@@ -85,10 +85,6 @@ def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
 
     A checkpoint's matrices may be left alone or have other groups: loading refuses one that does not divide.
     """
-    import torch  # not above: inspect asks before torch is needed
-
-    if config.quantization == "auto" and config.device != "cpu" and torch.cuda.is_available():
-        return 1  # dequantised there
     quantization = resolve_quantization(
         config.quantization, weights, exact=config.dtype == "float32", quantised=shape.quantised
     )

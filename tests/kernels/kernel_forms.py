@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
+from ramify.kernels.packed import Rows
+from ramify.kernels.quantised import lay_out
 from ramify.kernels.routing import ClampedGate
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.stack import ExpertMatrices
@@ -22,6 +24,7 @@ from ramify.kernels.triton import (
     lora,
     matmul,
     norm,
+    quantised,
     rope,
     sampling,
 )
@@ -134,6 +137,21 @@ def product_cases() -> Iterator[Case]:
                 )
 
 
+def quantised_cases() -> Iterator[Case]:
+    """Groups as in GGUF files and AWQ; float8 with a factor for an output."""
+    stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+    kinds = ("int4", 32, True), ("int4", 128, False), ("int8", 16, False), ("fp8", 0, False)
+    for form, group, offsets in kinds:
+        numbers = torch.zeros(6144, 4096, dtype=torch.uint8).view(stored[form])
+        factors = torch.ones(6144, 4096 // group if group else 1)
+        rows = Rows(numbers, factors.half(), factors if offsets else None, group=group)
+        weight = lay_out(rows, inputs=4096, device="cpu")
+        x = torch.zeros(300, 4096, dtype=HALF)
+        for count in (300, 17, 1):
+            case = f"bf16 {form} in groups of {group or 'all'}"
+            yield case, lambda x=x[:count], weight=weight: quantised.quantised_matmul(x, weight)
+
+
 def expert_cases() -> Iterator[Case]:
     """Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
     for hidden, size, gpt_oss in ((2048, 768, False), (2880, 2880, True)):
@@ -184,6 +202,7 @@ def cases() -> Iterator[Case]:
     yield from row_cases()
     yield from delta_cases()
     yield from product_cases()
+    yield from quantised_cases()
     yield from expert_cases()
     yield from lora_cases()
     yield from sampling_cases()

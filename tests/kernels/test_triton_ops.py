@@ -22,7 +22,7 @@ from ramify.kernels.triton import (
 )
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import Compiled, compiling, usage
-from tests.kernels.kernel_forms import cases, line, measure, row_cases
+from tests.kernels.kernel_forms import cases, line, measure, quantised_cases, row_cases
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +74,21 @@ def test_products_take_the_tensor_cores(capability):
     for text in (launch.ptx for launch in launches[:2]):
         assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in text
         assert "st.local" not in text, "nothing is spilt"
+
+
+@pytest.mark.parametrize(("capability", "word"), [(90, "wgmma.mma_async"), (120, "mma.sync")])
+def test_products_with_quantised_weights_take_the_tensor_cores(capability, word):
+    """The tiles of many rows, which need most registers."""
+    chosen = [launch for case, launch in quantised_cases() if "int4 in groups of 128" in case][::3]
+    chosen += [launch for case, launch in quantised_cases() if "fp8" in case][::3]
+    with compiling(capability) as launches:
+        for launch in chosen:
+            launch()
+    assert [launch.name for launch in launches] == 2 * ["_quantised_product"]
+    for launch in launches:
+        assert usage(launch.kernel, capability).hot_spills == 0
+        assert word in launch.ptx
+        assert "cp.async" in launch.ptx
 
 
 def test_mixtures_of_experts_take_the_tensor_cores():

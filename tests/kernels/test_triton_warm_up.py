@@ -12,7 +12,9 @@ from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.quantization import packing
 from ramify.sampling_params import SamplingParams
 from tests.kernels.kernel_compiler import Compiled, compiling
 
@@ -76,9 +78,15 @@ def forms(launches: list[Compiled]) -> set[tuple[str, str]]:
     return {(launch.name, launch.key) for launch in launches}
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_nothing_is_compiled_after_the_warm_up(deterministic: bool) -> None:
+@pytest.mark.parametrize(("deterministic", "rounded"), [(False, False), (True, False), (False, True)])
+def test_nothing_is_compiled_after_the_warm_up(deterministic: bool, rounded: bool) -> None:
     model = dummy_model(config_from_hf(SHAPE), dtype=torch.bfloat16)
+    if rounded:
+        form = packing("int4", torch.bfloat16)
+        for module in model.modules():
+            if isinstance(module, Linear):
+                module.lay_out(form, "cpu")
+        model.lay_out_head(form)
     with compiling(90, noting=True) as launches:
         kernels = ops("triton", deterministic=deterministic)
         pool = KvPool(model.config, num_pages=300, page_size=PAGE, dtype=torch.bfloat16)
@@ -93,6 +101,7 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool) -> None:
     names = {name for name, _ in known}
     assert {"attend", "_merge", "_rope_store", "_copy", "_sample", "collect", "_finish", "_edit"} <= names
     assert deterministic == ("_product" in names)
+    assert rounded == ("_quantised_product" in names)
     assert all("'enable_fp_fusion': False" in key for _, key in known), "nothing is fused behind our back"
     assert forms(launches), "steps launch kernels"
     assert not forms(launches) - known, "a request would wait for these"

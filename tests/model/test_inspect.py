@@ -44,6 +44,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
 SIZES |= {"head_dim": 32, "vocab_size": 320, "num_hidden_layers": 2}
 """Multiples of a panel, so that nothing is padded."""
 CPU = Machine("cpu", "a CPU", 8 << 30, "bfloat16")
+CUDA = Machine("cuda", "a GPU", 8 << 30, "bfloat16")
 
 
 def files_of(path: Path) -> ModelFiles:
@@ -57,7 +58,9 @@ def look(path: Path, machine: Machine = CPU, **options: object) -> Inspection:
 def loaded_bytes(model: Model) -> int:
     packed = [weight for module in model.modules() if isinstance(module, Linear) for weight in module.packed]
     packed += [model.packed_head] if model.packed_head is not None else []
-    return sum(parameter.nbytes for parameter in set(model.parameters())) + sum(
+    laid = [part[1] for module in model.modules() if isinstance(module, Linear) for part in module.quantised]
+    laid += [model.quantised_head] if model.quantised_head is not None else []
+    return sum(each.nbytes for each in (*set(model.parameters()), *laid)) + sum(
         weight.panels.nbytes + weight.scales.nbytes for weight in packed
     )
 
@@ -72,22 +75,29 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("quantization", ["gguf", "int8", "none"])
-def test_weights_take_the_bytes_that_the_loaded_model_has(quantization: str, quantised: Path) -> None:
+@pytest.mark.parametrize("machine", [CPU, CUDA], ids=lambda machine: machine.device)
+def test_weights_take_the_bytes_that_the_loaded_model_has(
+    machine: Machine, quantization: str, quantised: Path
+) -> None:
     model = load_model(
         files_of(quantised),
         dtype=torch.bfloat16,
-        quantization=quantization,
-        packed=True,  # type: ignore[arg-type]
+        quantization=quantization,  # type: ignore[arg-type]
+        packed=machine is CPU,
+        quantised=machine is CUDA,
     )
     assert isinstance(model, Model)
-    found = look(quantised, quantization=quantization)
+    found = look(quantised, machine, quantization=quantization)
     assert found.weight_bytes == loaded_bytes(model)
     assert found.parameters == sum(
         parameter.numel()
         for parameter in build(Case("llama", "llama", SIZES | {"tie_word_embeddings": True})).parameters()
     )
     kept = {form.format: form.kept_as for form in found.formats}
+    wanted: tuple[str | None, ...]
     wanted = {"gguf": ("int4", "int8"), "int8": ("int8", "int8"), "none": ("bf16", "bf16")}[quantization]
+    if machine is CUDA and quantization == "none":
+        wanted = None, None
     assert (kept["Q4_1"], kept["Q8_0"], kept["F32"]) == (*wanted, None)
 
 

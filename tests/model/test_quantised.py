@@ -15,6 +15,7 @@ import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.packed import Rows, pack, unpack
+from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.registry import ops
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -95,12 +96,13 @@ SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
 LLAMA = Case("", "llama", {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4})
 
 
-def loaded(folder: Path, quantization: str) -> Model:
+def loaded(folder: Path, quantization: str, *, for_gpu: bool = False) -> Model:
     model = load_model(
         ModelFiles("tiny", folder, folder),
         dtype=torch.float32,
         quantization=quantization,  # type: ignore[arg-type]
-        packed=True,
+        packed=not for_gpu,
+        quantised=for_gpu,
     )
     linear = ops("cpu").linear
     assert linear is not None
@@ -111,22 +113,31 @@ def loaded(folder: Path, quantization: str) -> Model:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
-    """Packed and dequantised, as transformers computes with the formula's values. One is left alone."""
+    """Packed, laid out for a GPU and dequantised, as transformers computes with the formula's values. One is
+    left alone."""
     config, quantise, form = SCHEMES[name]
     reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
     ids = prompt()
     wanted = expected(reference, ids)
     deviation = wanted.std().item()
     packed, plain = loaded(tmp_path, "checkpoint"), loaded(tmp_path, "none")
+    for_gpu = loaded(tmp_path, "checkpoint", for_gpu=True)
     for layer in packed.layers:
         (attention,) = layer.qkv.packed
         assert attention.format == form
         assert (len(attention.order) > 0) == ("ordered" in name)
         assert all(weight.format == form for weight in layer.mlp.down.packed)
     assert not packed.layers[1].mlp.gate_up.packed, "float32 stays unpacked, and the gate beside it"
+    for layer in for_gpu.layers:
+        ((_, weight, _),) = layer.qkv.quantised
+        assert weight.form == form
+        assert (weight.order is not None) == ("ordered" in name)
+        assert not layer.qkv.weight.numel()
+    kinds = [type(weight) for _, weight, _ in for_gpu.layers[1].mlp.gate_up.quantised]
+    assert kinds == [QuantisedWeight, torch.Tensor], "the gate, and what was left alone beside it"
     down = reference.get_submodule("model.layers.0.mlp.down_proj")
     assert torch.equal(plain.layers[0].mlp.down.weight, down.weight)
-    for model in (packed, plain):
+    for model in (packed, for_gpu, plain):
         torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * deviation, rtol=0)
 
 

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from ramify.kernels.triton import attention, kv_store, norm, rope
+from ramify.kernels.triton import attention, kv_store, norm, quantised, rope
 from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.load import loader
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import read_config
 from tests.kernels.ops_cases import forms
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import write_tiny
@@ -44,6 +48,22 @@ def test_greedy_tokens_equal_those_of_the_torch_backend(folder, monkeypatch):
     assert all(launches), "every kernel was launched"
 
 
+def test_weights_of_four_bits_stay_so(folder, monkeypatch):
+    """Layers and head: the tokens are those of the same rounded weights in the torch backend."""
+    launches = forms(monkeypatch, quantised, "_quantised_product")
+    files, shape = ModelFiles("tiny", folder, folder), read_config(folder)
+    load = loader(EngineConfig(quantization="int4"), files, shape, 128)
+
+    def said(backend: str) -> list[Result]:
+        model = load(torch.float32, torch.device("cpu"), ops(backend))
+        local = LocalScheduler(model, attention_backend=backend, page_size=8, num_pages=8)
+        return local.complete([list(range(9)), [7, 8]], max_tokens=3, ignore_eos=True)
+
+    expected, found = said("torch"), said("triton")
+    assert [result.ids for result in found] == [result.ids for result in expected]
+    assert {form["FORM"] for form in launches} == {"int4"}
+
+
 def test_the_backend_has_everything():
     triton, torchs = ops("triton"), ops("torch")
     of_the_cpu = {
@@ -56,7 +76,7 @@ def test_the_backend_has_everything():
         "expert_block",
         "sample_tokens",
     }
-    of_the_gpu = {"planner", "matmul", "mixture", "deterministic"}
+    of_the_gpu = {"planner", "matmul", "quantised_matmul", "mixture", "deterministic"}
     for name in triton.__slots__:
         if name not in of_the_cpu | of_the_gpu:
             assert getattr(triton, name) is not None, name
