@@ -15,7 +15,6 @@ follow from that alone:
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
@@ -73,15 +72,13 @@ class _Pace:
 
     seconds: float = 0.0
     tokens: float = 0.0
-
-    @property
-    def value(self) -> float | None:
-        """None before the first answer."""
-        return self.seconds / self.tokens if self.tokens else None
+    value: float = 0.0
+    """0 before the first answer."""
 
     def learn(self, seconds: float, tokens: float) -> None:
         self.seconds = KEPT * self.seconds + seconds
         self.tokens = KEPT * self.tokens + tokens
+        self.value = self.seconds / self.tokens
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,8 +87,8 @@ class _Replica:
     prefill: bool = False
     draining: bool = False
     work: float = 0.0
-    promised: Counter[int] = dataclasses.field(default_factory=Counter)
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """What is still promised for requests that have ended."""
     reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     unanswered: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     """Those whose prompt is still to be computed, the oldest first."""
@@ -147,14 +144,16 @@ class Placement:
         """The replica for `work`, whose cost is reserved there; with `only` that one, with `force` also where
         it drains. Raises `NoReplica`.
 
-        Costs O(replicas * log pages + pages).
+        Costs O(replicas + log pages + pages that it computes).
         """
         home = self._homes.get(work.program) if work.program else None
         best: tuple[float, str, int] | None = None
+        held = self._index.pages(work.digests, promised=True)
+        nothing = MISS_WEIGHT * self._missing(work, 0)
         takers = self._taking(only, prefill=False, draining=force)
         for name, replica in takers or self._taking(only, prefill=True, draining=force):
-            pages = self._index.pages(name, work.digests, replica.promised)
-            left = replica.work + MISS_WEIGHT * self._missing(work, pages)
+            pages = held.get(name, 0)
+            left = replica.work + (MISS_WEIGHT * self._missing(work, pages) if pages else nothing)
             if home not in (None, name):
                 left += STAY
             cost = left * self._pace_of(replica, now)
@@ -172,8 +171,9 @@ class Placement:
         """The replica that computes prompts and is the first to have done with this one; None if there is
         none. Its cost is reserved there."""
         best: tuple[float, str, int] | None = None
+        held = self._index.pages(work.digests, promised=True)
         for name, replica in self._taking(None, prefill=True):
-            pages = self._index.pages(name, work.digests, replica.promised)
+            pages = held.get(name, 0)
             cost = (replica.work + self._missing(work, pages)) * self._pace_of(replica, now)
             if best is None or cost < best[0]:
                 best = (cost, name, pages)
@@ -210,7 +210,7 @@ class Placement:
         replica.work -= found.prompt + found.output
         replica.ended[rid] = found.promised
         while len(replica.ended) > KEPT_PROMISES:
-            self._break_promise(replica, replica.ended.pop(next(iter(replica.ended))))
+            self._index.break_promise(found.replica, replica.ended.pop(next(iter(replica.ended))))
 
     def program_ended(self, program: str) -> None:
         self._homes.pop(program, None)
@@ -223,12 +223,11 @@ class Placement:
 
     def held(self, replica: str, digests: Sequence[int]) -> int:
         """How many of the prompt's whole pages the replica holds now."""
-        return self._index.pages(replica, digests)
+        return self._index.pages(digests).get(replica, 0)
 
     def others(self, replica: str, digests: Sequence[int]) -> list[tuple[str, int]]:
         """The other replicas that hold some of the prompt's pages, each with the number of them."""
-        found = [(name, self.held(name, digests)) for name in self._replicas if name != replica]
-        return [(name, pages) for name, pages in found if pages]
+        return [(name, pages) for name, pages in self._index.pages(digests).items() if name != replica]
 
     def has(self, replica: str) -> bool:
         return replica in self._replicas
@@ -282,21 +281,14 @@ class Placement:
         prompt, output = self._missing(work, pages), work.output * OUTPUT_WEIGHT
         replica.work += prompt + output
         promised = work.digests[pages:]
-        replica.promised.update(promised)
+        self._index.promise(name, promised)
         reservation = _Reservation(work, name, now, replica.work - output, prompt, output, promised)
         replica.reserved[work.rid] = self._reservations[work.rid] = reservation
         replica.unanswered[work.rid] = reservation
 
-    def _break_promise(self, replica: _Replica, digests: Sequence[int]) -> None:
-        for digest in digests:
-            count = replica.promised[digest] - 1
-            if count:
-                replica.promised[digest] = count
-            else:
-                del replica.promised[digest]
-
     def _pace_of(self, replica: _Replica, now: float) -> float:
         """The replica's pace, or what its oldest unanswered request shows if that is slower."""
         pace = replica.pace.value or self._pace.value or 1.0
-        oldest = next(iter(replica.unanswered.values()), None)
-        return pace if oldest is None else max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))
+        for oldest in replica.unanswered.values():
+            return max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))
+        return pace

@@ -113,7 +113,7 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     assert fleet.mover is not None
 
     async def held_by(name: str) -> None:
-        while not fleet._placement._index._replicas[name].digests:
+        while not fleet._placement._index._trees[name].digests:
             await asyncio.sleep(0.01)
 
     def answer(name: str) -> rm.Completion:

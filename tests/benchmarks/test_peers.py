@@ -1,0 +1,45 @@
+"""The benchmark of peers: a driver answers what it is asked, and one that ends is told of."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import peers
+from tests.runtime.tiny import write_tiny
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "tiny")
+
+
+def test_a_driver_generates_what_it_is_asked_for(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = peers.Engine("ramify", sys.executable, tiny_folder, threads=1)
+    try:
+        assert engine.run([[3, 4, 5], [3, 4]], 6) > 0
+        assert engine.peak_gb() > 0.05
+        peers.print_table([engine], {("single", "ramify"): [10.0, 30.0, 20.0]})
+        assert "20.0 [10.0, 30.0]" in capsys.readouterr().out
+        with pytest.raises(SystemExit, match="ramify has ended: exit status 1"):
+            engine.run([[3, 4, 5]], 100_000)
+    finally:
+        engine.close()
+
+
+def test_a_warm_run_has_the_prefix_of_the_cold_one() -> None:
+    work = {each.name: each for each in peers.WORKLOADS}
+    prefix: list[int] = []
+    draw = random.Random(1)
+    cold = peers.prompts_of(work["cold"], draw, prefix)
+    warm = peers.prompts_of(work["warm"], draw, prefix)
+    assert {tuple(prompt[:1024]) for prompt in cold + warm} == {tuple(prefix)}
+    assert len({tuple(prompt[1024:]) for prompt in cold + warm}) == len(cold + warm)
+    assert peers.rate(work["batch"], 2.0) == 32 * 128 / 2
