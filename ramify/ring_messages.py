@@ -181,6 +181,7 @@ class ExportPrefix(Message, frozen=True, kw_only=True):
     scope: str
     """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
     path: str
+    """To an actor on a Ray cluster, and in `ImportPrefix`: the image's name (`ramify.ray.images`)."""
     skip: int = 0
     """Tokens at the beginning whose pages the reader has: they are left out."""
 

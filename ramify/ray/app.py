@@ -31,10 +31,11 @@ from ramify.ray.host import RingHost
 from ramify.ray.options import Deployment, read_options
 from ramify.ray.wire import NoSession
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.fleet.mover import EVACUATE_S
 from ramify.runtime.fleet.shares import whole
 
-CLOSE_S = 10.0
-"""Beyond drain_s: for the requests that have to go on elsewhere, and for the ring's processes to end."""
+CLOSE_S = EVACUATE_S + 10.0
+"""Beyond drain_s: for prefixes and requests to go elsewhere, and for the ring's processes to end."""
 SESSIONS = 1
 """Calls that run on each replica while it has no request: the frontend's session, which Serve counts."""
 POLL_S = 0.5
@@ -65,6 +66,26 @@ class Model:
     async def send(self, replica: str, session: str, number: int, message: bytes) -> bool:
         """See `RingHost.send`."""
         return replica == self._name and await self._host.send(session, number, message)
+
+    async def export(
+        self, replica: str, session: str, message: bytes
+    ) -> tuple[bytes, list[ray.ObjectRef]] | None:
+        """See `RingHost.export`. The image is an object in the store of this machine: none, or one in a list,
+        as Ray would replace a reference by the object."""
+        found = await self._host.export(session, message) if replica == self._name else None
+        if found is None:
+            return None
+        answer, image = found
+        return answer, [] if image is None else [await asyncio.to_thread(ray.put, image)]
+
+    async def import_(
+        self, replica: str, session: str, message: bytes, images: list[ray.ObjectRef]
+    ) -> bytes | None:
+        """See `RingHost.import_`."""
+        if replica != self._name:
+            return None
+        (image,) = images
+        return await self._host.import_(session, message, await image)
 
     async def check_health(self) -> None:
         self._host.check()
@@ -116,6 +137,8 @@ class HandleTransport:
         self._version = version
         self._open = handle.options(method_name="session", stream=True)
         self._send = handle.options(method_name="send")
+        self._export = handle.options(method_name="export")
+        self._import = handle.options(method_name="import_")
 
     async def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         items = self._open.remote(replica, session, self._version)
@@ -129,6 +152,21 @@ class HandleTransport:
         if not await self._send.remote(replica, session, number, message):
             raise NoSession(replica)
 
+    async def export(
+        self, replica: str, session: str, message: bytes
+    ) -> tuple[bytes, list[ray.ObjectRef] | None]:
+        found = await self._export.remote(replica, session, message)
+        if found is None:
+            raise NoSession(replica)
+        answer, images = found
+        return answer, images or None
+
+    async def import_(self, replica: str, session: str, message: bytes, image: list[ray.ObjectRef]) -> bytes:
+        answer: bytes | None = await self._import.remote(replica, session, message, image)
+        if answer is None:
+            raise NoSession(replica)
+        return answer
+
 
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The application with the options `args`: those of `ramify serve` and of `ClusterConfig`.
@@ -139,6 +177,18 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def application(deployment: Deployment) -> serve.Application:
+    """The frontend and the replicas."""
+    frontend = serve.deployment(Frontend, name="Frontend").options(
+        num_replicas=1,
+        **_stopping(deployment),
+        max_ongoing_requests=2 * deployment.server.most_requests,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return frontend.bind(deployment, replicas(deployment))
+
+
+def replicas(deployment: Deployment) -> serve.Application:
+    """The replicas alone."""
     server, cluster = deployment.server, deployment.cluster
     low, high = cluster.bounds
     scaling: dict[str, Any] = {"num_replicas": low}
@@ -150,13 +200,9 @@ def application(deployment: Deployment) -> serve.Application:
                 target_ongoing_requests=cluster.target(server) + SESSIONS,
             )
         }
-    stopping = {
-        "graceful_shutdown_timeout_s": server.drain_s + CLOSE_S,
-        "graceful_shutdown_wait_loop_s": POLL_S,
-    }
     model = serve.deployment(Model, name="Model").options(
         **scaling,
-        **stopping,
+        **_stopping(deployment),
         logging_config={"enable_access_log": False},  # it has a line for each message
         # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
         max_ongoing_requests=2 * server.most_requests,
@@ -165,13 +211,14 @@ def application(deployment: Deployment) -> serve.Application:
             request_router_class="ramify.ray.router.PlacedRequestRouter"
         ),
     )
-    frontend = serve.deployment(Frontend, name="Frontend").options(
-        num_replicas=1,
-        **stopping,
-        max_ongoing_requests=2 * server.most_requests,
-        ray_actor_options={"num_cpus": 0},
-    )
-    return frontend.bind(deployment, model.bind(deployment.replica()))
+    return model.bind(deployment.replica())
+
+
+def _stopping(deployment: Deployment) -> dict[str, float]:
+    return {
+        "graceful_shutdown_timeout_s": deployment.server.drain_s + CLOSE_S,
+        "graceful_shutdown_wait_loop_s": POLL_S,
+    }
 
 
 def refuse_several(frontends: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ramify.errors import EngineError, RamifyError, UnsupportedField, WorkerDied
+from ramify.ray.images import RemoteImages
 from ramify.ray.listed import ListedReplicas
 from ramify.ray.ring import RemoteRing
 from ramify.ray.wire import Transport
@@ -38,6 +39,8 @@ class ListedFleet(RingFleet):
     ) -> None:
         super().__init__(page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._transport = transport
+        self._images = RemoteImages()
+        self.move_pages(lambda: self._images)
         self._listed = listed
         self._drain_s = drain_s
         self._names: frozenset[str] = frozenset()
@@ -91,7 +94,7 @@ class ListedFleet(RingFleet):
 
     async def _enter(self, name: str) -> None:
         try:
-            await self.add(name, functools.partial(RemoteRing, name, self._transport))
+            await self.add(name, functools.partial(RemoteRing, name, self._transport, self._images))
         except RamifyError as error:
             if name in self._names:
                 log.error("replica %s cannot be used: %s", name, error)

@@ -14,10 +14,13 @@ import msgspec
 
 from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Generate
-from ramify.ray.wire import Goodbye, Hello, ToSession, decode_message, encode_item
+from ramify.ray.images import ReplicaImages
+from ramify.ray.wire import Goodbye, Hello, ToSession, decode_message, encode_answer, encode_item
 from ramify.ring_messages import (
     Abort,
+    ExportPrefix,
     Failed,
+    ImportPrefix,
     LoadLora,
     Reply,
     StepText,
@@ -118,6 +121,7 @@ class RingHost:
         """By request id: the session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}
         """By name. A frontend that starts anew loads what the one before it had."""
+        self._images = ReplicaImages(self._ring.send, config.page_size)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None
 
@@ -129,6 +133,7 @@ class RingHost:
 
     async def aclose(self) -> None:
         self._end_all("The replica has been stopped.")
+        await self._images.aclose()
         await self._ring.aclose()
 
     def check(self) -> None:
@@ -148,7 +153,13 @@ class RingHost:
         assert self._ring.info is not None
         self._end_silent()
         session = self._sessions[name] = Session(time.monotonic())
-        session.put(Hello(info=self._ring.info, max_prompt_tokens=self._ring.max_prompt_tokens))
+        session.put(
+            Hello(
+                info=self._ring.info,
+                max_prompt_tokens=self._ring.max_prompt_tokens,
+                page_bytes=self._ring.page_bytes,
+            )
+        )
         try:
             async for item in session.items():
                 yield item
@@ -175,6 +186,23 @@ class RingHost:
         if ended is not None:
             await ended
         return True
+
+    async def export(self, name: str, message: bytes) -> tuple[bytes, bytes | None] | None:
+        """The answer to an `ExportPrefix` of a session, and the image, if there is one. None where there is
+        no session. Raises `msgspec.ValidationError`."""
+        if name not in self._sessions:
+            return None
+        decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
+        answer, image = await self._images.export(decoded, self._ring.page_bytes)
+        return encode_answer(answer), image
+
+    async def import_(self, name: str, message: bytes, image: object) -> bytes | None:
+        """The answer to an `ImportPrefix` of a session; None where there is none. Raises
+        `msgspec.ValidationError`."""
+        if name not in self._sessions:
+            return None
+        decoded = msgspec.msgpack.decode(message, type=ImportPrefix)
+        return encode_answer(await self._images.import_(decoded, image))
 
     def _take(self, name: str, session: Session, message: ToTokenizer | Failed) -> None:
         rid = getattr(message, "rid", "")
@@ -233,6 +261,7 @@ class RingHost:
         sessions, self._sessions = self._sessions, {}
         for ours in (self._asked, self._loading, self._adapters):
             ours.clear()
+        self._images.ring_lost(reason)
         for session in sessions.values():
             session.end(reason)
 
@@ -245,6 +274,8 @@ class RingHost:
             for session in self._sessions.values():
                 session.put(message)
         elif isinstance(message, Reply | Texts | Failed):
+            if self._images.answered(message):
+                return
             loading = self._loading.pop(message.rid, None)
             if loading is not None and isinstance(message, Reply):
                 user, order = loading

@@ -26,7 +26,7 @@ ONE_SERVER = (
 )
 NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), ONE_SERVER) | {
     "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
-    "prefill_replicas": "Cached pages move between the replicas of one machine alone: use `ramify serve`.",
+    "prefill_replicas": "Replicas on a Ray cluster have no roles: use `ramify serve`.",
 }
 """Options that a deployment on a Ray cluster cannot have."""
 

@@ -9,11 +9,12 @@ import logging
 import secrets
 import time
 
-from ramify.errors import EngineClosed, WorkerDied
+from ramify.errors import EngineClosed, EngineError, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.ray.host import HEARTBEAT
-from ramify.ray.wire import Goodbye, Hello, Transport, decode_item, encode_message
-from ramify.ring_messages import GetStats, GetTree, ToTokenizer
+from ramify.ray.images import RemoteImages
+from ramify.ray.wire import Goodbye, Hello, Transport, decode_answer, decode_item, encode_message
+from ramify.ring_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
 from ramify.runtime.fleet.ring import RingEvents
 
 log = logging.getLogger("ramify")
@@ -26,12 +27,14 @@ RETRY_S = 0.5
 class RemoteRing:
     """The ring of one replica; a `FleetRing`. The callbacks run on the event loop of `start`.
 
-    When a session ends the ring has died, and comes back with the next session, until `aclose`.
+    When a session ends the ring has died, and comes back with the next session, until `aclose`. `images` are
+    those on their way between all rings of the fleet.
     """
 
-    def __init__(self, name: str, transport: Transport, events: RingEvents) -> None:
+    def __init__(self, name: str, transport: Transport, images: RemoteImages, events: RingEvents) -> None:
         self._name = name
         self._transport = transport
+        self._images = images
         self._events = events
         self._up = False
         self._session = ""
@@ -46,7 +49,7 @@ class RemoteRing:
         self._sending: set[asyncio.Task[None]] = set()
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
-        self.page_bytes = 0  # pages are not moved between machines
+        self.page_bytes = 0
 
     async def start(self) -> None:
         """Wait for the first session. Raises `EngineClosed` where the ring is closed before."""
@@ -88,8 +91,11 @@ class RemoteRing:
         encoded = encode_message(message)
         if not self._up:
             return
-        self._number += 1
-        sending = self._send(self._session, self._number, encoded)
+        if isinstance(message, ExportPrefix | ImportPrefix):
+            sending = self._transfer(self._session, message, encoded)
+        else:
+            self._number += 1
+            sending = self._send(self._session, self._number, encoded)
         task = asyncio.create_task(sending, context=self._context.copy())
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -102,6 +108,24 @@ class RemoteRing:
             if session == self._session and self._listening is not None:
                 log.debug("replica %s: %s", self._name, error)
                 self._listening.cancel()
+
+    async def _transfer(self, session: str, message: ExportPrefix | ImportPrefix, encoded: bytes) -> None:
+        """Export or import an image. It has no number: requests that need it are sent when it has come."""
+        name = message.path
+        answer: Reply | Failed
+        try:
+            if isinstance(message, ExportPrefix):
+                found, image = await self._transport.export(self._name, session, encoded)
+                self._images.put(name, image)
+            else:
+                image = self._images.get(name)
+                found = await self._transport.import_(self._name, session, encoded, image)
+            answer = decode_answer(found)
+        except Exception as error:  # the image is lost; where the replica is lost too, the session tells
+            answer = Failed(rid=message.rid, error=EngineError(_reason(error)).to_info())
+        if session == self._session and self._up:
+            self._last_message = time.monotonic()
+            self._events.receive(answer)
 
     async def _beat(self) -> None:
         while True:
@@ -151,6 +175,7 @@ class RemoteRing:
 
     def _begin(self, hello: Hello) -> None:
         self.info, self.max_prompt_tokens = hello.info, hello.max_prompt_tokens
+        self.page_bytes = hello.page_bytes
         self._up = True
         assert self._started is not None
         if self._started.done():

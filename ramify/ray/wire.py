@@ -2,6 +2,7 @@
 
     frontend ──▶ replica    one call for each message, numbered from 1 within a session
     replica ──▶ frontend    one stream for each session; an item is a list of messages
+    both ways               a call for each image of cached pages, with its answer (`ramify.ray.images`)
 
 A session is one life of a ring as one frontend sees it: it begins with `Hello`, and its stream ends when the
 ring dies. Ray's own pickling sees texts, numbers and bytes alone.
@@ -10,12 +11,12 @@ ring dies. Ray's own pickling sees texts, numbers and bytes alone.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from ramify.messages import Message, ModelInfo
-from ramify.ring_messages import ToFrontend, ToTokenizer
+from ramify.ring_messages import Failed, Reply, ToFrontend, ToTokenizer
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -23,6 +24,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
     info: ModelInfo
     max_prompt_tokens: int
+    page_bytes: int
+    """Of a KV page; 0 where pages are not transferred."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -35,6 +38,7 @@ ToSession = ToFrontend | Hello | Goodbye
 
 _encoder = msgspec.msgpack.Encoder()
 _items: msgspec.msgpack.Decoder[list[ToSession]] = msgspec.msgpack.Decoder(list[ToSession])
+_answers: msgspec.msgpack.Decoder[Reply | Failed] = msgspec.msgpack.Decoder(Reply | Failed)
 _messages: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)
 
 
@@ -57,6 +61,14 @@ def decode_message(message: bytes) -> ToTokenizer:
     return _messages.decode(message)
 
 
+def encode_answer(answer: Reply | Failed) -> bytes:
+    return _encoder.encode(answer)
+
+
+def decode_answer(answer: bytes) -> Reply | Failed:
+    return _answers.decode(answer)
+
+
 class NoSession(Exception):
     """The replica does not have this session (any more)."""
 
@@ -71,3 +83,11 @@ class Transport(Protocol):
         """Returns when the replica has the message; for a `Generate` when the request has ended.
 
         Raises `NoSession`, and what became of the replica."""
+
+    async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
+        """The answer to an `ExportPrefix`, and what `import_` takes as its image: None where there is none.
+
+        Raises `NoSession`, and what became of the replica."""
+
+    async def import_(self, replica: str, session: str, message: bytes, image: Any) -> bytes:
+        """The answer to an `ImportPrefix`. Raises `NoSession`, and what became of the replica or image."""

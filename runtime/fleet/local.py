@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from ramify.errors import EngineError, UnsupportedField, WorkerDied
 from ramify.ring_messages import ToFrontend
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.ring import RingEvents
 from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.fleet.shares import Share, share_of, shares
 from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.kv_transfer.files import ImageFolder
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 
@@ -37,14 +37,8 @@ class LocalFleet(RingFleet):
     ) -> None:
         super().__init__(config.page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._config = config
-        self.mover = Mover(
-            self._placement,
-            config.page_size,
-            send=lambda name, message: self._replicas[name].ring.send(message),
-            page_bytes=lambda: min((ring.page_bytes for ring in self._rings.values()), default=0),
-        )
+        self.move_pages(ImageFolder)
         self.prefill = frozenset(map(str, range(config.prefill_replicas)))
-        self.before_leaving = self.mover.evacuate
         for index, share in enumerate(shares(config)):
             self.hold(str(index), functools.partial(self._make, share, workers if index == 0 else None))
 

@@ -1,6 +1,8 @@
-"""Moves cached pages between the replicas of this machine, and lets requests wait for them.
+"""Moves cached pages between replicas, and lets requests wait for them.
 
-    a request for replica 1    ExportPrefix → replica 0 ─ file ─ ImportPrefix → replica 1    the request
+    a request for replica 1    ExportPrefix → replica 0 ─ image ─ ImportPrefix → replica 1    the request
+
+The image is a file in shared memory on one machine, and an object of Ray's store on a cluster (`ImageStore`).
 
 A request waits as it waits for its grammar: others go on. When the time that computing takes has passed, when
 a replica refuses or dies, it is sent without the pages, and computes.
@@ -15,12 +17,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from ramify.errors import InvalidRequest
 from ramify.messages import Generate
 from ramify.radix.observe.digest import Digests
 from ramify.ring_messages import (
@@ -36,7 +38,8 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.fleet.moves import LEAST_LIMIT_S, LEAST_TOKENS, Move, MovePace, Need, choose
 from ramify.runtime.fleet.placement import Placement, Work
-from ramify.runtime.kv_transfer.files import ImageFolder, remove
+from ramify.runtime.kv_transfer.files import ImageFolder
+from ramify.runtime.kv_transfer.store import ImageStore
 from ramify.sampling_params import SamplingParams
 
 log = logging.getLogger("ramify")
@@ -50,6 +53,9 @@ EVACUATE_S = 10.0
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = "prefixes"
 """The id of the question for them."""
+MOST_REFUSALS = 3
+"""Images in a row that a replica refuses of another one before nothing is moved between the two any more: on
+machines with other processors the same model has other keys and values."""
 
 
 class Timer(Protocol):
@@ -65,7 +71,8 @@ class _InProgress:
     target: str
     end: int
     """The digest of the last page."""
-    path: Path
+    image: str
+    """Its name in the store."""
     began: float
     waiting: list[tuple[str, Callable[[], None]]]
     """Requests, and what sends each."""
@@ -80,6 +87,7 @@ class Mover:
 
     send : sends a message to a replica that is up
     page_bytes : of one page, 0 where replicas do not transfer pages
+    make_store : where the images lie; called with the first move
     later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
     """
 
@@ -90,6 +98,7 @@ class Mover:
         *,
         send: Callable[[str, ToTokenizer], None],
         page_bytes: Callable[[], int],
+        make_store: Callable[[], ImageStore] = ImageFolder,
         clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
     ) -> None:
@@ -101,7 +110,10 @@ class Mover:
         self._later = later
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
-        self._folder: ImageFolder | None = None
+        self._make_store = make_store
+        self._store: ImageStore | None = None
+        self._refusals: dict[tuple[str, str], int] = {}
+        """By source and target: images that were refused, one after the other."""
         self._digests = Digests()
         self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
         """By replica: what `evacuate` waits for."""
@@ -134,7 +146,12 @@ class Mover:
             joined.waiting.append((work.rid, then))
             return True
         need = Need(held, max(held, expected), self._placement.pace(target, now))
-        move = choose(need, self._placement.others(target, work.digests), self._pace, size, page_bytes)
+        sources = [
+            (name, pages)
+            for name, pages in self._placement.others(target, work.digests)
+            if self._takes(target, name)
+        ]
+        move = choose(need, sources, self._pace, size, page_bytes)
         if move is None:
             return self._prefill(target, work, request, ids, scope, need, then)
         if not self._has_room(move):
@@ -226,7 +243,7 @@ class Mover:
 
     async def _take_over(self, name: str, target: str, prefix: HeldPrefix, left_s: float) -> None:
         """Move one prefix from `name` to `target`, if that pays."""
-        if not self._placement.has(target):
+        if not self._placement.has(target) or not self._takes(target, name):
             return
         size, page_bytes = self._page_size, self._page_bytes()
         digests = self._digests.page_ends(np.array(prefix.ids, np.int32), prefix.scope, size)
@@ -241,10 +258,10 @@ class Mover:
         await done.wait()
 
     def _has_room(self, move: Move) -> bool:
-        """There is a folder for the image, with twice the room that it takes."""
+        """There is a store for the image, with room for it."""
         try:
-            self._folder = self._folder or ImageFolder()
-            return self._folder.room() >= 2 * (move.end - move.first) * self._page_bytes()
+            self._store = self._store or self._make_store()
+            return self._store.has_room((move.end - move.first) * self._page_bytes())
         except OSError as error:
             log.warning("cached pages are not moved: %s", error)
             return False
@@ -261,9 +278,9 @@ class Mover:
         prompt: Generate | None = None,
     ) -> None:
         """`prompt`: computed by the source first."""
-        assert self._folder is not None
+        assert self._store is not None
         rid = rid or self._new_rid()
-        found = _InProgress(move, target, end, self._folder.new(), self._clock(), [waiting])
+        found = _InProgress(move, target, end, self._store.new(), self._clock(), [waiting])
         self._moves[rid] = found
         later = self._later or asyncio.get_running_loop().call_later
         found.timer = later(move.limit_s, lambda: self._release(found, 0))
@@ -272,7 +289,7 @@ class Mover:
             rid=rid,
             ids=tuple(ids[: move.end * size]),
             scope=scope,
-            path=str(found.path),
+            path=found.image,
             skip=move.first * size,
         )
         found.export = None if prompt is None else message
@@ -292,6 +309,7 @@ class Mover:
             return False
         done = answer.transferred if isinstance(answer, Reply) else None
         if found.importing:
+            self._count_refusal(found, answer)
             if done is not None:
                 self._pace.learn(self._clock() - found.began, done.bytes)
             self._end(answer.rid, 0 if done is None else found.move.gained)
@@ -299,25 +317,40 @@ class Mover:
             self._end(answer.rid, 0)  # nobody waits for it any more, or there is nothing to import
         else:
             found.importing = True
-            self._send(found.target, ImportPrefix(rid=answer.rid, path=str(found.path)))
+            self._send(found.target, ImportPrefix(rid=answer.rid, path=found.image))
         return True
+
+    def _takes(self, target: str, source: str) -> bool:
+        """`target` has not refused the last images of `source`."""
+        return self._refusals.get((source, target), 0) < MOST_REFUSALS
+
+    def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
+        pair = found.move.source, found.target
+        if not isinstance(answer, Failed):
+            self._refusals.pop(pair, None)
+        elif answer.error.code == InvalidRequest.code:
+            self._refusals[pair] = self._refusals.get(pair, 0) + 1
+            if not self._takes(found.target, found.move.source):
+                message = answer.error.message
+                log.warning("cached pages are not moved from %s to %s any more: %s", *pair, message)
 
     def left(self, name: str) -> None:
         """A replica takes no messages any more."""
         self._tell(name, ())
+        self._refusals = {pair: count for pair, count in self._refusals.items() if name not in pair}
         for rid, found in list(self._moves.items()):
             if name in (found.target, found.move.source):
                 self._end(rid, 0)
 
     def close(self) -> None:
-        """Forget all moves and remove their files."""
+        """Forget all moves and remove their images."""
         for found in self._moves.values():
             if found.timer is not None:
                 found.timer.cancel()
         self._moves.clear()
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _tell(self, name: str, prefixes: Sequence[HeldPrefix]) -> None:
         asked = self._asked.pop(name, None)
@@ -335,7 +368,8 @@ class Mover:
     def _end(self, rid: str, gained: int) -> None:
         found = self._moves.pop(rid)
         self._placement.ended(rid)
-        remove(found.path)
+        if self._store is not None:
+            self._store.remove(found.image)
         self._release(found, gained)
 
     def _release(self, found: _InProgress, gained: int) -> None:

@@ -47,6 +47,7 @@ from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.questions import Answer, Questions
 from ramify.runtime.fleet.ring import FleetRing, MakeRing, Replica, RingEvents
+from ramify.runtime.kv_transfer.store import ImageStore
 from ramify.runtime.model.lora.names import tree_scope
 
 log = logging.getLogger("ramify")
@@ -121,7 +122,7 @@ class RingFleet:
         self.prefill: frozenset[str] = frozenset()
         """The replicas that compute prompts for the others."""
         self.mover: Mover | None = None
-        """Moves pages between the rings, where they are on one machine."""
+        """Moves pages between the rings: see `move_pages`."""
         self._pins: dict[str, str] = {}
         """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
         self._alone: set[str] = set()
@@ -138,6 +139,17 @@ class RingFleet:
         self.info: ModelInfo | None = None
 
     # --- replicas come and go ---------------------------------------------------------------------
+
+    def move_pages(self, make_store: Callable[[], ImageStore]) -> None:
+        """Move cached pages between the rings from now on, and off those that drain."""
+        self.mover = Mover(
+            self._placement,
+            self._page_size,
+            send=lambda name, message: self._replicas[name].ring.send(message),
+            page_bytes=lambda: min((self._replicas[name].ring.page_bytes for name in self._up), default=0),
+            make_store=make_store,
+        )
+        self.before_leaving = self.mover.evacuate
 
     @property
     def replicas(self) -> Mapping[str, Replica]:

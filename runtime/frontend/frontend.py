@@ -359,12 +359,19 @@ class Frontend:
         """
         self._check_one_replica()
         revision = self._loras.revision(lora) if lora else None
-        return await self._images.export(ids, tree_scope(scope, revision), skip)
+        try:
+            work = self._images.export(ids, tree_scope(scope, revision), skip)
+            return (await self._tasks.finish(work))[1]
+        except RamifyError:
+            return None
 
     async def import_prefix(self, image: bytes) -> int:
-        """Take an image into the prefix cache: see `Images.import_`."""
+        """Take an image into the prefix cache. Returns the tokens of its prefix that are cached then.
+
+        Raises what `Images.import_` raises.
+        """
         self._check_one_replica()
-        return await self._images.import_(image)
+        return (await self._tasks.finish(self._images.import_(image))).tokens
 
     def _check_one_replica(self) -> None:
         if self._config.replicas != 1:

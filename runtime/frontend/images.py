@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from ramify.errors import RamifyError
-from ramify.ring_messages import ExportPrefix, ImportPrefix, Reply, Texts
+from ramify.errors import Overloaded
+from ramify.ring_messages import ExportPrefix, ImportPrefix, Reply, Texts, Transferred
 from ramify.runtime.kv_transfer.files import ImageFolder, NewFile, remove
 
 Post = Callable[[ExportPrefix | ImportPrefix], Awaitable[Reply | Texts]]
@@ -20,44 +20,57 @@ class Images:
         self._new_rid = new_rid
         self._folder: ImageFolder | None = None
 
-    async def export(self, ids: Sequence[int], scope: str, skip: int) -> bytes | None:
+    async def export(
+        self, ids: Sequence[int], scope: str, skip: int, *, room: int = 0
+    ) -> tuple[Transferred, bytes]:
         """The image of the whole pages of `ids` that the tree's `scope` holds, without the first `skip`
-        tokens; None where it holds no more."""
-        path = self._new_path()
+        tokens.
+
+        room : bytes that have to be free where it lies before it is read
+
+        Raises `Overloaded` where they are not, and `RamifyError` where the tree holds no more, or pages are
+        not transferred.
+        """
+        path = self._new_path(room)
         message = ExportPrefix(rid=self._new_rid(), ids=tuple(ids), scope=scope, path=path, skip=skip)
         try:
-            await self._post(message)
-            return await asyncio.to_thread(_read, path)
-        except RamifyError:
-            return None
+            reply = await self._post(message)
+            image = await asyncio.to_thread(_read, path)
         finally:
             remove(path)
+        return _transferred(reply), image
 
-    async def import_(self, image: bytes) -> int:
-        """Take the pages of `image` into the prefix tree. Returns the tokens of its prefix that the tree has
+    async def import_(self, image: bytes) -> Transferred:
+        """Take the pages of `image` into the prefix tree. `tokens` are those of its prefix that the tree has
         then.
 
         Raises `InvalidRequest` for an image that does not fit this engine or is damaged, and `Overloaded`
-        where no page is free for it; nothing has changed then.
+        where there is no room for it; nothing has changed then.
         """
-        path = self._new_path()
+        path = self._new_path(len(image))
         try:
             await asyncio.to_thread(_write, path, image)
             reply = await self._post(ImportPrefix(rid=self._new_rid(), path=path))
         finally:
             remove(path)
-        assert isinstance(reply, Reply)
-        assert reply.transferred is not None
-        return reply.transferred.tokens
+        return _transferred(reply)
 
     def close(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
 
-    def _new_path(self) -> str:
+    def _new_path(self, room: int) -> str:
         self._folder = self._folder or ImageFolder()
-        return str(self._folder.new())
+        if self._folder.room() < room:
+            raise Overloaded(f"There is no room for an image: {room >> 20} MB in {self._folder.path}.")
+        return self._folder.new()
+
+
+def _transferred(reply: Reply | Texts) -> Transferred:
+    assert isinstance(reply, Reply)
+    assert reply.transferred is not None
+    return reply.transferred
 
 
 def _read(path: str) -> bytes:

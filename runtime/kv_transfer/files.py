@@ -40,14 +40,21 @@ class ImageFolder:
         self.path = made.with_name(made.name[1:])
         made.rename(self.path)
 
-    def new(self) -> Path:
-        """A name for one image."""
-        return self.path / secrets.token_hex(8)
+    def new(self) -> str:
+        """A path for one image."""
+        return str(self.path / secrets.token_hex(8))
 
     def room(self) -> int:
         """Bytes that are free here."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
+
+    def has_room(self, size: int) -> bool:
+        """There is twice the room that an image of `size` bytes takes."""
+        return self.room() >= 2 * size
+
+    def remove(self, image: str) -> None:
+        remove(image)
 
     def close(self) -> None:
         """Remove all images and the folder. May be called twice."""

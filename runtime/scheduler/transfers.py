@@ -190,7 +190,8 @@ class Transfers:
             size, header = self.pages.page_size, image.header
             held = self._whole_pages(image.ids, header.scope)
             if held < header.first_page:
-                raise BadImage(f"it begins with page {header.first_page}; the tree holds {held} pages")
+                first = header.first_page
+                raise NotFound(f"The image begins with page {first}; the tree holds {held} pages.")
             lock = self._lock(image.ids[: held * size], header.scope)
             try:
                 pages = self._take(header.tokens // size - held)

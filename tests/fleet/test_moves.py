@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramify.errors import UnsupportedField, WorkerDied
+from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.ring_messages import (
     Abort,
@@ -96,7 +96,7 @@ class Moving(Fleet):
         moves = self.fleet.mover
         assert moves is not None
         moves._later = self.timers
-        moves._folder = ImageFolder(folder)
+        moves._store = ImageFolder(folder)
         for ring in self.rings:
             ring.page_bytes = PAGE_BYTES
         ends = self.fleet._digests.page_ends(rings.np.array(held, rings.np.int32), "", 16)
@@ -105,8 +105,8 @@ class Moving(Fleet):
     def files(self) -> list[Path]:
         moves = self.fleet.mover
         assert moves is not None
-        assert moves._folder is not None
-        return list(moves._folder.path.iterdir())
+        assert isinstance(moves._store, ImageFolder)
+        return list(moves._store.path.iterdir())
 
     def exporting(self) -> ExportPrefix:
         (message,) = self.rings[0].take(ExportPrefix)
@@ -186,6 +186,39 @@ def test_after_a_refusal_the_request_computes(moving: Moving, when: str) -> None
     assert moving.fleet._placement.work_of("1") == work
     assert not moving.files()
     assert not moving.got
+
+
+def test_a_replica_that_refuses_three_images_is_sent_no_more(moving: Moving) -> None:
+    wrong = InvalidRequest("The image cannot be used: it is of another model.")
+    prompts = {
+        rid: tuple(range(start, start + 320))
+        for start, rid in zip(range(0, 2880, 320), "abcdefghi", strict=True)
+    }
+    for number, ids in enumerate(prompts.values()):
+        ends = moving.fleet._digests.page_ends(rings.np.array(ids, rings.np.int32), "", 16)
+        moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+
+    def send(rid: str) -> list[Any]:
+        moving.send(Generate(rid=rid, prompt=(prompts[rid],)))
+        return moving.rings[0].take(ExportPrefix)
+
+    def refuse(rid: str, error: RamifyError) -> None:
+        (message,) = send(rid)
+        moving.exported(message)
+        moving.rings[1].receive(Failed(rid=message.rid, error=error.to_info()))
+
+    for rid in "ab":
+        refuse(rid, wrong)
+    (message,) = send("c")
+    moving.exported(message)
+    moving.imported(message)
+    for rid, error in (("d", wrong), ("e", Overloaded("no room")), ("f", wrong), ("g", wrong)):
+        refuse(rid, error)
+    assert send("h") == []
+    assert moving.sent() == list("abcdefgh")
+    moving.kill(1)
+    moving.rings[1].came_back()
+    assert send("i"), "it may be another one now"
 
 
 def test_after_its_time_limit_the_request_computes(moving: Moving) -> None:

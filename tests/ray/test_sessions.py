@@ -16,12 +16,14 @@ from ramify.messages import Finish, Generate, ModelInfo, TextChunk
 from ramify.ray import host, listed
 from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import RingHost
+from ramify.ray.images import RemoteImages
 from ramify.ray.ring import RemoteRing
 from ramify.ray.wire import NoSession, decode_item, encode_message
 from ramify.ring_messages import (
     Abort,
     EndProgram,
     Failed,
+    GetPrefixes,
     GetStats,
     GetTree,
     LoadLora,
@@ -46,6 +48,9 @@ INFO = ModelInfo(
 )
 
 
+PAGE_BYTES = 16 * 22_500
+
+
 class FakeRing:
     """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
 
@@ -59,6 +64,7 @@ class FakeRing:
         self.heartbeat_age_s = 0.0
         self.info = INFO
         self.max_prompt_tokens = 98
+        self.page_bytes = PAGE_BYTES
 
     async def start(self) -> None:
         pass
@@ -68,6 +74,8 @@ class FakeRing:
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
+        if isinstance(message, GetPrefixes):
+            self.receive(Reply(rid=message.rid))
 
     def say(self, rid: str, text: str, *, last: bool = False) -> None:
         finish = Finish(reason="length") if last else None
@@ -119,6 +127,18 @@ class Calls:
             raise ConnectionError("lost")
         if self.killed[replica].is_set() or not await self.hosts[replica].send(session, number, message):
             raise NoSession
+
+    async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
+        found = await self.hosts[replica].export(session, message)
+        if self.killed[replica].is_set() or found is None:
+            raise NoSession
+        return found
+
+    async def import_(self, replica: str, session: str, message: bytes, image: Any) -> bytes:
+        found = await self.hosts[replica].import_(session, message, image)
+        if self.killed[replica].is_set() or found is None:
+            raise NoSession
+        return found
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -277,7 +297,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_ring_that_restarts_begins_a_new_session() -> None:
     calls, events = Calls(), Events()
     ring = await calls.add("a")
-    remote = RemoteRing("a", calls, events.events)
+    remote = RemoteRing("a", calls, RemoteImages(), events.events)
     await remote.start()
     assert remote.info == INFO
     await until(lambda: ring.sent == [GetTree()])
@@ -302,7 +322,7 @@ async def test_a_ring_that_restarts_begins_a_new_session() -> None:
 async def test_a_lost_call_ends_the_session() -> None:
     calls, events = Calls(), Events()
     ring = await calls.add("a")
-    remote = RemoteRing("a", calls, events.events)
+    remote = RemoteRing("a", calls, RemoteImages(), events.events)
     await remote.start()
     remote.send(Generate(rid="1"))
     await until(lambda: ring.rids() == ["1"])
@@ -325,7 +345,7 @@ async def test_messages_about_a_request_are_no_part_of_it() -> None:
 
     calls = Watched()
     await calls.add("a")
-    remote = RemoteRing("a", calls, Events().events)
+    remote = RemoteRing("a", calls, RemoteImages(), Events().events)
     await remote.start()
     request.set("some client's")
     remote.send(Abort(rid="1"))

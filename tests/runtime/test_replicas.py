@@ -25,6 +25,7 @@ from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.kv_transfer.files import ImageFolder
 from ramify.runtime.server.app import create_app
 from ramify.sampling_params import SamplingParams
 
@@ -138,8 +139,8 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     wait(fleet.drain("0", 60))
     left = answer("1")
     assert (left.usage.cached_tokens, left.text) == (299, computed.text), "its output has come along"
-    assert fleet.mover._folder is not None
-    assert not list(fleet.mover._folder.path.iterdir())
+    assert isinstance(fleet.mover._store, ImageFolder)
+    assert not list(fleet.mover._store.path.iterdir())
     assert wait(fleet.add_one()) == "0"
 
 

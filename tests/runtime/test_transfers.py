@@ -386,7 +386,7 @@ def test_random_moves_between_two_trees_change_no_output(make: Any, tmp_path: Pa
 def test_a_folder_of_the_dead_is_removed_and_one_of_the_living_stays(tmp_path: Path) -> None:
     first = ImageFolder(tmp_path)
     assert first.path.stat().st_mode & 0o777 == 0o700
-    first.new().write_bytes(b"x")
+    Path(first.new()).write_bytes(b"x")
     second = ImageFolder(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     os.close(first._lock)  # as the kernel does at a death
