@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{'16 B':>6}{'8 B':>6}{'less':>6}"
         )
         found[capability] = []
-        for row in measure(capability, args.only, cases()):
+        for row in measure(capability, args.only, cases(capability)):
             found[capability].append(row)
             faults += "fault" in row
             print(line(row), flush=True)

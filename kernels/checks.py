@@ -215,6 +215,16 @@ def check_quantised(
     return _checked_out(out, (len(x), weight.outputs), x, (x.dtype,), add=add)
 
 
+def check_float8(
+    x: Tensor, weight: QuantisedWeight, bias: Tensor | None, out: Tensor | None, add: bool
+) -> Tensor:
+    if weight.form != "fp8" or weight.block % 32 or weight.order is not None:
+        raise ValueError(
+            f"weight is {weight.form} in blocks of {weight.block}; it must be fp8 in 32 or more."
+        )
+    return check_quantised(x, weight, bias, out, add)
+
+
 def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
     if x.dim() != 2 or residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
         raise ValueError(

@@ -83,6 +83,7 @@ class Rows:
         or in one
     order : (inputs,), for groups of inputs that do not lie side by side: column i of `numbers` is for input
         order[i]. None for the inputs' own order.
+    float8_activations : float8 numbers that were made to be multiplied by activations rounded to float8
     """
 
     numbers: Tensor
@@ -91,6 +92,7 @@ class Rows:
     table: Tensor | None = None
     group: int = 0
     order: Tensor | None = None
+    float8_activations: bool = False
 
     def __post_init__(self) -> None:
         if self.factors is None or self.group:
@@ -121,7 +123,7 @@ class Rows:
         def kind(rows: Rows) -> tuple[object, ...]:
             dtype = None if rows.factors is None else rows.factors.dtype
             fixed = [None if part is None else part.tolist() for part in (rows.table, rows.order)]
-            return rows.format, rows.group, dtype, rows.offsets is None, fixed
+            return rows.format, rows.group, dtype, rows.offsets is None, rows.float8_activations, fixed
 
         return kind(self) == kind(other)
 

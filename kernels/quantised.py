@@ -36,6 +36,7 @@ class QuantisedWeight:
     group : inputs of a group, a multiple of `bytes`
     shift : added to a code of int4 or int8
     order : (inputs,) int32, the input of each column, where that is not the inputs' own order
+    float8_activations : float8 numbers that were made to be multiplied by float8 activations
     """
 
     form: Literal["int4", "int8", "fp8"]
@@ -46,6 +47,7 @@ class QuantisedWeight:
     offsets: Tensor | None = None
     shift: int = 0
     order: Tensor | None = None
+    float8_activations: bool = False
 
     @property
     def outputs(self) -> int:
@@ -59,6 +61,11 @@ class QuantisedWeight:
     def padded(self) -> int:
         """Inputs with those that fill the last block."""
         return self.numbers.shape[0] * self.block
+
+    @property
+    def activation_group(self) -> int:
+        """Inputs of a row that share a factor where activations are rounded to float8; 0: all."""
+        return 0 if self.group == self.padded else self.block
 
     @property
     def nbytes(self) -> int:
@@ -128,4 +135,11 @@ def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> Quantised
         of_groups(rows.offsets),
         shift,
         None if order is None else order.int().to(device),
+        rows.float8_activations,
     )
+
+
+def multiplies_float8(weight: QuantisedWeight) -> bool:
+    """Whether `float8_matmul` can take it, and its checkpoint's activations are float8. Instructions for
+    float8 multiply 32 inputs at once."""
+    return weight.float8_activations and weight.form == "fp8" and weight.block % 32 == 0

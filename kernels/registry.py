@@ -301,12 +301,17 @@ class Ops:
 
 
 def ops(
-    backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = False, int8: bool = False
+    backend: Literal["cpu", "torch", "triton"],
+    *,
+    deterministic: bool = False,
+    int8: bool = False,
+    float8: bool = False,
 ) -> Ops:
     """The operations of `backend`.
 
     deterministic : choose kernels whose bits do not depend on the batch
     int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights
+    float8 : the triton backend may round activations to float8 before float8 weights whose checkpoint says so
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
         them, later ones 0.3 s to load them; no other call compiles.
@@ -371,7 +376,7 @@ def ops(
             )
         return _torch_ops()
     if backend == "triton":
-        return _triton_ops(deterministic)
+        return _triton_ops(deterministic, float8)
     raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch' or 'triton'.")
 
 
@@ -409,7 +414,7 @@ def _torch_ops() -> Ops:
     )
 
 
-def _triton_ops(deterministic: bool) -> Ops:
+def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
     try:
         from ramify.kernels.triton.interpret import INTERPRETED
     except ImportError as error:
@@ -424,6 +429,7 @@ def _triton_ops(deterministic: bool) -> Ops:
         activation,
         attention,
         experts,
+        float8,
         gated_delta,
         kv_store,
         logits,
@@ -454,7 +460,9 @@ def _triton_ops(deterministic: bool) -> Ops:
         ),
         planner=planner.Planner,
         matmul=matmul.matmul if deterministic else None,
-        quantised_matmul=functools.partial(quantised.quantised_matmul, by_row=deterministic),
+        quantised_matmul=functools.partial(
+            float8.rounding_matmul if rounds else quantised.quantised_matmul, by_row=deterministic
+        ),
         mixture=functools.partial(experts.mixture, by_row=deterministic),
         lora=lora.lora,
         deterministic=deterministic,

@@ -98,8 +98,10 @@ class EngineConfig:
     """Format of the weights. gguf: as in the file. int8, int4: rounded. auto: as in the file where that is
     quantised, without a dtype of float32 and the torch attention backend; else none."""
     exact_activations: bool = False
-    """Activations stay bfloat16 before int8 and int4 weights. Without this flag the CPU rounds them to int8,
-    with a scale for each group of inputs, where that is faster (AVX512_VNNI without AMX)."""
+    """Activations stay bfloat16 before quantised weights. Without this flag the CPU rounds them to int8
+    before int8 and int4 weights, with a scale for each group of inputs, where that is faster (AVX512_VNNI
+    without AMX); GPUs of compute capability 8.9 and later round them to float8 for FP8 checkpoints that are
+    made for it."""
     loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """A LoRA adapter to load at start, as name=path of a PEFT folder; the flag may be repeated. Requests name
     it."""

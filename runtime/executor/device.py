@@ -66,7 +66,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
     backend = config.attention_backend
     if backend == "auto":
         if device.type == "cuda":
-            return "triton", ops("triton", deterministic=bool(config.deterministic))
+            return "triton", triton_ops(config, device)
         try:
             return "cpu", cpu_ops(config)
         except KernelUnavailable as error:
@@ -92,7 +92,15 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         raise _indeterminate()
     if backend == "cpu":
         return backend, cpu_ops(config)
-    return backend, ops(backend, deterministic=bool(config.deterministic))
+    return backend, ops("torch") if backend == "torch" else triton_ops(config, device)
+
+
+def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
+    """The Triton kernels as the configuration wants them; activations become float8 where `device` multiplies
+    float8 natively, from compute capability 8.9 on."""
+    native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    float8 = native and not config.exact_activations
+    return ops("triton", deterministic=bool(config.deterministic), float8=float8)
 
 
 def cpu_ops(config: EngineConfig) -> Ops:

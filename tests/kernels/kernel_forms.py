@@ -18,6 +18,7 @@ from ramify.kernels.triton import (
     activation,
     attention,
     experts,
+    float8,
     gated_delta,
     kv_store,
     logits,
@@ -152,6 +153,23 @@ def quantised_cases() -> Iterator[Case]:
             yield case, lambda x=x[:count], weight=weight: quantised.quantised_matmul(x, weight)
 
 
+def float8_cases() -> Iterator[Case]:
+    """Float8 activations before float8 weights with a factor for an output, and in blocks of 128 x 128."""
+    for group in (0, 128):
+        numbers = torch.zeros(6144, 4096, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        factors = torch.ones(6144, 4096 // group if group else 1)
+        rows = Rows(numbers, factors, group=group, float8_activations=True)
+        weight = lay_out(rows, inputs=4096, device="cpu")
+        x = torch.zeros(300, 4096, dtype=HALF)
+        for count in (300, 17, 1):
+            case = f"float8 in groups of {group or 'all'}"
+            yield case, lambda x=x[:count], weight=weight: float8.float8_matmul(x, weight)
+        yield (
+            f"float8 in groups of {group or 'all'}, deterministic",
+            lambda x=x, weight=weight: float8.float8_matmul(x, weight, by_row=True),
+        )
+
+
 def expert_cases() -> Iterator[Case]:
     """Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
     for hidden, size, gpt_oss in ((2048, 768, False), (2880, 2880, True)):
@@ -197,12 +215,14 @@ def _sampling_cases(vocab: int, dtype: torch.dtype) -> Iterator[Case]:
     yield f"{case} ranked", lambda: logits.log_probabilities(x, tokens, 5)
 
 
-def cases() -> Iterator[Case]:
+def cases(capability: int) -> Iterator[Case]:
     yield from attention_cases()
     yield from row_cases()
     yield from delta_cases()
     yield from product_cases()
     yield from quantised_cases()
+    if capability >= 89:  # before, no instruction multiplies float8
+        yield from float8_cases()
     yield from expert_cases()
     yield from lora_cases()
     yield from sampling_cases()

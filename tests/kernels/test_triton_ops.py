@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -21,10 +23,11 @@ from ramify.kernels.triton import (
     sampling,
 )
 from tests.kernels.delta_cases import Heads, Layer
-from tests.kernels.kernel_compiler import Compiled, compiling, usage
-from tests.kernels.kernel_forms import cases, line, measure, quantised_cases, row_cases
+from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
+from tests.kernels.kernel_forms import cases, float8_cases, line, measure, quantised_cases, row_cases
 
 pytestmark = pytest.mark.slow
+LONG = pytest.mark.long
 
 HALF = torch.bfloat16
 
@@ -91,6 +94,33 @@ def test_products_with_quantised_weights_take_the_tensor_cores(capability, word)
         assert "cp.async" in launch.ptx
 
 
+FLOAT8 = {89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "forms"),
+    [(90, 1), (120, 1), *(pytest.param(each, 4, marks=LONG) for each in FLOAT8)],
+)
+def test_products_of_float8_take_the_tensor_cores_for_it(capability: int, forms: int) -> None:
+    """In blocks, which needs most registers: many rows, few, and the deterministic form."""
+    chosen = [launch for case, launch in float8_cases() if "groups of 128" in case]
+    with compiling(capability) as launches:
+        for launch in chosen[:forms]:
+            launch()
+    names = [launch.name for launch in launches if launch.name != "_gather"]
+    assert names == forms * ["_round", "_float8_product"]
+    for launch in launches:
+        taken = usage(launch.kernel, capability)
+        assert taken.shared <= GENERATIONS[capability].device.shared_bytes
+        if launch.name == "_round":
+            assert "cvt.rn.satfinite.e4m3x2.f32" in launch.ptx
+        elif launch.name == "_float8_product":
+            assert taken.hot_spills == 0
+            assert taken.widths[16] > 0
+            word = "f8f6f4" if capability == 100 else "f32.e4m3.e4m3"
+            assert re.search(rf"{FLOAT8[capability]}\S*{word}", launch.ptx)
+
+
 def test_mixtures_of_experts_take_the_tensor_cores():
     x = torch.zeros(300, 2048, dtype=HALF)
     weights = ExpertMatrices(torch.zeros(8, 1536, 2048, dtype=HALF), torch.zeros(8, 2048, 768, dtype=HALF))
@@ -148,4 +178,4 @@ def test_the_table_says_what_a_kernel_takes_and_what_does_not_compile():
     assert "fault" not in row
     assert name in line(row)
     assert "FAULT: ValueError: out of resources" in line(fault)
-    assert len([case for case, _ in cases() if "deterministic" in case]) >= 8
+    assert len([case for case, _ in cases(90) if "deterministic" in case]) >= 8

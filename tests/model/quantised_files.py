@@ -75,8 +75,11 @@ def write_mxfp4(reference: Any, folder: Path) -> None:
     save_file(stored, folder / "model.safetensors")
 
 
-def compressed(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "output_activations": None}
+def compressed(
+    form: str, weights: dict[str, Any], *, activations: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": weights, "output_activations": None}
+    group["input_activations"] = activations
     config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
     return {
         **config,

@@ -69,11 +69,12 @@ def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
 def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[str, bool]] = []
 
-    def ops(backend: str, *, deterministic: bool = False) -> str:
+    def ops(backend: str, *, deterministic: bool = False, float8: bool = False) -> str:
         chosen.append((backend, deterministic))
         return backend
 
     monkeypatch.setattr(devices, "ops", ops)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     resolve_ops(EngineConfig(deterministic=True), CUDA)
     resolve_ops(EngineConfig(attention_backend="torch"), CUDA)
     assert chosen == [("triton", True), ("torch", False)]
@@ -216,3 +217,17 @@ def test_a_ladder_reaches_its_end_and_pads_by_a_third_at_most(largest: int) -> N
     for count in range(1, largest + 1):
         size = next(size for size in sizes if size >= count)
         assert 3 * (size - count) <= size, (count, size)
+
+
+@pytest.mark.parametrize(
+    ("capability", "exact", "rounds"),
+    [((8, 9), False, True), ((12, 0), False, True), ((9, 0), True, False), ((8, 6), False, False)],
+)
+def test_activations_become_float8_where_the_device_multiplies_it(
+    capability: tuple[int, int], exact: bool, rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(devices, "ops", lambda *_, **options: asked.append(options["float8"]))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    devices.triton_ops(EngineConfig(exact_activations=exact), CUDA)
+    assert asked == [rounds]

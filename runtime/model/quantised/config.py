@@ -21,6 +21,7 @@ class ConfigGroup:
     """Names of modules, `re:` and a pattern that matches from a name's start, or a class: Linear for all."""
     groups: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...]
+    float8_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Quantised:
     """Inputs of a group, for each scheme that has groups."""
     blocks: tuple[tuple[int, int], ...] = ()
     """Outputs and inputs of a block, for each scheme that has blocks."""
+    float8_activations: bool = False
+    """Activations are meant to be rounded to float8 before float8 weights, by whatever scales."""
     zero_shift: int = 0
     """gptq: added to stored zero points. 1 in the first version of the format."""
     config_groups: tuple[ConfigGroup, ...] = ()
@@ -49,9 +52,9 @@ class Quantised:
         if not self.config_groups:
             return self
 
-        def layouts(matches: Callable[[str], object]) -> set[tuple[Any, Any]]:
+        def layouts(matches: Callable[[str], object]) -> set[tuple[Any, Any, bool]]:
             found = [group for group in self.config_groups if any(map(matches, group.targets))]
-            return {(group.groups, group.blocks) for group in found}
+            return {_layout(group) for group in found}
 
         found = layouts(lambda target: target == name)
         found = found or layouts(lambda target: target[:3] == "re:" and re.match(target[3:], name))
@@ -62,8 +65,14 @@ class Quantised:
                 "is needed.",
                 field="model",
             )
-        ((groups, blocks),) = found
-        return dataclasses.replace(self, groups=groups, blocks=blocks, config_groups=())
+        ((groups, blocks, rounded),) = found
+        return dataclasses.replace(
+            self, groups=groups, blocks=blocks, float8_activations=rounded, config_groups=()
+        )
+
+
+def _layout(group: ConfigGroup) -> tuple[Any, Any, bool]:
+    return group.groups, group.blocks, group.float8_activations
 
 
 def quantised_of(config: Fields) -> Quantised | None:
@@ -129,7 +138,7 @@ def _gptq(fields: Fields) -> Quantised:
 def _fp8(fields: Fields) -> Quantised:
     _check(fields, fmt=(None, "e4m3"), activation_scheme=(None, "dynamic", "static"))
     block = fields.get("weight_block_size")
-    return Quantised("fp8", blocks=_blocks("weight_block_size", block))
+    return Quantised("fp8", blocks=_blocks("weight_block_size", block), float8_activations=True)
 
 
 def _mxfp4(fields: Fields) -> Quantised:
@@ -174,13 +183,13 @@ def _compressed(fields: Fields) -> Quantised:
         _check(weights, prefix, strategy=(None, "tensor", "channel", "group", "block"))
         groups = _groups(weights.get("group_size"))
         blocks = _blocks(f"{prefix}block_structure", weights.get("block_structure"))
-        found.append(ConfigGroup(tuple(targets), groups, blocks))
+        given = _object(f"config_groups.{name}.input_activations", group.get("input_activations"))
+        rounded = is_float and given.get("type") == "float" and given.get("num_bits") == 8
+        found.append(ConfigGroup(tuple(targets), groups, blocks, rounded))
     if not found:
         return Quantised("compressed-tensors")
-    alike = len({(group.groups, group.blocks) for group in found}) == 1
-    return Quantised(
-        "compressed-tensors", found[0].groups, found[0].blocks, config_groups=() if alike else tuple(found)
-    )
+    alike = len({_layout(group) for group in found}) == 1
+    return Quantised("compressed-tensors", *_layout(found[0]), config_groups=() if alike else tuple(found))
 
 
 def _check_pattern(name: str, pattern: str) -> None:

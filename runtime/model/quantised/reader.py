@@ -41,7 +41,7 @@ _PARTS = {
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
 }  # fmt: skip
 _ACTIVATIONS = {"input_scale", "input_zero_point", "activation_scale"}
-"""Static scales of activations, which are not rounded to the scheme's type here."""
+"""Static scales of activations, which are not used: rounded to float8, each token has a scale of its own."""
 
 
 def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str, Tensor | Rows]]:

@@ -70,7 +70,8 @@ def eight_bits(stored: Stored, quantised: Quantised) -> Rows:
     factors, group = _by_output(scale, weight, quantised)
     zeros = stored.get("weight_zero_point")
     if zeros is None or not zeros.any():
-        return _spread(Rows(weight, factors, group=group))
+        float8 = weight.dtype == torch.float8_e4m3fn and quantised.float8_activations
+        return _spread(Rows(weight, factors, group=group, float8_activations=float8))
     if weight.dtype != torch.int8:
         raise _bad("has zero points for a float8 matrix")
     return _spread(_shifted(weight, factors, _by_output(zeros.float(), weight, quantised)[0], group))

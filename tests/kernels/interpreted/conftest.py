@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -20,8 +21,13 @@ def products_by_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    def numbers(operand):
+        if operand.dtype.primitive_bitwidth > 8:
+            return operand.data
+        return torch.from_numpy(operand.data.copy()).view(torch.float8_e4m3fn).float().numpy()
+
     def create_dot(self, a, b, d, *precision):
-        exact = np.matmul(a.data, b.data, dtype=np.float64) + d.data
+        exact = np.matmul(numbers(a), numbers(b), dtype=np.float64) + d.data
         return TensorHandle(exact.astype(d.data.dtype), d.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

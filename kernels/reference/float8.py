@@ -1,0 +1,65 @@
+"""Products with float8 weights and activations rounded to float8, in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.checks import check_float8
+from ramify.kernels.quantised import QuantisedWeight
+
+MOST, LEAST = 448.0, 1e-20
+"""The largest float8_e4m3fn; the least maximum of inputs that share a factor."""
+
+
+def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
+    """x as factor * float8, for products with `weight`: the nearest numbers, ties to even.
+
+    Parameters
+    ----------
+    x : (T, inputs) float32, float16 or bfloat16
+
+    Returns
+    -------
+    numbers : (T, weight.padded) float8_e4m3fn, 0 behind the inputs
+    factors : (groups, T) float32, max |x| / 448 over the inputs of a group
+        A group is `weight.activation_group` inputs, or all of them where that is 0.
+    """
+    wide = torch.nn.functional.pad(x.float(), (0, weight.padded - weight.inputs))
+    groups = wide.unflatten(1, (-1, weight.activation_group or weight.padded))
+    top = groups.abs().amax(2).clamp(min=LEAST)
+    inverse = top.new_tensor(MOST) / top  # a float's division by a tensor is rounded twice
+    numbers = (groups * inverse[:, :, None]).clamp(-MOST, MOST).to(torch.float8_e4m3fn)
+    return numbers.flatten(1), (top / MOST).t().contiguous()
+
+
+def float8_matmul(
+    x: Tensor,
+    weight: QuantisedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """x Wᵀ + b with x rounded to float8 (arXiv 2209.05433): products of float8 numbers, summed in float32 and
+    multiplied by both factors, of each row and output, or of each block of inputs before blocks are summed.
+
+    A kernel may sum in another order: at most 1e-5 of the sum of the terms' absolute values apart in float32.
+    Tensor cores of sm_90 keep about 14 bits of a sum within a block, which is 1e-4 of it.
+
+    Parameters are those of `reference.quantised.quantised_matmul`; `weight.form` is fp8.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit, or a weight that is not float8.
+    """
+    out = check_float8(x, weight, bias, out, add)
+    numbers, factors = rounded(x, weight)
+    blocks = numbers.float().unflatten(1, (-1, weight.block)).transpose(0, 1)
+    sums = blocks @ weight.numbers.view(torch.float8_e4m3fn).float().transpose(1, 2)
+    of_outputs = weight.factors.float().repeat_interleave(weight.group // weight.block, 0)[: len(sums)]
+    y = (sums * of_outputs[:, None, :] * factors[:, :, None]).sum(0)
+    if bias is not None:
+        y += bias.float()
+    return out.copy_(y + out.float() if add else y)
