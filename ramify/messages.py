@@ -534,5 +534,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whose code computes the model: native or transformers."""
     fingerprint: str = ""
     """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""
+    max_running: int = 0
+    """Requests in one batch of a replica, and `chunk_tokens`: prompt tokens in one of its steps."""
+    chunk_tokens: int = 0
     pooling: str = "last"
     """How the model's folder says that texts are embedded: a `Pooling`, or the name of what is not served."""

@@ -60,7 +60,7 @@ async def programs(request: Request) -> Response:
     run: str | None = fields.take("id", str)
     job, rows = _take_job(fields, service, stream)
     service.check_count(job.graph.width)
-    at_once = max(service.config.max_running // max(job.graph.width, 1), 1)
+    at_once = max(service.max_running // max(job.graph.width, 1), 1)
     calls_tools = any(isinstance(node, CallTools) for node in job.graph.nodes)
     if calls_tools and not (stream and run):
         raise InvalidRequest(

@@ -149,10 +149,12 @@ class EngineConfig:
     begin."""
     context_length: int | None = None
     """At most the model's own, which None means."""
-    max_running: int = 128
-    """Requests in one batch."""
-    chunk_tokens: int = 512
-    """Prompt tokens computed in one step, over all requests."""
+    max_running: int | None = None
+    """Requests in one batch. None: 128 on the CPU; on a CUDA device 256, with 32 GiB of memory 512, with
+    64 GiB 1,024."""
+    chunk_tokens: int | None = None
+    """Prompt tokens computed in one step, over all requests. None: 512 on the CPU, 8,192 on a CUDA device,
+    2,048 where that has less than 32 GiB."""
     itl_target_ms: float | None = None
     """Inter-token latency, in milliseconds, that prompts should not lengthen: beside decoding requests a step
     takes only as many prompt tokens as end in time, by measurement. At least 16, at most `chunk_tokens`.
@@ -260,10 +262,9 @@ class EngineConfig:
                     " api_key protects everything else as before."
                 )
 
-    @property
-    def most_requests(self) -> int:
-        """In the batches of all replicas and in the queue together."""
-        return self.replicas * self.max_running + self.max_waiting
+    def most_requests(self, max_running: int) -> int:
+        """In the batches of all replicas, each of `max_running` requests, and in the queue together."""
+        return self.replicas * max_running + self.max_waiting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

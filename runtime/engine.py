@@ -350,7 +350,7 @@ class Engine:
     ) -> list[bytes]:
         info = await self.info()
         way = pooling_for(info, pooling)
-        room = asyncio.Semaphore(self.config.max_running)
+        room = asyncio.Semaphore(info.max_running)
 
         async def pooled(prompt: tuple[Segment, ...]) -> bytes:
             request = Generate(
@@ -434,6 +434,8 @@ class Engine:
         stats = self.stats()
         return {
             **dataclasses.asdict(self.config),
+            "max_running": self._frontend.info.max_running,
+            "chunk_tokens": self._frontend.info.chunk_tokens,
             "model_info": msgspec.to_builtins(self._frontend.info),
             "stats": msgspec.to_builtins(stats),
         }

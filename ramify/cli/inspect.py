@@ -18,7 +18,8 @@ UNFIT = 1
 """Exit status for a model that would not run."""
 _OPTIONS = (
     *("device", "dtype", "quantization", "model_impl"),
-    *("context_length", "kv_memory_gb", "draft_model", "loras", "tensor_parallel"),
+    *("context_length", "kv_memory_gb", "max_running", "chunk_tokens"),
+    *("draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` that the figures and refusals depend on."""
 
@@ -112,6 +113,7 @@ def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
     def tokens(count: int) -> str:
         return f"{count:,} tokens, {count / found.context_length:.1f} full contexts"
 
+    rows.append(("steps", f"{found.max_running:,} requests, {found.chunk_tokens:,} prompt tokens"))
     if found.device == "cpu":
         rows.append(("pages", f"for {tokens(found.kv_tokens)}"))
     rows.append(

@@ -181,7 +181,7 @@ def application(deployment: Deployment) -> serve.Application:
     frontend = serve.deployment(Frontend, name="Frontend").options(
         num_replicas=1,
         **_stopping(deployment),
-        max_ongoing_requests=2 * deployment.server.most_requests,
+        max_ongoing_requests=2 * deployment.most_requests,
         ray_actor_options={"num_cpus": 0},
     )
     return frontend.bind(deployment, replicas(deployment))
@@ -205,7 +205,7 @@ def replicas(deployment: Deployment) -> serve.Application:
         **_stopping(deployment),
         logging_config={"enable_access_log": False},  # it has a line for each message
         # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
-        max_ongoing_requests=2 * server.most_requests,
+        max_ongoing_requests=2 * deployment.most_requests,
         ray_actor_options={"num_cpus": cluster.cpus_per_replica, "num_gpus": cluster.gpus(server)},
         request_router_config=RequestRouterConfig(
             request_router_class="ramify.ray.router.PlacedRequestRouter"

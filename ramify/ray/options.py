@@ -13,6 +13,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import ELSEWHERE, ServerConfig
+from ramify.runtime.executor.batch_limits import ON_CPU, ON_CUDA
 from ramify.spelling import nearest
 
 OF_SERVE = {
@@ -46,7 +47,8 @@ class ClusterConfig:
     gpus_per_replica: float | None = None
     """GPUs that Ray reserves for a replica. None: 1 where device is cuda, else 0."""
     requests_per_replica: float | None = None
-    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running."""
+    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running, or 32 on
+    the CPU and 64 with GPUs where that is not given."""
 
     def __post_init__(self) -> None:
         self.bounds  # noqa: B018 - raises where it is no number or range
@@ -79,7 +81,9 @@ class ClusterConfig:
         """Requests per replica that scaling aims at."""
         if self.requests_per_replica is not None:
             return self.requests_per_replica
-        return max(1.0, server.max_running * REQUESTS_PER_REPLICA)
+        # Of the smallest GPU: which one the replicas get is not known.
+        by_device = ON_CUDA[-1][1] if self.gpus(server) else ON_CPU
+        return max(1.0, (server.max_running or by_device.max_running) * REQUESTS_PER_REPLICA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,11 @@ class Deployment:
     server: ServerConfig
     """`replicas` is the most that there will be, and at least 2: schedulers tell of their trees."""
     cluster: ClusterConfig
+
+    @property
+    def most_requests(self) -> int:
+        """In all batches and in the queue: of the largest GPUs, where the configuration leaves it to them."""
+        return self.server.most_requests(self.server.max_running or ON_CUDA[0][1].max_running)
 
     def replica(self) -> Deployment:
         """What a replica needs to know: the same for any number of them."""

@@ -13,6 +13,7 @@ from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.batch_limits import with_limits_of
 from ramify.runtime.executor.decode_graphs import bytes_beside, ladder
 from ramify.runtime.executor.device import Backend, resolve_device, resolve_dtype, resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
@@ -56,6 +57,8 @@ def build_runners(
     """
     device = resolve_device(config, 0 if ranks is None else ranks.index)
     check_memory(config, device)
+    config = with_limits_of(config, device)
+    assert config.max_running is not None
     backend, ops = resolve_ops(config, device)
     graphs = _wants_graphs(config, device, ops)
     cascade = _wants_cascade(config, backend, ops)
@@ -101,6 +104,8 @@ def build_runners(
             *(pages, size, part, pages * part / 2**30, pages * size / 2**30),
         )
 
+    sizes = ladder(config.max_running)
+
     def runner_of(model: CausalLM, states: StatePool | None) -> Runner:
         shape = model.config
         pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
@@ -111,7 +116,7 @@ def build_runners(
         # The library's code may read the device's values on the host, which no graph can.
         if graphs and isinstance(model, Model):
             longest = min(shape.context_length, pages * config.page_size)
-            runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
+            runner.capture_graphs(sizes, -(-longest // config.page_size))
         if ranks is not None and ranks.index == 0:
             runner.ranks = ranks  # from now on passes are told, those above were the same on all ranks
         return runner
@@ -159,6 +164,8 @@ def _measured(
     measured steps see few positions, so what long sequences and graphs take beside is added.
     """
     shape = model.config
+    assert config.max_running is not None
+    assert config.chunk_tokens is not None
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
     pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
@@ -202,6 +209,7 @@ def _unmeasured(
     most = attention.most_state_bytes()
     if not graphs:
         return most
+    assert config.max_running is not None
     shape, sizes = runner.model.config, ladder(config.max_running)
     free = torch.cuda.mem_get_info(device)[0] * config.page_size
     positions = min(

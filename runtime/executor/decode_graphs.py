@@ -1,35 +1,39 @@
 """Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
 
 At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
-launches at most about twice the programs that have work. Graphs of cascade plans, whose forms are many, are
-captured when a form has come up `OFTEN` times; the steps before run eagerly.
+launches at most about twice the programs that have work. The sizes between powers of two and their means have
+graphs of the two lowest levels alone, which large batches mostly need; a plan of a higher level takes the
+next size that has it. Graphs of cascade plans, whose forms are many, are captured when a form has come up
+`OFTEN` times; the steps before run eagerly.
 """
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
+from ramify.runtime.executor.attention import PlannedAttention, to_device
 from ramify.runtime.executor.batch import ForwardBatch
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
 from ramify.runtime.executor.state_pool import StatePool, StepStates
-from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
-    from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan
+    from ramify.kernels.triton.plan.attention_graph import Form
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 OFTEN = 8
 """Steps of a form of cascade plans before it is captured, which takes about as long as ten steps."""
 MOST_LATE = 64
 """Graphs of cascade plans; further forms run eagerly."""
+FINE = ((256, 8), (1 << 30, 16))
+"""Up to a size, sizes are multiples of a number, beside the coarse ones."""
+FINE_LEVELS = 2
+"""Levels of flat plans that have a graph at each size; further ones at coarse sizes alone."""
 
 LIBRARY_BYTES = 64 << 20
 """Of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
@@ -38,84 +42,66 @@ before (torch's defaults)."""
 Key = tuple[int, tuple["Form", ...]]
 """The index of a size, and the form of each window size's plan."""
 
-Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], Tensor]
-"""(ids, positions, slots, attention, states) → hidden states."""
-
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes up to `largest`: powers of two and the means of neighbours, so at most a third is
-    padding."""
+    """Batch sizes up to `largest`: powers of two and the means of neighbours, multiples of 8 up to 256, and
+    multiples of 16 above."""
     sizes = {1, largest}
     power = 2
     while power < largest:
         sizes |= {power, power + power // 2}
         power *= 2
+    low = 0
+    for high, step in FINE:
+        sizes |= set(range(low + step, min(high, largest) + 1, step))
+        low = high
+        if largest <= high:
+            break
     return sorted(size for size in sizes if size <= largest)
 
 
-@dataclasses.dataclass(slots=True)
-class _Step:
-    """One captured step: the buffers of its plans by window size, and its graph and result once captured."""
-
-    rooms: dict[int, StaticPlan]
-    graph: torch.cuda.CUDAGraph | None = None
-    hidden: Tensor | None = None
+def is_coarse(size: int) -> bool:
+    """A power of two, or the mean of two neighbours."""
+    odd = size // (size & -size)
+    return odd == 1 or (odd == 3 and size > 1)
 
 
 class DecodeGraphs:
-    """Decodes of up to ``max(sizes)`` requests. On a device without CUDA graphs the same steps run eagerly.
+    """Decodes of up to ``max(sizes)`` requests, padded to the next of `sizes`, which ascend. Padding rows
+    write their state into the spare slot.
 
-    A step of B requests takes the smallest size of at least B. The padding rows compute token 0 at position
-    0, write its keys and values into the pool's spare page and its state into the spare slot, and attend to
-    nothing.
-
-    Parameters
-    ----------
-    sizes : ascending
-    max_pages : columns of the page table
+    buffers : for at least that number of tokens and rows
     states : for models whose shape has some
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        max_pages: int,
-        model: ModelShape,
-        pool: KvPool,
-        attention: PlannedAttention,
-        compute: Compute,
-        states: StatePool | None = None,
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], buffers: GraphBuffers, states: StatePool | None = None) -> None:
         self.sizes = list(sizes)
-        device = pool.k.device
+        self.buffers = buffers
         self._states: StepStates | None = None
         if states is not None:
-            slots = torch.full((self.sizes[-1],), states.padding_slot, device=device)
-            starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=device)
+            slots = torch.full((self.sizes[-1],), states.padding_slot, device=buffers.device)
+            starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=buffers.device)
             self._states = StepStates(slots, starts, torch.ones_like(starts)[1:])
             self._padding_slot = states.padding_slot
-        self._pool = pool
-        self._attention = attention
-        self._compute = compute
-        self._tokens = [torch.zeros(3, size, dtype=torch.int64, device=device) for size in self.sizes]
-        self._table = torch.zeros(self.sizes[-1], max_pages, dtype=torch.int32, device=device)
-        # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
-        heads, head_dim = model.num_heads, model.head_dim
-        self._attended = torch.zeros(self.sizes[-1], heads, head_dim, dtype=pool.k.dtype, device=device)
-        self._longest = max_pages * pool.page_size
-        self._memory: Any = None
-        """The memory that all graphs share."""
-        self._space = torch.empty(self.space_bytes() // 4, dtype=torch.float32, device=device)
+        self._attention = buffers.attention
+        self._coarse = [is_coarse(size) or size == self.sizes[-1] for size in self.sizes]
+        if buffers.space is None:
+            buffers.reserve(self.space_bytes())
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
         self._late = 0
+
+    def __len__(self) -> int:
+        """Steps that have a graph, or that are to have one."""
+        return len(self._steps)
 
     def planned_keys(self) -> Iterator[Key]:
         """Of the steps that are captured at start, those of the largest size first."""
         from ramify.kernels.triton.plan.attention_graph import Form
 
         for index in reversed(range(len(self.sizes))):
-            for level in reversed(range(1 + max(self._highest(index).values()))):
+            levels = 1 + max(self._highest(index).values())
+            for level in reversed(range(levels if self._coarse[index] else min(levels, FINE_LEVELS))):
                 yield index, tuple(self._bounded(index, [Form(level)] * len(self._attention.planners)))
 
     def space_bytes(self) -> int:
@@ -148,7 +134,8 @@ class DecodeGraphs:
 
     def _positions(self, index: int) -> int:
         """The most positions that the decodes of a size can see together."""
-        return min(self._pool.num_pages * self._pool.page_size, self.sizes[index] * self._longest)
+        pool = self.buffers.pool
+        return min(pool.num_pages * pool.page_size, self.sizes[index] * self.buffers.longest)
 
     def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
         """One level for all window sizes, as far as their plans reach it, so that there are few keys."""
@@ -156,12 +143,12 @@ class DecodeGraphs:
         for form, highest in zip(forms, self._highest(index).values(), strict=True):
             yield form._replace(level=min(level, highest))
 
-    def _step_of(self, key: Key) -> _Step:
+    def _step_of(self, key: Key) -> GraphStep:
         index, forms = key
         size, positions = self.sizes[index], self._positions(index)
-        return _Step(
+        return GraphStep(
             {
-                window: planner.room(form, size, positions, self._space)
+                window: planner.room(form, size, positions, self.buffers.space)
                 for (window, planner), form in zip(self._attention.planners.items(), forms, strict=True)
             }
         )
@@ -169,81 +156,65 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every step that is planned, the largest first: the others reuse its memory."""
-        if self._pool.k.device.type != "cuda":
+        if not self.buffers.begin_captures():
             return
-        self._memory = torch.cuda.graph_pool_handle()
-        for key, step in self._steps.items():
-            self._tokens[key[0]][2].fill_(self._pool.padding_page * self._pool.page_size)
-            self._run(key[0], step)  # compiles kernels, which must not happen during a capture
-            self._capture(key[0], step)
-
-    def _capture(self, index: int, step: _Step) -> None:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            step.hidden = self._run(index, step)
-        step.graph = graph
+        for (index, _), step in self._steps.items():
+            self.buffers.clear(self.sizes[index])
+            self._run(index, step)
+            self.buffers.capture(step, lambda index=index, step=step: self._run(index, step))  # type: ignore[misc]
 
     def run(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch of decodes; None where the batch is too large, or its plan has no
         graph."""
-        count, width = batch.page_table.shape
-        index = bisect.bisect_left(self.sizes, count)
-        if index == len(self.sizes):
+        count = len(batch.kv_lens)
+        if count > self.sizes[-1]:
             return None
         plans = self._attention.plans(batch, torch.device("cpu"))
-        step = self._find(index, plans)
+        index, step = self._find(bisect.bisect_left(self.sizes, count), plans)
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
-        tokens, device = self._tokens[index], self._table.device
-        tokens.copy_(to_device(self._padded(batch.tokens, self.sizes[index]), device))
-        if batch.next_ids is not None:
-            tokens[0, :count].copy_(batch.next_ids)
-        self._table[:count, :width].copy_(to_device(batch.page_table, device))
+        size, device = self.sizes[index], self.buffers.device
+        self.buffers.load(batch, size)
         if self._states is not None:
             assert batch.states is not None
             slots, _, lens = self._states
             slots[:count].copy_(to_device(batch.states, device))
             slots[count:].fill_(self._padding_slot)
             lens[:count].copy_(to_device(batch.kv_lens, device))
-        if step.graph is None:
-            hidden = self._run(index, step)
-            if self._memory is not None:  # for the steps to come: capturing computes nothing
-                self._capture(index, step)
-            return hidden[:count]
-        step.graph.replay()
-        assert step.hidden is not None
-        return step.hidden[:count]
+        if step.graph is not None:
+            return self.buffers.replay(step, size)[:count]
+        hidden = self._run(index, step)
+        if self.buffers.captures:  # for the steps to come: capturing computes nothing
+            self.buffers.capture(step, lambda: self._run(index, step))
+        return hidden[:count]
 
-    def _find(self, index: int, plans: dict[int, Plan]) -> _Step | None:
-        """The step of these plans; None where it has none yet."""
-        planners = self._attention.planners
-        forms = [planner.form(plans[window], self.sizes[index]) for window, planner in planners.items()]
-        key = index, tuple(self._bounded(index, forms))
-        step = self._steps.get(key)
-        if step is None and self._late < MOST_LATE and any(form.listed for form in forms):
+    def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
+        """The step of these plans at a size from `index` on; None where there is none yet."""
+        while True:
+            key = self._key(index, plans)
+            step = self._steps.get(key)
+            if step is not None or self._coarse[index]:
+                break
+            index += 1
+        if step is None and self._late < MOST_LATE and any(form.listed for form in key[1]):
             self._seen[key] += 1
             if self._seen[key] == OFTEN:
                 self._late += 1
                 step = self._steps[key] = self._step_of(key)
-        return step
+        return index, step
 
-    def _padded(self, tokens: Tensor, size: int) -> Tensor:
-        padded = torch.zeros(3, size, dtype=torch.int64)
-        padded[2] = self._pool.padding_page * self._pool.page_size
-        padded[:, : tokens.shape[1]] = tokens
-        return padded
+    def _key(self, index: int, plans: dict[int, Plan]) -> Key:
+        planners, size = self._attention.planners, self.sizes[index]
+        forms = [planner.form(plans[window], size) for window, planner in planners.items()]
+        return index, tuple(self._bounded(index, forms))
 
-    def _run(self, index: int, step: _Step) -> Tensor:
-        tokens = self._tokens[index]
-        plans = {window: room.plan for window, room in step.rooms.items()}
+    def _run(self, index: int, step: GraphStep) -> Tensor:
         size = self.sizes[index]
-        attention = self._attention.planned(plans, self._table[:size], self._attended[:size])
         states = None
         if self._states is not None:
             slots, starts, lens = self._states
             states = StepStates(slots[:size], starts[: size + 1], lens[:size])
-        return self._compute(tokens[0], tokens[1], tokens[2], attention, states)
+        return self.buffers.run(size, size, step.rooms, states)
 
 
 def bytes_beside(attention: PlannedAttention, sizes: Sequence[int], positions: int, hidden_bytes: int) -> int:
@@ -255,10 +226,9 @@ def bytes_beside(attention: PlannedAttention, sizes: Sequence[int], positions: i
     """
     from ramify.kernels.triton.plan.attention_graph import Form
 
-    states = rows = 0
+    states = 0
     for planner in attention.planners.values():
-        levels = [planner.highest_level(size, positions) for size in sizes]
-        form = Form(max(levels[-1], 1), ((planner.shape.tiles[0], 1),))
+        level = planner.highest_level(sizes[-1], positions)
+        form = Form(max(level, 1), ((planner.shape.tiles[0], 1),))
         states = max(states, planner.state_bytes(form, sizes[-1], positions))
-        rows = max(rows, sum(size * (level + 1) for size, level in zip(sizes, levels, strict=True)))
-    return states + rows * hidden_bytes + LIBRARY_BYTES
+    return states + sizes[-1] * hidden_bytes + LIBRARY_BYTES

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch_limits import ON_CPU
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelShape
 
@@ -102,7 +103,8 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
     if config.num_states is not None:
         return config.num_states
     if config.state_memory_gb is None:
-        running = min(config.max_running, CPU_BYTES // model.states.bytes) if device.type == "cpu" else 0
+        most = config.max_running or ON_CPU.max_running
+        running = min(most, CPU_BYTES // model.states.bytes) if device.type == "cpu" else 0
         return max(LEAST_STATES, running, kv_bytes // model.states.bytes)
     slots = int(config.state_memory_gb * 2**30) // model.states.bytes
     if slots < LEAST_STATES:

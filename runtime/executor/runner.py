@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +23,7 @@ from ramify.runtime.executor.attention import (
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
+from ramify.runtime.executor.graph_buffers import GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
 from ramify.runtime.executor.state_pool import StatePool, StepStates
@@ -29,6 +32,8 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.parallel.ranks import Ranks
+
+log = logging.getLogger("ramify")
 
 MANY_ROWS = (65, 17)
 """Matrix products of more than 64 rows have a kernel of their own in deterministic mode. Those with quantised
@@ -98,16 +103,25 @@ class Runner:
         if isinstance(self.sampler, DeviceSampler) and logits is not None:
             self.sampler.warm_up(logits)
 
-    def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:
+    def capture_graphs(self, sizes: Sequence[int], max_pages: int) -> None:
         """Replay decodes as CUDA graphs of these `sizes` from now on; on the CPU they run padded alike.
 
         max_pages : pages of the longest request
         """
         assert isinstance(self.attention, PlannedAttention)
-        self._graphs = DecodeGraphs(
-            sizes, max_pages, self.model.config, self.pool, self.attention, self._compute, self.states
+        buffers = GraphBuffers(
+            self.model.config,
+            self.pool,
+            self.attention,
+            self._compute,
+            tokens=sizes[-1],
+            rows=sizes[-1],
+            max_pages=max_pages,
         )
+        self._graphs = DecodeGraphs(sizes, buffers, self.states)
+        began = time.monotonic()
         self._graphs.capture()
+        log.info("%s: %d CUDA graphs in %.1f s", self.device, len(self._graphs), time.monotonic() - began)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states between slots, ``(source, destination)``, before the next step."""

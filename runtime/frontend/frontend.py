@@ -413,7 +413,7 @@ class Frontend:
         self._check_open()
         if self._draining:
             raise EngineClosed("The engine is shutting down and takes no new requests.")
-        limit = self._config.most_requests
+        limit = self._config.most_requests(self._config.max_running or self.info.max_running)
         if len(self._outputs) >= limit:
             raise Overloaded(
                 f"{len(self._outputs)} requests are running or queued; the limit is {limit}.",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch_limits import with_limits
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
@@ -94,6 +95,10 @@ class Inspection:
     """What the engine makes pages for unless told otherwise."""
     kv_tokens_at_most: int
     """What the memory holds beside the weights and a workspace."""
+    max_running: int
+    """Requests of a step."""
+    chunk_tokens: int
+    """Prompt tokens of a step."""
     ranks: int
     """Of tensor parallelism: the figures of memory are those of one, the first, which has the head."""
     divides_by: list[int]
@@ -127,7 +132,9 @@ def inspected(
 
     Raises `InvalidRequest` for files that cannot be read.
     """
-    config = config or EngineConfig()
+    config = with_limits(config or EngineConfig(), None if machine.device == "cpu" else machine.memory)
+    assert config.max_running is not None
+    assert config.chunk_tokens is not None
     weights = files.weights
     tensors = stored_tensors(weights)
     shape, not_native, refused = _shape(weights, config)
@@ -178,6 +185,8 @@ def inspected(
         dtype=dtype,
         quantization=quantization,
         weight_bytes=weight_bytes,
+        max_running=config.max_running,
+        chunk_tokens=config.chunk_tokens,
         ranks=ranks,
         divides_by=divides_by,
         lora=native and ranks == 1,

@@ -22,7 +22,9 @@ from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
+from ramify.runtime.executor.batch_limits import with_limits_of
 from ramify.runtime.executor.build import build_runners
+from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
@@ -67,7 +69,7 @@ def main() -> None:
         shape = read_shape(Path(orders.weights), config.model_impl)
         if not isinstance(shape, ModelConfig):
             config = check_transformers(config)
-        config = check_states(config, shape)
+        config = with_limits_of(check_states(config, shape), resolve_device(config))
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         draft_shape = None
@@ -111,7 +113,7 @@ def main() -> None:
         Ready(
             role="scheduler",
             pid=os.getpid(),
-            model_info=_model_info(orders, runner, limits),
+            model_info=_model_info(orders, config, runner, limits),
             max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
             page_bytes=scheduler.transfers.page_bytes,
         )
@@ -236,7 +238,9 @@ def _load(
     return runner, draft_runner, cache, limits
 
 
-def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
+def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Limits) -> ModelInfo:
+    assert config.max_running is not None
+    assert config.chunk_tokens is not None
     return ModelInfo(
         name=orders.model_name,
         path=orders.weights,
@@ -246,6 +250,8 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         bos_token_id=runner.model.config.bos_token_id,
         dtype=str(runner.pool.k.dtype).removeprefix("torch."),
         device=runner.device.type,
+        max_running=config.max_running,
+        chunk_tokens=config.chunk_tokens,
         pooling=pooling_of(Path(orders.weights)),
         model_impl="native" if isinstance(runner.model, Model) else "transformers",
         chat_format=None,  # filled in by the tokenizer process

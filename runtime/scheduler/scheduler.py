@@ -56,6 +56,7 @@ log = logging.getLogger("ramify")
 class Scheduler:
     """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs.
 
+    `config` has numbers for `max_running` and `chunk_tokens` (`executor.batch_limits`).
     `draft_runner` has the draft model; the pages of its pool have the numbers of those in the model's.
     `kv_identity` tells KV apart (`ramify.runtime.kv_transfer.identity`); without it no page is transferred.
     """
@@ -74,6 +75,8 @@ class Scheduler:
         draft_runner: Runner | None = None,
         kv_identity: Callable[[], str] | None = None,
     ) -> None:
+        assert config.max_running is not None
+        assert config.chunk_tokens is not None
         self._config = config
         self._clock = clock
         self._runner = runner

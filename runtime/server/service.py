@@ -81,6 +81,11 @@ class Service:
         """The client's id of a streamed program that runs → what waits for the client."""
         self._told_ignored: set[str] = set()
 
+    @property
+    def max_running(self) -> int:
+        """Requests in one batch of a replica."""
+        return self.config.max_running or self.frontend.info.max_running
+
     @classmethod
     def of(cls, request: Request) -> Service:
         """The service of the application that handles `request`."""
@@ -90,7 +95,7 @@ class Service:
 
     def check_count(self, generations: int) -> None:
         """Raise `InvalidRequest` where a request asks for more generations than batch and queue can hold."""
-        limit = self.config.most_requests
+        limit = self.config.most_requests(self.max_running)
         if generations > limit:
             raise InvalidRequest(
                 f"The request asks for {generations} generations; this server takes at most {limit}.",

@@ -87,7 +87,7 @@ def test_a_step_launches_the_programs_of_its_level() -> None:
     """The kernels' own grids: of two layers, at two lengths, in a graph for four."""
     with compiling(90, noting=True) as launches:
         runner = runner_of()
-        runner.capture_decodes([1, 4], max_pages=250)
+        runner.capture_graphs([1, 4], max_pages=250)
         for lengths, attend, merge in (([30, 40, 50], 4, 0), ([3000], 16, 1)):
             launches.clear()
             runner.forward(decodes(lengths))
@@ -96,10 +96,28 @@ def test_a_step_launches_the_programs_of_its_level() -> None:
             assert found["_merge"] == 2 * HEADS * merge
 
 
+def test_sizes_between_have_the_two_lowest_levels() -> None:
+    """A plan of a higher level is padded to the next size that has it."""
+    with compiling(90, noting=True) as launches:
+        runner = runner_of()
+        runner.capture_graphs([1, 2, 4, 5, 6, 8], max_pages=250)
+        graphs = runner._graphs
+        assert graphs is not None
+        levels = Counter(graphs.sizes[index] for index, _ in graphs._steps)
+        assert levels[5] == 2 < levels[4]
+        for lengths, size in (([30] * 5, 5), ([3000] * 5, 6)):
+            launches.clear()
+            runner.forward(decodes(lengths))
+            flat = [launch.programs for launch in launches if launch.name == "attend"]
+            assert flat
+            assert flat[0] % (KV_HEADS * size) == 0
+            assert flat[0] // (KV_HEADS * size) in (1, 2, 4, 8, 16, 32)
+
+
 def test_steps_without_a_cascade_launch_none() -> None:
     with compiling(90, noting=True) as launches:
         runner = runner_of()
-        runner.capture_decodes([4], max_pages=250)
+        runner.capture_graphs([4], max_pages=250)
         launches.clear()
         runner.forward(decodes([300, 400, 500]))
         assert sum(launch.name == "attend" for launch in launches) == 2, "one a layer"
@@ -109,7 +127,7 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
     monkeypatch.setattr(Costs, "choose", lambda self, groups, *rest: list(groups))
     with compiling(90, noting=True):
         runner = runner_of()
-        runner.capture_decodes([1, 96], max_pages=250)
+        runner.capture_graphs([1, 96], max_pages=250)
         graphs = runner._graphs
         assert graphs is not None
         before = len(graphs._steps)

@@ -93,7 +93,7 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool, rounded: boo
         runner = Runner(model, pool, kernels)
         runner.warm_up()
         known = forms(launches)
-        runner.capture_decodes([1, 2, 3, 4], max_pages=250)
+        runner.capture_graphs([1, 2, 3, 4], max_pages=250)
         launches.clear()
         steps(runner)
         for rows in (1, 2, 5):

@@ -88,6 +88,7 @@ def test_weights_take_the_bytes_that_the_loaded_model_has(
     )
     assert isinstance(model, Model)
     found = look(quantised, machine, quantization=quantization)
+    assert (found.max_running, found.chunk_tokens) == ((128, 512) if machine is CPU else (256, 2048))
     assert found.weight_bytes == loaded_bytes(model)
     assert found.parameters == sum(
         parameter.numel()
@@ -176,8 +177,8 @@ def test_states_are_counted_as_the_engine_makes_them() -> None:
         family="toy", vocab_size=256, num_layers=12, num_heads=16, num_kv_heads=2, head_dim=256,
         context_length=1 << 18, windows=(0,) * 12, states=states,
     )  # fmt: skip
-    slots = states_in(EngineConfig(), shape, CPU_BYTES, torch.device("cpu"))
-    facts, problem = report._kv(shape, CPU, EngineConfig(), "bfloat16", 0)
+    slots = states_in(EngineConfig(max_running=128), shape, CPU_BYTES, torch.device("cpu"))
+    facts, problem = report._kv(shape, CPU, EngineConfig(max_running=128), "bfloat16", 0)
     room = int(0.9 * CPU.memory) - WORKSPACE - (slots + 1) * states.bytes
     assert (problem, slots) == (None, 13)
     assert facts["kv_tokens_at_most"] == room // facts["kv_bytes_per_token"]

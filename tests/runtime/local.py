@@ -16,6 +16,7 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch_limits import with_limits
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.memory import states_in
@@ -75,7 +76,7 @@ class LocalScheduler:
     ) -> None:
         options.setdefault("num_pages", 256)
         options.setdefault("dtype", "float32")
-        self.config = EngineConfig(check_pages=True, **options)
+        self.config = with_limits(EngineConfig(check_pages=True, **options), None)
         weights = model if isinstance(model, Path) else weights
         self._kernels = resolve_ops(self.config, torch.device("cpu"))[1]
         model = self._loaded(model)
@@ -102,7 +103,7 @@ class LocalScheduler:
         draft_runner = draft_model and Runner(draft_model, self._pool(draft_model), self._kernels)
         for each in (runner, draft_runner) if graphs else ():
             if each is not None:
-                each.capture_decodes(graphs, -(-limits.context_length // config.page_size))
+                each.capture_graphs(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
+from ramify.runtime.executor.batch_limits import with_limits, with_limits_of
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder
 from ramify.runtime.executor.device import resolve_device, resolve_dtype, resolve_ops
@@ -208,15 +210,40 @@ def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
 # --- the ladder of batch sizes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 128, 511])
-def test_a_ladder_reaches_its_end_and_pads_by_a_third_at_most(largest: int) -> None:
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 128, 250, 511, 1024])
+def test_a_ladder_reaches_its_end_and_pads_by_a_third_or_by_its_steps(largest: int) -> None:
     sizes = ladder(largest)
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (1, largest)
-    assert len(sizes) <= 2 * largest.bit_length()
+    assert len(sizes) <= 8 + min(largest, 256) // 8 + max(largest - 256, 0) // 16
     for count in range(1, largest + 1):
         size = next(size for size in sizes if size >= count)
         assert 3 * (size - count) <= size, (count, size)
+        assert size - count < (8 if count <= 256 else 16), (count, size)
+
+
+# --- numbers of requests and tokens -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gib", "limits"), [(None, (128, 512)), (23.6, (256, 2048)), (47, (512, 8192)), (79, (1024, 8192))]
+)
+def test_a_step_takes_what_the_device_can(gib: float | None, limits: tuple[int, int]) -> None:
+    memory = None if gib is None else int(gib * GIB)
+    config = with_limits(EngineConfig(), memory)
+    assert (config.max_running, config.chunk_tokens) == limits
+    given = with_limits(EngineConfig(max_running=7), memory)
+    assert (given.max_running, given.chunk_tokens) == (7, limits[1])
+    assert with_limits(given, None) == given
+    assert EngineConfig(replicas=2).most_requests(limits[0]) == 2 * limits[0] + config.max_waiting
+
+
+def test_the_memory_is_that_of_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * GIB)
+    )
+    assert with_limits_of(EngineConfig(), CUDA).max_running == 1024
+    assert with_limits_of(EngineConfig(), CPU).max_running == 128
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig())
+    frontend = Frontend(EngineConfig(max_running=8))
     monkeypatch.setattr(frontend, "_closed", None)
     sent: list[Any] = []
     monkeypatch.setattr(frontend._ring, "send", sent.append)

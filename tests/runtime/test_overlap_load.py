@@ -77,7 +77,9 @@ def serve(
 ) -> tuple[Device, Scheduler, list[Any]]:
     """All requests are there from the start; every place is taken until the last have begun."""
     device, rng = Device(), random.Random(3)
-    config = EngineConfig(max_running=max_running, overlap=overlap, speculation=False, check_pages=True)
+    config = EngineConfig(
+        max_running=max_running, chunk_tokens=512, overlap=overlap, speculation=False, check_pages=True
+    )
     pages = max_running * 80
     limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16)
     failed: list[Any] = []
@@ -125,7 +127,7 @@ def test_a_loaded_device_hardly_waits_for_the_host() -> None:
 def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
     """A decode and a long prompt: after the first chunk every pass has both, and none is in vain."""
     device, rng = Device(), random.Random(1)
-    config = EngineConfig(overlap=True, speculation=False, chunk_tokens=64, check_pages=True)
+    config = EngineConfig(overlap=True, speculation=False, max_running=128, chunk_tokens=64, check_pages=True)
     limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
     runner: Any = ImitatedRunner(device)
     none: Any = None
@@ -147,7 +149,9 @@ def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
 @pytest.mark.parametrize("higher", [False, True])
 def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
     device = Device()
-    config = EngineConfig(overlap=True, speculation=False, check_pages=True)
+    config = EngineConfig(
+        overlap=True, speculation=False, max_running=128, chunk_tokens=512, check_pages=True
+    )
     limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
     runner: Any = ImitatedRunner(device)
     none: Any = None

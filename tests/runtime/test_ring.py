@@ -145,6 +145,7 @@ def test_server_info(engine: Engine) -> None:
     info = engine.get_server_info()
     assert info["num_pages"] == info["stats"]["pages_total"] == 256
     assert info["model_info"]["context_length"] == 512
+    assert (info["max_running"], info["chunk_tokens"]) == (128, 512)
 
 
 def test_a_stop_string_ends_the_work(engine: Engine) -> None:

@@ -24,6 +24,7 @@ from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Failed, Submit
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch_limits import with_limits
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
@@ -161,6 +162,7 @@ class Hostile:
 
     def __init__(self, seed: int, *, jump: bool) -> None:
         config = EngineConfig(num_pages=256, page_size=4, jump_forward=jump, check_pages=True)
+        config = with_limits(config, None)
         limits = Limits(context_length=900, vocab_size=tiny().size, eos_token_ids=(STOP,), kv_tokens=1000)
         self.jobs: list[Any] = []
         self.failed: list[Failed] = []

@@ -59,6 +59,8 @@ class FakeFrontend:
             bos_token_id=None,
             dtype="float32",
             device="cpu",
+            max_running=128,
+            chunk_tokens=512,
             chat_format=ChatFormat(prefix={}, suffix={"system": "", "user": "", "assistant": ""}, exact=True),
         )
         self.max_prompt_tokens = 4000

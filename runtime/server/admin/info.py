@@ -33,6 +33,8 @@ async def server_info(service: Service) -> dict[str, Any]:
     config["api_key"] = None if config["api_key"] is None else "set"
     return {
         **config,
+        "max_running": service.max_running,
+        "chunk_tokens": service.config.chunk_tokens or service.frontend.info.chunk_tokens,
         "model_path": service.frontend.info.path,
         "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,

@@ -44,7 +44,7 @@ def runner_of(model: Any, *, poison: float = float("nan")) -> Runner:
 def test_padding_touches_no_live_page(model: Any) -> None:
     """Three decodes in a step of four: the pool changes where the three write, and in the spare page."""
     flat, padded = runner_of(model), runner_of(model)
-    padded.capture_decodes([1, 4], max_pages=5)
+    padded.capture_graphs([1, 4], max_pages=5)
     ids = torch.randint(256, (30,)).int().numpy()
     prompts = [(11, (3, 7)), (8, (5, 2)), (16, (9, 0, 4))]
     prefill = pack([Extension(ids, 0, stop, pages) for stop, pages in prompts], PAGE)
@@ -77,7 +77,7 @@ def test_padding_touches_no_live_state(tmp_path: Path) -> None:
             tensor.fill_(torch.nan)
         runners.append(Runner(hybrid, pool, ops("triton"), states=states))
     padded = runners[1]
-    padded.capture_decodes([3], max_pages=3)
+    padded.capture_graphs([3], max_pages=3)
     ids = torch.randint(256, (12,)).int()
     prompts = [(3, (3,), 2), (5, (5,), 0)]
     for runner in runners:

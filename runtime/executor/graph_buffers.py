@@ -1,0 +1,139 @@
+"""What CUDA graphs of steps share: their inputs and results at fixed addresses, and the memory in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
+from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.state_pool import StepStates
+from ramify.runtime.model.config import ModelShape
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.plan.attention_graph import StaticPlan
+
+Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], Tensor]
+"""(ids, positions, slots, attention, states) → hidden states."""
+
+
+@dataclasses.dataclass(slots=True)
+class GraphStep:
+    """One captured step: the buffers of its plans by window size, and its graph once captured."""
+
+    rooms: dict[int, StaticPlan]
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class GraphBuffers:
+    """Steps of up to `tokens` tokens of `rows` requests, padded to the number of a graph. On a device without
+    CUDA graphs the same steps run eagerly.
+
+    Padding tokens compute token 0 at position 0, write its keys and values into the pool's spare page, and
+    attend to nothing. The steps run one after the other, so one set of buffers does for all of them; the
+    hidden states of one hold until the next.
+
+    Parameters
+    ----------
+    max_pages : columns of the page table
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        pool: KvPool,
+        attention: PlannedAttention,
+        compute: Compute,
+        *,
+        tokens: int,
+        rows: int,
+        max_pages: int,
+    ) -> None:
+        self.pool = pool
+        self.device = device = pool.k.device
+        self.attention = attention
+        self.longest = max_pages * pool.page_size
+        """Positions of the longest request."""
+        self.tokens, self.rows = tokens, rows
+        self._compute = compute
+        self._inputs = torch.zeros(3 * tokens, dtype=torch.int64, device=device)
+        self._table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
+        heads, head_dim = model.num_heads, model.head_dim
+        self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.k.dtype, device=device)
+        self._hidden: Tensor | None = None
+        self.space: Tensor | None = None
+        """For the softmax states of all steps; None: each run allocates its own."""
+        self._memory: Any = None
+        """The memory that all graphs share."""
+
+    def reserve(self, space_bytes: int) -> None:
+        """Make room for softmax states of `space_bytes`, in which all plans leave theirs."""
+        self.space = torch.empty(space_bytes // 4, dtype=torch.float32, device=self.device)
+
+    @property
+    def captures(self) -> bool:
+        """Steps are captured from now on."""
+        return self._memory is not None
+
+    def begin_captures(self) -> bool:
+        """Whether the device has CUDA graphs. From now on `capture` may be called."""
+        if self.device.type != "cuda":
+            return False
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        return True
+
+    def load(self, batch: ForwardBatch, size: int) -> None:
+        """Copy a batch of at most `size` tokens to where steps of `size` tokens read it."""
+        count, width = batch.page_table.shape
+        padded = torch.zeros(3, size, dtype=torch.int64)
+        padded[2] = self.pool.padding_page * self.pool.page_size
+        padded[:, : batch.tokens.shape[1]] = batch.tokens
+        inputs = self._of(size)
+        inputs.copy_(to_device(padded, self.device))
+        if batch.next_ids is not None:
+            inputs[0, : len(batch.next_ids)].copy_(batch.next_ids)
+        self._table[:count, :width].copy_(to_device(batch.page_table, self.device))
+
+    def run(
+        self, size: int, rows: int, rooms: Mapping[int, StaticPlan], states: StepStates | None = None
+    ) -> Tensor:
+        """Compute what is loaded: (size, hidden)."""
+        ids, positions, slots = self._of(size)
+        plans = {window: room.plan for window, room in rooms.items()}
+        attention = self.attention.planned(plans, self._table[:rows], self._attended[:size])
+        hidden = self._compute(ids, positions, slots, attention, states)
+        if self._hidden is None:
+            self._hidden = hidden.new_empty(self.tokens, hidden.shape[1])
+        # Some hundred graphs with a result each would take some hundred MiB; the copy takes 1 to 4 us.
+        return self._hidden[:size].copy_(hidden)
+
+    def clear(self, size: int) -> None:
+        """Load padding alone, for a step of `size` tokens."""
+        inputs = self._of(size)
+        inputs[:2].zero_()
+        inputs[2].fill_(self.pool.padding_page * self.pool.page_size)
+
+    def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
+        """Capture `run`, the step's, which has run before: kernels must not be compiled during a capture."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            run()
+        step.graph = graph
+
+    def replay(self, step: GraphStep, size: int) -> Tensor:
+        assert step.graph is not None
+        assert self._hidden is not None
+        step.graph.replay()
+        return self._hidden[:size]
+
+    def _of(self, size: int) -> Tensor:
+        """(3, size): ids, positions and slots of a step."""
+        return self._inputs[: 3 * size].view(3, size)
