@@ -22,7 +22,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +31,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.kernels.routing import ClampedGate
-
-Format = Literal["bf16", "int8", "int4", "f32", "fp8"]
-FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32", "fp8")
-BITS: dict[Format, int] = {"bf16": 16, "int8": 8, "int4": 4, "f32": 32, "fp8": 8}
-"""Bits of a weight, without scales."""
+from ramify.kernels.rows import BITS, FORMATS, INPUT_MULTIPLE, Format, Rows, in_place_of, padded
 
 LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""
-INPUT_MULTIPLE = 32
-"""Inputs are padded with zeros to a multiple of this, and of the group."""
 PANEL_MULTIPLE = 4
 """Panels are padded with zeros to a multiple of this: kernels take up to four at once."""
 
@@ -53,8 +48,8 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
 )] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
-CODES_AT_ONCE = 1 << 18
-"""Codes that are laid out at a time, so that they stay in the processor's cache between steps."""
+AT_ONCE = 1 << 19
+"""Weights that a thread decodes and lays out at a time, so that they stay in its processor's cache."""
 SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 """By `scale_kind` of a layout."""
 
@@ -69,108 +64,6 @@ def tables(table: Tensor) -> NDArray[np.uint8]:
 
 
 _CODES = tables(torch.arange(16, dtype=torch.int8))
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Rows of a weight matrix, quantised or not, in row-major order.
-
-    numbers : (outputs, inputs) float32, bfloat16, int8, float8_e4m3fn or, for int4, uint8 codes from 0 to 15
-    factors : (outputs, groups) float16, bfloat16 or float32; None for float32 and bfloat16
-    offsets : like factors, for int8 and int4; or None
-    table : (16,) int8, the numbers of the codes; None for the codes themselves
-    group : inputs of a group, a multiple of 16; the last group may be partial. 0: all inputs in equal groups,
-        or in one
-    order : (inputs,), for groups of inputs that do not lie side by side: column i of `numbers` is for input
-        order[i]. None for the inputs' own order.
-    float8_activations : float8 numbers that were made to be multiplied by activations rounded to float8
-    """
-
-    numbers: Tensor
-    factors: Tensor | None = None
-    offsets: Tensor | None = None
-    table: Tensor | None = None
-    group: int = 0
-    order: Tensor | None = None
-    float8_activations: bool = False
-
-    def __post_init__(self) -> None:
-        if self.factors is None or self.group:
-            return
-        inputs, groups = self.numbers.shape[1], self.factors.shape[1]
-        group = inputs // groups if groups > 1 else inputs + -inputs % INPUT_MULTIPLE
-        object.__setattr__(self, "group", group)
-
-    def with_offsets(self) -> Rows:
-        """The same values by float32 factors and offsets, if they can be had so; else these rows."""
-        if self.factors is None or self.format not in ("int4", "int8"):
-            return self
-        factors, offsets, table = self.factors.float(), self.offsets, self.table
-        if offsets is None:
-            offsets, table = _in_place_of(table, factors), None
-        if offsets is None:
-            return self
-        return dataclasses.replace(self, factors=factors, offsets=offsets.float(), table=table)
-
-    @property
-    def format(self) -> Format:
-        return _FORMAT_OF[self.numbers.dtype]
-
-    def alike(self, other: Rows) -> bool:
-        """Whether both can be packed into one matrix: same format, group, scale dtype, table and order of
-        inputs, and both or neither with offsets."""
-
-        def kind(rows: Rows) -> tuple[object, ...]:
-            dtype = None if rows.factors is None else rows.factors.dtype
-            fixed = [None if part is None else part.tolist() for part in (rows.table, rows.order)]
-            return rows.format, rows.group, dtype, rows.offsets is None, rows.float8_activations, fixed
-
-        return kind(self) == kind(other)
-
-    def index_select(self, index: Tensor | slice) -> Rows:
-        """The rows `index`, in that order."""
-
-        def chosen(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part[index]
-
-        numbers, factors, offsets = self.numbers[index], chosen(self.factors), chosen(self.offsets)
-        return dataclasses.replace(self, numbers=numbers, factors=factors, offsets=offsets)
-
-    def joined(self, other: Rows) -> Rows:
-        """These rows, then those of `other`; the two must be `alike`."""
-
-        def both(part: Tensor | None, more: Tensor | None) -> Tensor | None:
-            return None if part is None or more is None else torch.cat([part, more])
-
-        numbers = torch.cat([self.numbers, other.numbers])
-        factors, offsets = both(self.factors, other.factors), both(self.offsets, other.offsets)
-        return dataclasses.replace(self, numbers=numbers, factors=factors, offsets=offsets)
-
-    def values(self) -> Tensor:
-        """The dequantised weights, (outputs, inputs) float32."""
-        if self.table is None:
-            numbers = self.numbers.float()
-        else:
-            numbers = self.table.float()[self.numbers.int()]
-        if self.factors is None:
-            return numbers
-
-        def of_inputs(scales: Tensor) -> Tensor:
-            return scales.float().repeat_interleave(self.group, 1)[:, : numbers.shape[1]]
-
-        wide = of_inputs(self.factors) * numbers
-        if self.offsets is not None:
-            wide += of_inputs(self.offsets)
-        return wide if self.order is None else wide[:, torch.argsort(self.order)]
-
-
-_FORMAT_OF: dict[torch.dtype, Format] = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.int8: "int8",
-    torch.uint8: "int4",
-    torch.float8_e4m3fn: "fp8",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,21 +129,13 @@ class PackedWeight:
         return record.ctypes.data, (record, codes)
 
 
-def _in_place_of(table: Tensor | None, factors: Tensor) -> Tensor | None:
-    """The offsets by which codes have the numbers of `table`; None if its steps are not all 1."""
-    if table is None or not len(table):
-        return torch.zeros_like(factors)
-    steps = torch.equal(table.int(), torch.arange(16, dtype=torch.int32) + table[0])
-    return factors * table[0] if steps else None
-
-
 def with_offsets(weight: PackedWeight) -> PackedWeight:
     """As `Rows.with_offsets`."""
     if weight.format not in ("int4", "int8"):
         return weight
     scales, table = weight.scales.float(), weight.table
     if not weight.has_offsets:
-        offsets = _in_place_of(table, scales)
+        offsets = in_place_of(table, scales)
         if offsets is None:
             return weight
         scales, table = torch.cat([scales, offsets], -1), table[:0]
@@ -262,25 +147,6 @@ def form_of(weight: PackedWeight) -> tuple[object, ...]:
     shapes = (weight.panels.shape, weight.scales.shape[-3:], weight.scales.dtype, len(weight.order))
     fixed = (weight.outputs, weight.inputs, weight.group, weight.gated, weight.clamp)
     return (weight.format, *fixed, *shapes, weight.table.tolist())
-
-
-def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:
-    """Round (outputs, inputs) floating-point weights to numbers and float16 scales.
-
-    int8: symmetric, with a group's largest magnitude at 127. int4: fifteen steps from a group's smallest to
-    its largest weight. Inputs that do not fill the last group are padded with zeros.
-    """
-    wide = _padded(weight.float(), 1, group)
-    groups = wide.view(wide.shape[0], -1, group)
-    if form == "int8":
-        factors = (groups.abs().amax(-1) / 127).half()
-        numbers = _divided(groups, factors).clamp(-127, 127).to(torch.int8)
-        return Rows(numbers.view(wide.shape), factors)
-    low, high = groups.amin(-1), groups.amax(-1)
-    offsets = low.half()
-    factors = ((high - offsets.float()) / 15).half()
-    numbers = _divided(groups - offsets.float()[..., None], factors).clamp(0, 15).to(torch.uint8)
-    return Rows(numbers.view(wide.shape), factors, offsets)
 
 
 def pack(
@@ -295,24 +161,44 @@ def pack(
 
     With `gated` the first half of the rows is the gate, the second half the up projection.
     """
-    outputs = rows.numbers.shape[0]
+    halves = 2 if gated else 1
+    outputs, columns = rows.numbers.shape
     multiple = math.lcm(INPUT_MULTIPLE, rows.group or 1)
-
-    panelled = functools.partial(_panelled, halves=2 if gated else 1)
-    numbers = _padded(panelled(rows.numbers), 2, multiple)
+    columns += -columns % multiple
+    order = padded(_panelled(torch.arange(1, outputs + 1), halves), 0, PANEL_MULTIPLE) - 1
+    panels = torch.empty(len(order), columns * WIDTH * BITS[rows.format] // 8, dtype=torch.uint8)
     scales = torch.empty(0, dtype=torch.float16)
     if rows.factors is not None:
-        parts = [rows.factors] if rows.offsets is None else [rows.factors, rows.offsets]
-        padded = [_padded(panelled(part), 2, numbers.shape[2] // rows.group) for part in parts]
-        scales = torch.cat([part.transpose(1, 2) for part in padded], 2).contiguous()
+        width = WIDTH if rows.offsets is None else 2 * WIDTH
+        scales = torch.empty(len(order), columns // rows.group, width, dtype=rows.factors.dtype)
+    step = max(1, AT_ONCE // (WIDTH * columns))
+
+    @torch.inference_mode()
+    def lay_out(start: int) -> None:
+        at = slice(start, start + step)
+        chosen = order[at].flatten()
+        part = rows.decoded(chosen.clamp(min=0))
+        if chosen.min() < 0:
+            for numbers in (part.numbers, part.factors, part.offsets):
+                if numbers is not None:
+                    numbers.view(torch.uint8)[chosen < 0] = 0
+        numbers = padded(part.numbers, 1, multiple).unflatten(0, (-1, WIDTH))
+        _lay_out(numbers, rows.format, panels[at])
+        parts = [numbers for numbers in (part.factors, part.offsets) if numbers is not None]
+        for index, numbers in enumerate(parts):
+            laid = scales[at, :, index * WIDTH : (index + 1) * WIDTH]
+            laid[:, numbers.shape[1] :] = 0
+            laid[:, : numbers.shape[1]] = numbers.unflatten(0, (-1, WIDTH)).transpose(1, 2)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(lay_out, range(0, len(order), step)))
     laid_bias = torch.empty(0)
     if bias is not None:
-        laid_bias = panelled(bias.float()).flatten().contiguous()
-    panels = _laid_out(numbers, rows.format)
+        laid_bias = padded(_panelled(bias.float(), halves), 0, PANEL_MULTIPLE).flatten().contiguous()
     table = torch.empty(0, dtype=torch.int8) if rows.table is None else rows.table
-    order = torch.empty(0, dtype=torch.int32) if rows.order is None else rows.order.int().contiguous()
+    columns_of = torch.empty(0, dtype=torch.int32) if rows.order is None else rows.order.int().contiguous()
     return PackedWeight(
-        rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table, clamp, order
+        rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table, clamp, columns_of
     )
 
 
@@ -360,7 +246,10 @@ class Stack:
         assert self._one is not None
         laid = torch.empty(0)
         if bias is not None:
-            laid = torch.cat([_panelled(row.float(), 2 if self._one.gated else 1).flatten() for row in bias])
+            halves = 2 if self._one.gated else 1
+            laid = torch.cat(
+                [padded(_panelled(row.float(), halves), 0, PANEL_MULTIPLE).flatten() for row in bias]
+            )
         panels, scales = self._panels.flatten(0, 1), self._scales
         return dataclasses.replace(
             self._one, panels=panels, scales=scales.flatten(0, 1) if scales.numel() else scales[0], bias=laid
@@ -413,52 +302,27 @@ def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:
 
 def _panelled(part: Tensor, halves: int) -> Tensor:
     """(outputs, ...) to (panels, 16, ...). The panels of two halves alternate."""
-    split = _padded(part.view(halves, len(part) // halves, *part.shape[1:]), 1, WIDTH)
-    split = split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
-    return _padded(split, 0, PANEL_MULTIPLE)
+    split = padded(part.view(halves, len(part) // halves, *part.shape[1:]), 1, WIDTH)
+    return split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
-def _laid_out(numbers: Tensor, form: Format) -> Tensor:
-    """(panels, 16, inputs) to (panels, bytes)."""
+def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
+    """Write (panels, 16, inputs) to (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "bf16":
-        pairs = numbers.view(panels, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
-        return pairs.view(torch.uint8).view(panels, -1)
-    if form in ("int8", "fp8", "f32"):
-        return numbers.transpose(1, 2).contiguous().view(torch.uint8).view(panels, -1)
-    out = torch.empty(panels, inputs // 8, WIDTH, dtype=torch.int32)
-    step = max(1, CODES_AT_ONCE // (WIDTH * inputs))
-    for start in range(0, panels, step):
-        # Eight codes are the bytes c0 to c7 of an int64. Its bytes 0, 1, 4 and 5 become c0 c2, c1 c3, c4 c6
-        # and c5 c7, and the int32 is its bytes 0, 4, 1 and 5. This takes 1 ns a code.
-        eights = numbers[start : start + step].contiguous().view(torch.int64)
-        odd = eights | eights >> 12
-        even = odd & 0xFF000000FF
-        even |= even >> 24
-        odd &= 0xFF000000FF00
-        odd <<= 8
-        odd |= odd >> 24
-        even &= 0xFFFF
-        even |= odd.bitwise_and_(0xFFFF0000)
-        out[start : start + step] = even.int().transpose(1, 2)
-    return out.view(torch.uint8).view(panels, -1)
+        pairs = out.view(torch.int32).view(panels, inputs // 2, WIDTH)
+        pairs.numpy()[...] = numbers.contiguous().view(torch.int32).numpy().transpose(0, 2, 1)
+    elif form == "int4":
+        from ramify.kernels.cpu.packing import lay_out_codes
+
+        eights = numbers.contiguous().view(torch.uint64).numpy()
+        lay_out_codes(eights, out.numpy().view(np.uint32).reshape(panels, inputs // 8, WIDTH))
+    else:
+        width = {"f32": np.float32}.get(form, np.uint8)
+        laid = out.numpy().view(width).reshape(panels, inputs, WIDTH)
+        laid[...] = numbers.contiguous().view(torch.uint8).numpy().view(width).transpose(0, 2, 1)
 
 
 def _place(k: int) -> int:
     """The index of the four bits of an int32 that hold input `k` of its eight inputs."""
     return k // 2 + 4 * (k % 2)
-
-
-def _divided(groups: Tensor, factors: Tensor) -> Tensor:
-    """groups / factors, rounded to integers; 0 where the factor is 0."""
-    wide = factors.float()[..., None]
-    return torch.where(wide == 0, 0.0, groups / wide).round()
-
-
-def _padded(part: Tensor, dimension: int, multiple: int) -> Tensor:
-    missing = -part.shape[dimension] % multiple
-    if not missing:
-        return part
-    shape = list(part.shape)
-    shape[dimension] = missing
-    return torch.cat([part, part.new_zeros(shape)], dimension)

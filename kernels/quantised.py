@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows
 
 STEP = {"int4": 32, "int8": 64, "fp8": 128}
 """The most bytes of an output in a block. With 64 of int4 a tile of 64 rows spills registers on sm_80."""
@@ -99,6 +99,8 @@ def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> Quantised
     """
     if rows.factors is None:
         return None
+    rows = rows.decoded()
+    assert rows.factors is not None
     form, numbers, shift = rows.format, rows.numbers.to(device), 0
     if rows.table is not None:
         shift = int(rows.table[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import logging
@@ -10,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISDIR
 
 from ramify.errors import EngineError
 
@@ -44,6 +47,57 @@ def remove_outdated(entry: Path) -> None:
     for old in entry.parent.iterdir():
         if old.is_dir() and old != entry and not old.name.startswith("."):
             shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is kept of one kind under one name, in all versions."""
+
+    kind: str
+    name: str
+    path: Path
+    size: int
+    """Bytes."""
+    used: float
+    """When it was last made or used, in seconds since the epoch."""
+
+
+def entries(kind: str | None = None) -> list[Entry]:
+    """What is there, of `kind` or of all kinds, the last used first."""
+    kinds = [home() / kind] if kind else [path for path in home().glob("[!.]*") if path.is_dir()]
+    found = []
+    for folder in kinds:
+        for path in folder.glob("[!.]*"):
+            stats = [part.stat() for part in _parts(path)]
+            size = sum(stat.st_size for stat in stats if not S_ISDIR(stat.st_mode))
+            used = max(stat.st_mtime for stat in stats)
+            found.append(Entry(folder.name, path.name, path, size, used))
+    return sorted(found, key=lambda entry: (-entry.used, entry.kind, entry.name))
+
+
+def _parts(path: Path) -> list[Path]:
+    return [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+
+
+def remove(entry: Entry) -> None:
+    """Remove an entry. Processes that have its files mapped keep them."""
+    if entry.path.is_dir() and not entry.path.is_symlink():
+        shutil.rmtree(entry.path, ignore_errors=True)
+    else:
+        entry.path.unlink(missing_ok=True)
+
+
+def bound(kind: str, most: int, *, using: Path) -> None:
+    """Note that `using`, an entry of `kind`, is used, and remove the least recently used others until all of
+    `kind` take at most `most` bytes."""
+    with contextlib.suppress(OSError):
+        os.utime(using)
+    total = 0
+    for entry in entries(kind):
+        total += entry.size
+        if total > most and not using.is_relative_to(entry.path):
+            log.info("Removing %s, as %s take more than %.1f GB", entry.path, kind, most / 1e9)
+            remove(entry)
 
 
 def ensure(entry: Path, build: Callable[[Path], None]) -> Path:

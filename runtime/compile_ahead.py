@@ -47,7 +47,14 @@ KERNELS = Modules(
     "kernels",
     (
         (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
-        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope", f"{_CPU}.lora", f"{_CPU}.experts"),
+        (
+            f"{_CPU}.linear",
+            f"{_CPU}.packing",
+            f"{_CPU}.linear_masked",
+            f"{_CPU}.rope",
+            f"{_CPU}.lora",
+            f"{_CPU}.experts",
+        ),
     ),
     f"{_CPU}.layer_stack",
 )

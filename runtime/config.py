@@ -102,6 +102,9 @@ class EngineConfig:
     before int8 and int4 weights, with a scale for each group of inputs, where that is faster (AVX512_VNNI
     without AMX); GPUs of compute capability 8.9 and later round them to float8 for FP8 checkpoints that are
     made for it."""
+    packed_cache_gb: float = 20.0
+    """Disk for packed copies of weights, which later starts map instead of packing again, in GiB over all
+    models: the least recently used are removed. 0: no copy is kept. `ramify cache` lists them."""
     loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """A LoRA adapter to load at start, as name=path of a PEFT folder; the flag may be repeated. Requests name
     it."""
@@ -234,6 +237,8 @@ class EngineConfig:
         for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0.")
+        if self.packed_cache_gb < 0:
+            raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
         for name in self.loras:
             checked_name(name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:

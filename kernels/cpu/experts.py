@@ -31,8 +31,9 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear.items import FRAME
-from ramify.kernels.packed import FORMATS, LAYOUT, form_of
+from ramify.kernels.packed import LAYOUT, form_of
 from ramify.kernels.routing import LEAST_SUM
+from ramify.kernels.rows import FORMATS
 from ramify.kernels.stack import PackedExperts
 
 EXPERTS = record(

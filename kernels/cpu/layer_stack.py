@@ -26,7 +26,8 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.experts import CALL
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.lora import Extra, LoraRows
-from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
+from ramify.kernels.packed import LAYOUT, PackedWeight
+from ramify.kernels.rows import FORMATS
 from ramify.kernels.stack import LayerWeights, Norm
 
 MOST_PARTS = 3

@@ -39,6 +39,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
             packed=kernels.prefers_packed,
             quantised=kernels.quantised_matmul is not None,
             deterministic=kernels.deterministic,
+            packed_cache=int(config.packed_cache_gb * 2**30),
         )
 
     return load

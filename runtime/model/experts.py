@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, Rows, Stack, pack, unstacked
+from ramify.kernels.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.reference import experts as reference
+from ramify.kernels.rows import Rows
 from ramify.kernels.stack import ExpertMatrices, PackedExperts
 from ramify.runtime.model.config import Experts, ModelConfig
 from ramify.runtime.model.layers import (
@@ -268,7 +269,7 @@ def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
         for index, down in enumerate(entry):
             yield f"{stem}.experts.{index}.down_proj.weight", down
     elif stored.endswith(".shared_expert.gate_up_proj.weight"):
-        half = len(entry.numbers if isinstance(entry, Rows) else entry) // 2
+        half = len(entry) // 2
         for name, rows in (("gate_proj", slice(half)), ("up_proj", slice(half, None))):
             part = entry.index_select(rows) if isinstance(entry, Rows) else entry[rows]
             yield stored.replace("gate_up_proj", name), part

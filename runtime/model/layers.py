@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.lora import MOST_PARTS, Extra, LoraRows, LoraTable
-from ramify.kernels.packed import PackedWeight, Rows, pack
+from ramify.kernels.packed import PackedWeight, pack
 from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.reference.quantised import quantised_matmul
+from ramify.kernels.rows import Rows
 from ramify.kernels.stack import Norm
 from ramify.runtime.model.config import Activation
 
@@ -379,7 +380,7 @@ class Linear(nn.Module):
             self.bias = None if self.bias is None else _parameter(self.bias.to(device))
             return
         for rows, bias in found:
-            outputs, start = slice(start, start + len(rows.numbers)), start + len(rows.numbers)
+            outputs, start = slice(start, start + len(rows)), start + len(rows)
             weight = lay_out(rows, inputs=self.inputs, device=device) or rows.numbers.to(device)
             self.quantised.append((outputs, weight, None if bias is None else bias.to(device)))
         self.weight, self.bias = _parameter(self.weight.new_empty(0, device=device)), None
@@ -394,7 +395,7 @@ class Linear(nn.Module):
                 found[-1] = found[-1].joined(rows)
             else:
                 found.append(rows)
-        counts = [len(rows.numbers) for rows in found]
+        counts = [len(rows) for rows in found]
         biases = [None] * len(found) if self.bias is None else list(torch.split(self.bias, counts))
         return list(zip(found, biases, strict=True))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files
@@ -83,6 +83,7 @@ def load_model(
     packed: bool = False,
     quantised: bool = False,
     deterministic: bool = False,
+    packed_cache: int = 20 << 30,
 ) -> CausalLM:
     """The model in `files`, its weights converted to `dtype` on `device`.
 
@@ -90,8 +91,9 @@ def load_model(
     `context_length` replaces the model's own if it is shorter; the table of rotations shrinks with it.
 
     With `packed`, or with any quantization, matrices are laid out for the compiled kernels, if there is a
-    layout for their number format. The packed model is cached on disk. With `packed` and `deterministic` all
-    matrices are packed, since the bits of torch's products depend on the number of rows.
+    layout for their number format. Packed models are cached on disk, in at most `packed_cache` bytes. With
+    `packed` and `deterministic` all matrices are packed, since the bits of torch's products depend on the
+    number of rows.
 
     With `quantised` instead, quantised matrices are laid out on `device` for the kernels of GPUs.
 
@@ -145,7 +147,7 @@ def load_model(
         variant += "-whole"
     if config.shard.count > 1:
         variant += f"-{config.shard.index + 1}of{config.shard.count}"
-    return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full)
+    return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full, most=packed_cache)
 
 
 def _filled(

@@ -34,14 +34,17 @@ def load_packed(
     config: ModelConfig,
     empty: Callable[[], Model],
     full: Callable[[], Model],
+    *,
+    most: int,
 ) -> Model:
     """The model of the files `weights` with the layout `variant`, from the cache if it has an entry for
     `config`: the order of rows depends on it.
 
-    `empty` makes the model without values; `full` reads and packs it. Small files are not cached, and a cache
-    that cannot be written is not used.
+    `empty` makes the model without values; `full` reads and packs it. All packed models in the cache take at
+    most `most` bytes: the least recently used are removed. Small files are not cached, nor is a model that
+    takes more than `most`, and a cache that cannot be written is not used.
     """
-    if sum(path.stat().st_size for path in weights) < CACHED_FROM:
+    if most == 0 or sum(path.stat().st_size for path in weights) < CACHED_FROM:
         return full()
     name = f"{weights[0].resolve().stem}-{variant}"
     whole = dataclasses.replace(config, context_length=0)  # it can be chosen, and orders nothing
@@ -50,6 +53,11 @@ def load_packed(
 
     def build(folder: Path) -> None:
         built.append(full())
+        size = _size(built[0])
+        if size > most:
+            raise cache.NotWritable(
+                f"it takes {size / 2**30:.1f} GiB, and packed_cache_gb is {most / 2**30:.1f}"
+            )
         _write(built[0], folder / _FILE)
 
     try:
@@ -59,6 +67,7 @@ def load_packed(
         return built[0] if built else full()
     built.clear()
     cache.remove_outdated(entry)
+    cache.bound("packed", most, using=entry)
     model = empty()
     _read(model, entry / _FILE)
     return model
@@ -77,6 +86,13 @@ def _write(model: Model, path: Path) -> None:
     packed = {name: [_fields(weight) for weight in weights] for name, weights, _ in _parts(model) if weights}
     plain = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.numel()}
     torch.save({"packed": packed, "plain": plain}, path)
+
+
+def _size(model: Model) -> int:
+    """Bytes of what `_write` writes."""
+    packed = [weight for _, weights, _ in _parts(model) for weight in weights]
+    tensors = [part for weight in packed for part in (weight.panels, weight.scales, weight.bias)]
+    return sum(tensor.nbytes for tensor in [*tensors, *model.parameters()])
 
 
 def _fields(weight: PackedWeight) -> dict[str, Any]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels import packed
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows, quantised
 from ramify.runtime.model.quantised.config import Quantised
 
 Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]
@@ -62,5 +61,5 @@ def packing(
     float32 is packed only with `everything`: torch's float32 products are faster.
     """
     if quantization == "int8" or quantization == "int4":
-        return lambda weight: packed.quantised(weight, quantization, GROUPS[quantization])
+        return lambda weight: quantised(weight, quantization, GROUPS[quantization])
     return Rows if everything or dtype == torch.bfloat16 else None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows
 from ramify.runtime.model.config import ModelConfig, Shard
 
 Entry = Tensor | Rows
@@ -61,7 +61,7 @@ def parts_of_rank(
             yield name, _by_inputs(name, entry, shard, keep=keep)
         else:
             sizes = _divided_rows(found[1], config)
-            over_heads = found[1] not in ("q_norm", "k_norm") or _length(entry) != config.head_dim
+            over_heads = found[1] not in ("q_norm", "k_norm") or len(entry) != config.head_dim
             yield name, _rows(entry, sizes, shard) if sizes and over_heads else entry
 
 
@@ -79,13 +79,9 @@ def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
     return by_module.get(module, ())
 
 
-def _length(entry: Entry) -> int:
-    return len(entry.numbers if isinstance(entry, Rows) else entry)
-
-
 def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
     """Of each stacked matrix the rows of this rank, `sizes`. Others than expected are refused when filled."""
-    if _length(entry) != shard.count * sum(sizes):
+    if len(entry) != shard.count * sum(sizes):
         return entry
     chosen, start = [], 0
     for size in sizes:
@@ -108,6 +104,7 @@ def _by_inputs(name: str, entry: Entry, shard: Shard, *, keep: bool) -> Entry:
     part = slice(shard.index * size, (shard.index + 1) * size)
     if isinstance(entry, Tensor):
         return entry[:, part]
+    entry = entry.decoded()
     numbers = entry.numbers[:, part].contiguous()
     if entry.factors is None:
         return dataclasses.replace(entry, numbers=numbers)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
@@ -90,7 +90,7 @@ def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:
     return rows[: rotary.heads * rotary.size].unflatten(0, (rotary.heads, -1))[:, : rotary.rotated]
 
 
-VALUES_AT_ONCE = 1 << 22
+VALUES_AT_ONCE = 1 << 19
 """Weights that are dequantised at a time."""
 
 
@@ -98,16 +98,16 @@ def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
     if slot.order is not None:
         rows = rows.index_select(slot.order)
     if slot.rotary is not None and layout == "halves":
-        order = torch.arange(len(rows.numbers))
+        order = torch.arange(len(rows))
         rotated = _rotated_rows(order, slot.rotary)
         rotated.copy_(rotated.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
         rows = rows.index_select(order)
     if keep and slot.keep is not None and slot.keep(rows):
         return
     step = max(1, VALUES_AT_ONCE // rows.numbers.shape[1])
-    for start in range(0, len(rows.numbers), step):
+    for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        slot.target[part].copy_(rows.index_select(part).values())
+        slot.target[part].copy_(rows.decoded(part).values())
 
 
 def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -91,6 +91,7 @@ def test_a_server_that_is_killed_and_starts_again_costs_no_row(
     assert not any(line["error"] for line in results(out))
 
 
+@pytest.mark.long
 def test_without_a_server_the_batch_stops_and_goes_on_later(
     folder: Path, flags: list[str], tmp_path: Path
 ) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
-from ramify.kernels.packed import Rows
 from ramify.kernels.quantised import lay_out
 from ramify.kernels.routing import ClampedGate
+from ramify.kernels.rows import Rows
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.stack import ExpertMatrices
 from ramify.kernels.triton import (

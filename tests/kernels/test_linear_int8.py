@@ -7,8 +7,9 @@ import torch
 
 from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.packed_linear import int8
-from ramify.kernels.packed import PackedWeight, pack, quantised, unpack
+from ramify.kernels.packed import PackedWeight, pack, unpack
 from ramify.kernels.registry import ops
+from ramify.kernels.rows import quantised
 from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 
 CPU, TORCH = ops("cpu"), ops("torch")

@@ -74,7 +74,7 @@ HOST = llvmlite.binding.get_host_cpu_features()
 @pytest.mark.parametrize(
     ("name", "features", "lanes"),
     [
-        ("haswell", "+avx,+avx2,+fma", 8),
+        pytest.param("haswell", "+avx,+avx2,+fma", 8, marks=pytest.mark.long),
         pytest.param("x86-64", "+sse2", 4, marks=pytest.mark.long),
     ],
 )

@@ -18,6 +18,8 @@ from .attention_cases import make_batch
 pytestmark = pytest.mark.slow
 
 FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
+LONG = ("test_sampling", "test_deterministic", "test_decode_graphs", "test_cascade")
+"""Half a minute and more each."""
 
 
 def interpreted(file: Path) -> subprocess.CompletedProcess[str]:
@@ -36,7 +38,17 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[subproces
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem.removeprefix("test_"))
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(
+            file,
+            id=file.stem.removeprefix("test_"),
+            marks=[pytest.mark.long] if file.stem in LONG else [],
+        )
+        for file in FILES
+    ],
+)
 def test_in_the_interpreter(file: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]):
     done = runs[file].result()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -150,6 +150,7 @@ def test_the_gated_delta_rule_keeps_its_state_in_registers(capability):
         assert taken.registers <= 128, launch.name
 
 
+@pytest.mark.long
 def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
     x = torch.zeros(4, 128256, dtype=HALF)
     mask, mask_rows = torch.zeros(4, 4008, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)

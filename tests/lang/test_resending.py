@@ -647,7 +647,11 @@ def three_poems(s):
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize("how", [{"stream": True}, {"stream": True, "compiled": True}])
+@pytest.mark.parametrize(
+    "how",
+    [{"stream": True}, pytest.param({"stream": True, "compiled": True}, marks=pytest.mark.long)],
+    ids=["by steps", "compiled"],
+)
 def test_a_program_outlives_its_server(how):
     """SIGKILL in the middle of the second poem; the same model comes back on the same port."""
     flags = ("--deterministic", "--threads", "1")

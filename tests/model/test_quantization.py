@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.kernels.packed import Rows, pack, unpack
+from ramify.kernels.packed import pack, unpack
 from ramify.kernels.registry import ops
+from ramify.kernels.rows import Rows
 from ramify.runtime.model import load, packed_cache
 from ramify.runtime.model.gguf import blocks
 from ramify.runtime.model.gguf.blocks import rows_of
@@ -67,8 +69,11 @@ def test_values_are_dequantised_by_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(blocks, "CHUNK", 4096)
     kind = GGMLQuantizationType.IQ3_S
     raw = random_blocks((40, 512), kind)
-    rows_of(raw.reshape(-1), kind, (40, 512))
-    assert sizes == [4096] * 5
+    rows = rows_of(raw.reshape(-1), kind, (40, 512))
+    assert rows is not None
+    assert sizes == [512], "the first row tells the shapes"
+    rows.decoded()
+    assert sizes[1:] == [4096] * 5
 
 
 def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
@@ -80,9 +85,9 @@ def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
         assert isinstance(entry, torch.Tensor if plain else Rows), name
 
 
-def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32) -> Model:
+def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
     files = ModelFiles(name="tiny", weights=path, tokenizer=path.parent)
-    model = load_model(files, dtype=dtype, quantization=quantization, packed=True)  # type: ignore[arg-type]
+    model = load_model(files, dtype=dtype, quantization=quantization, packed=True, **options)
     linear = ops("cpu").linear
     assert linear is not None
     model.use_linear(linear)
@@ -265,6 +270,27 @@ def test_another_file_is_packed_anew_and_the_old_one_goes(home: Path, tmp_path: 
     assert new != old
     loaded(path, "int8")
     assert new in entries(home), "another format is another entry"
+
+
+def test_the_least_recently_used_goes_where_room_ends(home: Path, tmp_path: Path) -> None:
+    path = written(LLAMA, tmp_path)
+    for quantization in ("gguf", "int8"):
+        loaded(path, quantization)
+    first = next(entry for entry in entries(home) if "int8" not in str(entry))
+    for part in home.rglob("*"):
+        os.utime(part, (1, 1))
+    loaded(path, "gguf", packed_cache=sum(part.stat().st_size for part in first.rglob("*")))
+    assert entries(home) == [first]
+    loaded(path, "int8", packed_cache=0)
+    assert entries(home) == [first], "none is kept"
+
+
+def test_a_model_larger_than_the_room_is_not_kept(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded(written(LLAMA, tmp_path), "gguf", packed_cache=1000)
+    assert not entries(home)
+    assert "packed_cache_gb" in caplog.text
 
 
 def test_where_nothing_can_be_written_it_packs_at_every_start(

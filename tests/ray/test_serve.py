@@ -18,13 +18,15 @@ import pytest
 import ramify as rm
 from ramify.ray.installed import require
 from tests.ray.waiting import wait_until
-from tests.runtime.tiny import write_tiny
+from tests.runtime.tiny import write_model, write_tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NAME = "ramify"
 PREFIX = 400
 PROMPTS = [letter * 40 for letter in "abcd"]
+MAX_TOKENS = 900
+"""Of each stream: it must last until the last stream has begun, at 1 ms a token."""
 
 
 class App:
@@ -36,6 +38,8 @@ class App:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        # One for all streams: to make a client takes 0.1 s, in which others' streams would go on.
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.options = {
             "model": str(folder),
             "dtype": "float32",
@@ -65,12 +69,11 @@ class App:
         }
 
     def ask(self, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:
-        """The streamed output, 400 tokens."""
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-        with client.chat.completions.create(
+        """The streamed output, MAX_TOKENS tokens."""
+        with self.client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": prompt}],
-            max_tokens=400,
+            max_tokens=MAX_TOKENS,
             stream=True,
             temperature=1.0,
             seed=7,
@@ -87,7 +90,11 @@ class App:
 def app(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     serve = require("ray.serve")
     try:
-        yield App(serve, write_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+        folder = tmp_path_factory.mktemp("models") / "tiny"
+        folder.mkdir()
+        write_model(folder, context_length=1024)
+        write_tokenizer(folder)
+        yield App(serve, folder)
     finally:
         serve.shutdown()
 

@@ -260,7 +260,9 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
 def until(subscriber: Subscriber, told: Callable[[], bool]) -> None:
     """An answer may come before the events of the step that ended it: they take different ways."""
     deadline = time.monotonic() + 20
-    while not told() and time.monotonic() < deadline:
+    while not told():
+        held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
+        assert time.monotonic() < deadline, f"up to message {subscriber.last}: {held}"
         subscriber.catch_up()
 
 

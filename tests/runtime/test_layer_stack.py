@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import attention, experts, linear
-from ramify.kernels.packed import quantised
 from ramify.kernels.registry import ops
+from ramify.kernels.rows import quantised
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor.batch import Extension, pack

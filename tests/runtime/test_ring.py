@@ -306,7 +306,8 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_f
 
 
 SCRIPT = """
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ramify.kernels.packed import Rows
+from ramify.kernels.rows import Rows
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import Entry
 from ramify.runtime.model.families.llama import LlamaLayer
@@ -33,7 +33,7 @@ class GptOss(Model):
         for index in range(experts.count):
             for place, name in enumerate(names):
                 if isinstance(entry, Rows):
-                    outputs = len(entry.numbers) // experts.count
+                    outputs = len(entry) // experts.count
                     rows = range(index * outputs + place, (index + 1) * outputs, len(names))
                     part: Entry = entry.index_select(torch.tensor(rows))
                 else:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.packed import SCALE_DTYPES, Rows
+from ramify.kernels.packed import SCALE_DTYPES
+from ramify.kernels.rows import Rows
 from ramify.runtime.model.quantised.config import Quantised
 
 Stored = Mapping[str, Tensor]

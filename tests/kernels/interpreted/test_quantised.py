@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from ramify.kernels import packed
-from ramify.kernels.packed import Rows
 from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import quantised as reference
+from ramify.kernels.rows import Rows
+from ramify.kernels.rows import quantised as rounded
 from ramify.kernels.triton import quantised
 from ramify.kernels.triton.interpret import INTERPRETED
 from tests.kernels import ops_cases as cases
@@ -122,7 +122,7 @@ def test_the_number_of_rows_changes_no_bit_by_row(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_refusals_name_the_argument(module, change, words) -> None:
-    weight = lay_out(packed.quantised(torch.randn(4, 64), "int4", 32), inputs=64, device="cpu")
+    weight = lay_out(rounded(torch.randn(4, 64), "int4", 32), inputs=64, device="cpu")
     assert isinstance(weight, QuantisedWeight)
     assert dataclasses.astuple(weight)[0] == "int4"
     given = {"x": torch.zeros(2, 64), "weight": weight}

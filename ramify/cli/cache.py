@@ -1,0 +1,67 @@
+"""`ramify cache`: what is kept on disk, how large it is, and how to be rid of it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from ramify import cache
+from ramify.errors import InvalidRequest
+
+KINDS = {
+    "models": "models that were fetched",
+    "packed": "weights as kernels read them; made at the first load of a model",
+    "compiled": "compiled kernels and grammar engines",
+    "grammars": "compiled constraints",
+    "vocabularies": "tokens by their bytes, for grammars",
+    "tokenizers": "tokenizers of GGUF files",
+    "headers": "headers of models that were inspected",
+    "forms": "what each type of GGUF tensor takes",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Kinds: " + "; ".join(f"{kind}, {what}" for kind, what in KINDS.items()) + "."
+    parser.add_argument(
+        "--clear",
+        metavar="WHAT",
+        nargs="+",
+        help="remove all of these kinds, or entries whose names begin so; all: everything",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    found = cache.entries()
+    if options.clear:
+        chosen = _chosen(found, options.clear)
+        for entry in chosen:
+            cache.remove(entry)
+        print(f"Removed {len(chosen)} entries, {_size(sum(entry.size for entry in chosen))}.")
+        return 0
+    print(f"{cache.home()}: {_size(sum(entry.size for entry in found))}")
+    for kind in sorted({entry.kind for entry in found}):
+        entries = [entry for entry in found if entry.kind == kind]
+        total = _size(sum(entry.size for entry in entries))
+        print(f"\n{kind}: {total}{', ' + KINDS[kind] if kind in KINDS else ''}")
+        for entry in entries if kind in ("models", "packed") else []:
+            day = time.strftime("%Y-%m-%d", time.localtime(entry.used))
+            print(f"  {_size(entry.size):>9}  {day}  {entry.name}")
+    return 0
+
+
+def _chosen(found: Sequence[cache.Entry], names: Sequence[str]) -> list[cache.Entry]:
+    """The entries that `names` mean. Raises `InvalidRequest` for a name that means none."""
+    chosen = []
+    for name in names:
+        meant = [entry for entry in found if name in ("all", entry.kind) or entry.name.startswith(name)]
+        if not meant and name not in ("all", *KINDS):
+            raise InvalidRequest(
+                f"There is no {name!r} in {cache.home()}.", remedy="ramify cache lists what there is."
+            )
+        chosen += [entry for entry in meant if entry not in chosen]
+    return chosen
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

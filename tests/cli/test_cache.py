@@ -1,0 +1,61 @@
+"""`ramify cache`: what is listed, and what is removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ramify.cli.main import main
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    for name, size in {
+        "packed/one-a/v1/model.pt": 3_000_000,
+        "models/tiny/w": 1_000_000,
+        "grammars/x": 10,
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(size))
+    return tmp_path
+
+
+def test_lists_kinds_and_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache"]) == 0
+    out = capsys.readouterr().out
+    assert f"{home}: 4.0 MB" in out
+    assert "packed: 3.0 MB" in out
+    assert "one-a" in out
+    assert "  x" not in out, "constraints are many, and have no names"
+
+
+@pytest.mark.parametrize(
+    ("what", "left"),
+    [
+        (["packed"], {"models", "grammars"}),
+        (["one"], {"models", "grammars"}),
+        (["models", "grammars"], {"packed"}),
+        (["all"], set()),
+    ],
+)
+def test_removes_what_it_is_told(
+    what: list[str], left: set[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "--clear", *what]) == 0
+    assert {path.relative_to(home).parts[0] for path in home.rglob("*") if path.is_file()} == left
+    assert capsys.readouterr().out.startswith("Removed ")
+
+
+def test_a_name_that_nothing_has_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "--clear", "tow"]) == 2
+    assert "'tow'" in capsys.readouterr().err
+    assert (home / "grammars/x").exists()
+
+
+def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "none"))
+    assert main(["cache"]) == 0
+    assert main(["cache", "--clear", "all"]) == 0
