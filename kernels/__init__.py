@@ -5,6 +5,6 @@ cpu/         compiled for x86-64 and Arm by numba
 triton/      for NVIDIA GPUs
 
 An operation has the same name and signature in each backend that has it; `registry.ops` chooses a backend.
-Shared: checks.py and sampling_inputs.py (arguments), rows.py and packed.py (weights), stack.py (layers), errors.py.
+Shared: checks.py, sampling_inputs.py (arguments); rows.py, packed.py (weights); stack.py (layers); errors.py.
 This package imports nothing else of Ramify.
 """

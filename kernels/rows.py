@@ -117,7 +117,7 @@ class Rows:
         return kind(self) == kind(other)
 
     def index_select(self, index: Tensor | slice) -> Rows:
-        """The rows `index`, in that order. Those that are not decoded stay so."""
+        """The rows `index`, in that order, as they are: decoded or not."""
         if self.stored is not None:
             return self._storing(dataclasses.replace(self.stored, data=_chosen(self.stored.data, index)))
 

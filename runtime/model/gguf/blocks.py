@@ -1,7 +1,7 @@
 """The quantised blocks of GGUF files as integers and scales.
 
 Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). Types without a reader here are dequantised by
-chunks, and the integers of each group are found in its values. The resulting `kernels.packed.Rows` have the
+chunks, and the integers of each group are found in its values. The resulting `kernels.rows.Rows` have the
 same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
 """
 

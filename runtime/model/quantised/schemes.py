@@ -1,4 +1,4 @@
-"""The stored tensors of a quantised matrix as `kernels.packed.Rows`: one function for each scheme.
+"""The stored tensors of a quantised matrix as `kernels.rows.Rows`: one function for each scheme.
 
 The float32 values of the rows are those of the formula of the scheme's own library, computed in float32. The
 libraries compute in the dtype of the scales: rounded to that, the values are theirs.

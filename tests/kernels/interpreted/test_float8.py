@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from ramify.kernels.packed import Rows
 from ramify.kernels.quantised import lay_out
 from ramify.kernels.reference import float8 as reference
 from ramify.kernels.reference.quantised import quantised_matmul
+from ramify.kernels.rows import Rows
 from ramify.kernels.triton import float8
 from tests.kernels import ops_cases as cases
 from tests.kernels.float8_cases import activations, check, weight_of
