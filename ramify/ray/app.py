@@ -36,8 +36,9 @@ from ramify.runtime.fleet.shares import whole
 
 CLOSE_S = EVACUATE_S + 10.0
 """Beyond drain_s: for prefixes and requests to go elsewhere, and for the ring's processes to end."""
-SESSIONS = 1
-"""Calls that run on each replica while it has no request: the frontend's session, which Serve counts."""
+SESSIONS = 1.1
+"""Calls that run on each replica while it has no request, which Serve counts: the frontend's session, and for
+moments its heartbeats. With 1, two idle replicas would need 1.01 replicas at a target of 1, so both."""
 POLL_S = 0.5
 """How often an actor that stops looks whether its requests have ended."""
 

@@ -55,8 +55,8 @@ class ClusterConfig:
         for name in ("cpus_per_replica", "gpus_per_replica"):
             if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be 0 or more.")
-        if self.requests_per_replica is not None and not 0 < self.requests_per_replica < math.inf:
-            raise ValueError(f"requests_per_replica is {self.requests_per_replica}; it must be above 0.")
+        if self.requests_per_replica is not None and not 1 <= self.requests_per_replica < math.inf:
+            raise ValueError(f"requests_per_replica is {self.requests_per_replica}; it must be 1 or more.")
 
     @property
     def bounds(self) -> tuple[int, int]:

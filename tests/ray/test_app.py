@@ -10,13 +10,13 @@ pytestmark = pytest.mark.ray
 
 
 def test_scaling_counts_requests_beside_the_session_of_each_replica() -> None:
-    """An idle replica has a running call, so with a target of 1 no replica would ever be stopped."""
+    """An idle replica has a running call and heartbeats: with 2.0 a second one would never be stopped."""
     from ramify.ray.app import build
 
     app = build({"model": "m", "replicas": "1..4", "requests_per_replica": "1"})
     (model,) = app._bound_deployment.init_args[1:]
     scaling = model._bound_deployment._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 4, 2.0)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 4, 2.1)
 
 
 def test_a_second_frontend_is_refused_by_name() -> None:

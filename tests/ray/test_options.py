@@ -63,7 +63,7 @@ def test_one_replica_tells_of_its_tree_too() -> None:
         ({"dtype": "float64"}, "dtype is 'float64'"),
         ({"loras": "a"}, "name=path"),
         ({"gpus_per_replica": "-1"}, "must be 0 or more"),
-        ({"requests_per_replica": "0"}, "must be above 0"),
+        ({"requests_per_replica": "0.5"}, "must be 1 or more"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(given: dict[str, Any], says: str) -> None:
