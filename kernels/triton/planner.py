@@ -15,10 +15,12 @@ from ramify.kernels.triton.plan.attention_config import CHUNK, device_of, tiles
 from ramify.kernels.triton.plan.attention_graph import (
     Form,
     StaticPlan,
+    TokenForm,
     form_of,
     highest_level,
     launches_of,
     state_bytes,
+    token_form_of,
 )
 from ramify.kernels.triton.plan.attention_plan import STATE_BYTES, Plan, Shape
 from ramify.kernels.triton.tiles.merge import AT_ONCE
@@ -122,6 +124,26 @@ class Planner:
         """Positions that the decodes see, rounded up to whole chunks."""
         window = self.shape.window
         return min(positions, sequences * (window + 2 * CHUNK)) if window else positions
+
+    def token_form(self, plan: Plan, tokens: int) -> TokenForm:
+        """The smallest form of a captured step of up to `tokens` tokens that holds `plan`."""
+        return token_form_of(plan, tokens)
+
+    def token_room(self, form: TokenForm, tokens: int, space: Tensor | None) -> StaticPlan:
+        """Buffers for plans of `form`, of up to `tokens` tokens. `space`: of `token_state_bytes`."""
+        return StaticPlan(
+            self.shape,
+            self._device,
+            tokens=tokens,
+            forms=form.launches,
+            states=form.states,
+            listed_tokens=form.listed_tokens,
+            space=space,
+        )
+
+    def token_state_bytes(self, form: TokenForm) -> int:
+        """Bytes of the softmax states for which `token_room` has room."""
+        return state_bytes(self.shape, form.states)
 
     def warm_up(
         self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0, sinks: bool = False

@@ -30,6 +30,7 @@ from ramify.runtime.executor.memory import (
 )
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.executor.token_graphs import buckets, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.parallel.ranks import Ranks
@@ -116,7 +117,8 @@ def build_runners(
         # The library's code may read the device's values on the host, which no graph can.
         if graphs and isinstance(model, Model):
             longest = min(shape.context_length, pages * config.page_size)
-            runner.capture_graphs(sizes, -(-longest // config.page_size))
+            tokens = [] if states is not None else _buckets(config, longest)
+            runner.capture_graphs(sizes, -(-longest // config.page_size), tokens)
         if ranks is not None and ranks.index == 0:
             runner.ranks = ranks  # from now on passes are told, those above were the same on all ranks
         return runner
@@ -160,8 +162,9 @@ def _measured(
     """Measures the device's memory with the weights on it, and the workspace of a step, on a few pages.
 
     The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
-    All CUDA graphs share the memory of the largest decode; steps that are not captured have their own. The
-    measured steps see few positions, so what long sequences and graphs take beside is added.
+    All CUDA graphs share the memory of the largest decode or bucket of tokens; steps that are not captured
+    have their own. The measured steps see few positions, so what long sequences and graphs take beside is
+    added.
     """
     shape = model.config
     assert config.max_running is not None
@@ -189,13 +192,24 @@ def _measured(
         return torch.cuda.max_memory_allocated(device) - before
 
     widths: list[int] = []
-    workspace = taken(runner, prefill) + taken(runner, decodes)
+    captured = taken(runner, decodes)
+    if graphs and states is None:
+        bucket = _buckets(config, shape.context_length)[-1]
+        captured = max(captured, taken(runner, [Extension(zeros, 0, min(bucket, chunk), range(pages))]))
+    workspace = taken(runner, prefill) + captured
     workspace += _unmeasured(config, runner, widths[0] * dtype.itemsize, device, graphs)
     del runner, pool, states
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total=total, used=total - free, workspace=workspace)
+
+
+def _buckets(config: EngineConfig, longest: int) -> list[int]:
+    """The tokens of captured steps that are no decodes, for contexts of up to `longest` tokens."""
+    assert config.max_running is not None
+    assert config.chunk_tokens is not None
+    return buckets(config.max_running + min(config.chunk_tokens, config.max_running * longest))
 
 
 def _unmeasured(
@@ -215,4 +229,9 @@ def _unmeasured(
     positions = min(
         free // page_bytes(shape, config.page_size, runner.pool.k.dtype), sizes[-1] * shape.context_length
     )
-    return most + bytes_beside(attention, sizes, positions, hidden_bytes)
+    tokens = sizes[-1]
+    if shape.states is None:
+        tokens = max(tokens, _buckets(config, shape.context_length)[-1])
+    attended = shape.num_heads * shape.head_dim * runner.pool.k.dtype.itemsize
+    results = tokens * (hidden_bytes + attended)
+    return most + bytes_beside(attention, sizes, positions, results, space_bytes(attention, tokens))

@@ -85,8 +85,7 @@ class DecodeGraphs:
             self._padding_slot = states.padding_slot
         self._attention = buffers.attention
         self._coarse = [is_coarse(size) or size == self.sizes[-1] for size in self.sizes]
-        if buffers.space is None:
-            buffers.reserve(self.space_bytes())
+        buffers.reserve(self.space_bytes())
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
         self._late = 0
@@ -217,18 +216,21 @@ class DecodeGraphs:
         return self.buffers.run(size, size, step.rooms, states)
 
 
-def bytes_beside(attention: PlannedAttention, sizes: Sequence[int], positions: int, hidden_bytes: int) -> int:
+def bytes_beside(
+    attention: PlannedAttention, sizes: Sequence[int], positions: int, results: int, space: int = 0
+) -> int:
     """The most bytes that graphs of `sizes` take beside the largest step's: softmax states, results and
     library workspaces.
 
     positions : of the KV pages, at the most
-    hidden_bytes : of a token's hidden state
+    results : bytes of the hidden states and the outputs of attention that all steps share
+    space : bytes of the softmax states of other steps, in the same place
     """
     from ramify.kernels.triton.plan.attention_graph import Form
 
-    states = 0
+    states = space
     for planner in attention.planners.values():
         level = planner.highest_level(sizes[-1], positions)
         form = Form(max(level, 1), ((planner.shape.tiles[0], 1),))
         states = max(states, planner.state_bytes(form, sizes[-1], positions))
-    return states + sizes[-1] * hidden_bytes + LIBRARY_BYTES
+    return states + results + LIBRARY_BYTES

@@ -73,7 +73,10 @@ class GraphBuffers:
         """The memory that all graphs share."""
 
     def reserve(self, space_bytes: int) -> None:
-        """Make room for softmax states of `space_bytes`, in which all plans leave theirs."""
+        """Make room for softmax states of `space_bytes`, in which all plans leave theirs. Before any plan has
+        room in it."""
+        if self.space is not None and self.space.nbytes >= space_bytes:
+            return
         self.space = torch.empty(space_bytes // 4, dtype=torch.float32, device=self.device)
 
     @property

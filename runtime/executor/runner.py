@@ -27,6 +27,7 @@ from ramify.runtime.executor.graph_buffers import GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
 from ramify.runtime.executor.state_pool import StatePool, StepStates
+from ramify.runtime.executor.token_graphs import TokenGraphs, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
@@ -73,6 +74,7 @@ class Runner:
         self.cascades = cascade and has_cascade(ops)
         """Attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
+        self._token_graphs: TokenGraphs | None = None
         self.ranks: Ranks | None = None
         """On the first rank of several: the others, which run every pass too."""
         self.has_head = not isinstance(model, Model) or model.has_head
@@ -103,10 +105,12 @@ class Runner:
         if isinstance(self.sampler, DeviceSampler) and logits is not None:
             self.sampler.warm_up(logits)
 
-    def capture_graphs(self, sizes: Sequence[int], max_pages: int) -> None:
-        """Replay decodes as CUDA graphs of these `sizes` from now on; on the CPU they run padded alike.
+    def capture_graphs(self, sizes: Sequence[int], max_pages: int, buckets: Sequence[int] = ()) -> None:
+        """Replay decodes as CUDA graphs of these `sizes` from now on, and other steps as those of `buckets`
+        of tokens; on the CPU they run padded alike.
 
         max_pages : pages of the longest request
+        buckets : not for models with states
         """
         assert isinstance(self.attention, PlannedAttention)
         buffers = GraphBuffers(
@@ -114,14 +118,22 @@ class Runner:
             self.pool,
             self.attention,
             self._compute,
-            tokens=sizes[-1],
+            tokens=max(sizes[-1], *buckets, 0),
             rows=sizes[-1],
             max_pages=max_pages,
         )
+        if buckets:
+            buffers.reserve(space_bytes(self.attention, buckets[-1]))
         self._graphs = DecodeGraphs(sizes, buffers, self.states)
-        began = time.monotonic()
-        self._graphs.capture()
-        log.info("%s: %d CUDA graphs in %.1f s", self.device, len(self._graphs), time.monotonic() - began)
+        if buckets:
+            assert self.states is None
+            self._token_graphs = TokenGraphs(buckets, buffers)
+        began, count = time.monotonic(), 0
+        for graphs in (self._token_graphs, self._graphs):  # those that need most memory first
+            if graphs is not None:
+                graphs.capture()
+                count += len(graphs)
+        log.info("%s: %d CUDA graphs in %.1f s", self.device, count, time.monotonic() - began)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states between slots, ``(source, destination)``, before the next step."""
@@ -156,8 +168,9 @@ class Runner:
         if batch.copies:
             self.copy_pages(batch.copies)
         # Graphs are captured without adapters, whose launches the other steps would pay for.
-        if self._graphs is not None and batch.decoding and batch.lora is None:
-            hidden = self._graphs.run(batch)
+        graphs = self._graphs if batch.decoding else self._token_graphs
+        if graphs is not None and batch.lora is None:
+            hidden = graphs.run(batch)
             if hidden is not None:
                 return hidden
         tokens = to_device(batch.tokens, self.device)

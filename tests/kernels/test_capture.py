@@ -79,7 +79,7 @@ def test_graphs_take_no_more_memory_than_was_set_aside(monkeypatch: pytest.Monke
         assert graphs is not None
         space, kept = graphs.buffers.space, graphs.sizes[-1] * 128
         assert space is not None
-        free = bytes_beside(runner.attention, [1, 2, 4], 1200 * 16, 128)
+        free = bytes_beside(runner.attention, [1, 2, 4], 1200 * 16, 4 * 128)
         assert space.nbytes > 1 << 18
         assert space.nbytes + kept + LIBRARY_BYTES <= free
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))

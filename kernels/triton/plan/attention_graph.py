@@ -35,6 +35,42 @@ class Form(NamedTuple):
     listed: tuple[tuple[Tile, int], ...] = ()
 
 
+class TokenForm(NamedTuple):
+    """The launches of the plan of a step of any tokens, their sizes rounded up to powers of two.
+
+    launches : (tile, listed, items)
+    listed_tokens : of the listed items
+    states : of all tokens together, each with a row for each query head of a KV head; 0: none are merged
+    """
+
+    launches: tuple[tuple[Tile, bool, int], ...]
+    listed_tokens: int
+    states: int
+
+
+LEAST_ITEMS = 16
+"""Room of a launch at the least, so that small steps have few forms."""
+
+
+def token_form_of(plan: Plan, tokens: int) -> TokenForm:
+    """The smallest form that holds `plan`, of a step of up to `tokens` tokens. If any states are merged,
+    there is room for one a token at the least."""
+    group = plan.shape.heads // plan.shape.kv_heads
+    states = 0
+    if plan.merge is not None:
+        states = rounded_up(max(tokens, len(plan.merge.index), -(-plan.state_rows // group)))
+    launches = tuple(
+        (launch.tile, launch.listed, rounded_up(max(len(launch.items), LEAST_ITEMS)))
+        for launch in plan.launches
+    )
+    return TokenForm(launches, rounded_up(len(plan.tokens)), states)
+
+
+def rounded_up(count: int) -> int:
+    """To a power of two; 0 stays 0."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
 def form_of(plan: Plan, sequences: int) -> Form:
     """The smallest form of steps of `sequences` decodes that holds `plan`, made for no more of them."""
     one = _flat(plan.shape, 1)[1]

@@ -1,0 +1,175 @@
+"""Steps of several tokens a request as CUDA graphs, by token bucket: prompts, mixed steps, verification.
+
+    a chunk of 40 tokens and 3 decodes     43 tokens in the graph of 48
+    4 requests with 3 draft tokens each    16 tokens in the graph of 16
+
+A whole step is captured, attention included: its plan is made on the host, and what varies with it is the
+number of work items of each tile, rounded up to powers of two (`attention_graph.TokenForm`). Forms of a
+prompt alone and of verification passes are captured at start; another form when it has come up `OFTEN` times,
+and the steps before run eagerly. So do steps beyond the largest bucket: they take longer than their launches.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.runtime.executor.attention import PlannedAttention
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.plan.attention_graph import TokenForm
+    from ramify.kernels.triton.plan.attention_plan import Plan
+
+LARGEST = 2048
+"""Tokens of the largest bucket: 9 to 12 launches a layer take the host 4 to 6 ms a step of 32 layers, and
+2,048 tokens of a model of 0.5 billion weights as long (estimates)."""
+SMALL = (8, 16, 32, 48, 64, 96, 128)
+"""Buckets up to which reading the weights takes longer than the products: padding costs little."""
+A_DOUBLING = 4
+"""Buckets from one power of two to the next, above."""
+PADDING = 64
+"""Tokens, or an eighth of the step's: a step that would be padded by more runs eagerly."""
+OFTEN = 8
+"""Steps of a form before it is captured, which takes about as long as ten steps."""
+MOST_LATE = 128
+"""Graphs that are captured while serving; further forms run eagerly."""
+PREFIX = 4096
+"""Cached tokens before the prompt of one of the two forms that are captured for each bucket."""
+VERIFIED = (4, 64, 1024)
+"""Verification passes captured at start: tokens a request, tokens at the most, and the context."""
+
+STATES = 4
+"""Softmax states a token of the largest bucket for which there is space; plans with more run eagerly."""
+
+Key = tuple[int, tuple["TokenForm", ...]]
+"""The index of a bucket, and the form of each window size's plan."""
+
+
+def buckets(largest: int) -> list[int]:
+    """Numbers of tokens up to `largest`, or to `LARGEST`."""
+    found, size = list(SMALL), SMALL[-1]
+    while size < min(largest, LARGEST):
+        found += [size + size * part // A_DOUBLING for part in range(1, A_DOUBLING + 1)]
+        size *= 2
+    return [bucket for bucket in found if bucket <= min(largest, LARGEST)] or [largest]
+
+
+def space_bytes(attention: PlannedAttention, tokens: int) -> int:
+    """Bytes of the softmax states of steps of up to `tokens` tokens."""
+    from ramify.kernels.triton.plan.attention_graph import TokenForm
+    from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
+
+    form = TokenForm((), 0, STATES * tokens)
+    planners = attention.planners.values()
+    return min(STATE_BYTES, max(planner.token_state_bytes(form) for planner in planners))
+
+
+class TokenGraphs:
+    """Steps of up to ``max(sizes)`` tokens, padded to the next of `sizes`, which ascend.
+
+    buffers : for at least that number of tokens
+    """
+
+    def __init__(self, sizes: Sequence[int], buffers: GraphBuffers) -> None:
+        self.sizes = list(sizes)
+        self.buffers = buffers
+        self._planners = buffers.attention.planners
+        self._steps: dict[Key, GraphStep] = {}
+        for key in self.planned_keys():
+            step = self._steps.get(key) or self._step_of(key)
+            if step is not None:
+                self._steps[key] = step
+        self._seen: Counter[Key] = Counter()
+        self._late = 0
+
+    def __len__(self) -> int:
+        """Steps that have a graph, or that are to have one."""
+        return len(self._steps)
+
+    def planned_keys(self) -> Iterator[Key]:
+        """Of the steps that are captured at start, those of the largest bucket first."""
+        tokens, most, context = VERIFIED
+        for size in reversed(self.sizes):
+            batches = [(1, size, size), (1, size, size + PREFIX)]
+            if size <= most:
+                batches.append((max(size // tokens, 1), min(size, tokens), context))
+            for count, new, length in batches:
+                if length <= self.buffers.longest and count <= self.buffers.rows:
+                    yield self._key(self._plans(self._batch(count, new, length)), size)
+
+    def _batch(self, count: int, new: int, length: int) -> ForwardBatch:
+        """`count` requests that share nothing, each with its last `new` of `length` tokens. To be planned."""
+        page_size = self.buffers.pool.page_size
+        ids, pages = np.zeros(length, np.int32), -(-length // page_size)
+        tables = [range(row * pages, (row + 1) * pages) for row in range(count)]
+        return pack([Extension(ids, length - new, length, table) for table in tables], page_size)
+
+    def _plans(self, batch: ForwardBatch) -> dict[int, Plan]:
+        return self.buffers.attention.plans(batch, torch.device("cpu"))
+
+    def _key(self, plans: dict[int, Plan], size: int) -> Key:
+        forms = [planner.token_form(plans[window], size) for window, planner in self._planners.items()]
+        return self.sizes.index(size), tuple(forms)
+
+    def _step_of(self, key: Key) -> GraphStep | None:
+        """None where its softmax states need more than the space that there is."""
+        index, forms = key
+        space, size = self.buffers.space, self.sizes[index]
+        rooms = {}
+        for (window, planner), form in zip(self._planners.items(), forms, strict=True):
+            if space is not None and planner.token_state_bytes(form) > space.nbytes:
+                return None
+            rooms[window] = planner.token_room(form, size, space)
+        return GraphStep(rooms)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every step that is planned, the largest first: the others reuse its memory."""
+        if not self.buffers.begin_captures():
+            return
+        for (index, _), step in self._steps.items():
+            self.buffers.clear(self.sizes[index])
+            self._run(index, step)
+            self.buffers.capture(step, lambda index=index, step=step: self._run(index, step))  # type: ignore[misc]
+
+    def run(self, batch: ForwardBatch) -> Tensor | None:
+        """The hidden states of a batch; None where it has too many tokens or requests, would be padded too
+        much, or its plan has no graph."""
+        count, tokens = len(batch.kv_lens), batch.tokens.shape[1]
+        index = bisect.bisect_left(self.sizes, tokens)
+        if index == len(self.sizes) or count > self.buffers.rows:
+            return None
+        size = self.sizes[index]
+        if size - tokens > max(PADDING, tokens // 8):
+            return None
+        plans = self._plans(batch)
+        step = self._find(self._key(plans, size))
+        if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
+            return None
+        self.buffers.load(batch, size)
+        if step.graph is not None:
+            return self.buffers.replay(step, size)[:tokens]
+        hidden = self._run(index, step)
+        if self.buffers.captures:  # for the steps to come: capturing computes nothing
+            self.buffers.capture(step, lambda: self._run(index, step))
+        return hidden[:tokens]
+
+    def _find(self, key: Key) -> GraphStep | None:
+        step = self._steps.get(key)
+        if step is None and self._late < MOST_LATE:
+            self._seen[key] += 1
+            if self._seen[key] == OFTEN and (step := self._step_of(key)) is not None:
+                self._late += 1
+                self._steps[key] = step
+        return step
+
+    def _run(self, index: int, step: GraphStep) -> Tensor:
+        return self.buffers.run(self.sizes[index], self.buffers.rows, step.rooms)
