@@ -11,6 +11,7 @@ other work on the machine counts little; `wall` is by the clock. The aim is 2 ms
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.sampler import HostSampler
+from ramify.runtime.processes.worker_start import GC_THRESHOLDS
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -133,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--overlap", action="store_true", help="launch passes ahead, as on CUDA")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)  # as the scheduler's process does
     heads = [f"{case + ' ms':>13} {'us/request':>10} {'wall ms':>8}" for case in CASES]
     print(f"{'batch':>6}", *heads, sep="")
     for batch in chosen.batches:

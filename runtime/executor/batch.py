@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +12,7 @@ import torch
 from ramify.kernels.lora import LoraRows
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.

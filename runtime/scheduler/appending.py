@@ -131,14 +131,16 @@ class OutputAppender:
         if request.sampling.logprobs is not None and start < low < high:
             found = self.sampler.token_logprobs(request, states, start, low, high)
             for position, logprob in enumerate(found, low):
-                self.outputs.token(request, logprob[0], logprob, forced=position in report.forced)
+                forced = [0] if position in report.forced else []
+                self.outputs.tokens(request, [logprob[0]], [logprob], forced)
             request.reported_len = high
 
     def end_if_done(self, request: Request) -> bool:
         """End `request` if its last token ends it, or if the grammar allows only the end."""
-        request.begin_answer(request.output_len)
         constrained = request.constrained
-        last = int(request.ids[-1])
+        if constrained is not None:
+            request.begin_answer(request.output_len)
+        last = request.last
         if self._is_stop(request, last):
             self.finish(request, Finish(reason="stop", matched=last))
         elif request.budget_left <= 0:
@@ -168,10 +170,12 @@ class OutputAppender:
     def _report(self, request: Request, logprobs: Sequence[Logprob] | None = None) -> None:
         """Report all tokens that have not been reported, each with its entry of `logprobs` if there are
         any."""
-        start = request.reported_len
-        for i, token in enumerate(request.ids[start:].tolist()):
-            logprob = None if logprobs is None else logprobs[i]
-            self.outputs.token(request, token, logprob, forced=start + i in request.report.forced)
+        start, forced = request.reported_len, request.report.forced
+        tokens = request.ids[start:].tolist()
+        if not tokens:
+            return
+        places = [i for i in range(len(tokens)) if start + i in forced] if forced else []
+        self.outputs.tokens(request, tokens, logprobs, places)
         request.reported_len = request.length
 
     def _is_stop(self, request: Request, token: int) -> bool:

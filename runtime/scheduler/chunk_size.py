@@ -33,6 +33,11 @@ class ChunkSize:
         self._tokens = self._seconds = 0.0
         self._longest = 0
 
+    @property
+    def limited(self) -> bool:
+        """There is a target, so the rows of decoding requests count."""
+        return self._target is not None
+
     def of(self, decoding: int) -> int:
         """Prompt tokens beside `decoding` rows of decoding requests."""
         if self._target is None or not decoding:

@@ -48,7 +48,13 @@ class ForwardPass:
             self.runner.copy_states(self.states.copies.take())
         if self.draft_model is not None:
             self.draft_model.wrote(plan, copies)
-        self.masks.begin([scheduled.request for scheduled in plan if scheduled.samples])
+        self.masks.begin(
+            [
+                scheduled.request
+                for scheduled in plan
+                if scheduled.request.constrained is not None and scheduled.samples
+            ]
+        )
         try:
             computed = self.runner.forward(pack(extensions, self.page_size, copies)) if rest else None
         finally:

@@ -149,11 +149,15 @@ class Lifecycle:
         """An error in this block ends `request`, and no other."""
         try:
             yield
-        except RamifyError as error:
-            self.fail(request, error)
         except Exception as error:
+            self.fail_alone(request, error)
+
+    def fail_alone(self, request: Request, error: Exception) -> None:
+        """Called while `error` is handled, where a block for each request of a step would cost too much."""
+        if not isinstance(error, RamifyError):
             log.exception("request %s failed", request.rid)
-            self.fail(request, EngineError(f"The request failed: {error}"))
+            error = EngineError(f"The request failed: {error}")
+        self.fail(request, error)
 
     def _end(self, request: Request) -> None:
         """Forget the request; the tree keeps its pages."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ LOGPROB_ROWS = 64
 """Rows whose logits are in memory at a time: 64 x 49k float32 are 13 MB."""
 
 
-class Sampled(NamedTuple):
-    token: int
-    logprob: Logprob | None
+Sampled = tuple[int, Logprob | None]
+"""A token, and its log-probability where that was asked for."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,14 +53,14 @@ class RequestSampler:
         logprobs: list[Logprob | None] = [None] * len(rows)
         for row, (value, best) in zip(asked, found, strict=True):
             logprobs[row] = (tokens[row], value, best[: requests[row].sampling.logprobs])
-        return [Sampled(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+        return list(zip(tokens, logprobs, strict=True))
 
     def at_once(self, request: Request) -> int:
         """The number of next tokens that can be chosen together, each as if the draft before it were right.
 
         It is 1 where a grammar or a penalty depends on the token before.
         """
-        if not request.next_is_draft or request.constrained is not None:
+        if not request.draft_len or request.known_len or request.constrained is not None:
             return 1
         params = request.sampling
         early = request.output_len < params.min_tokens
@@ -102,7 +100,7 @@ class RequestSampler:
         """
         params = request.sampling
         banned: tuple[int, ...] = ()
-        if request.answer_len < params.min_tokens:
+        if params.min_tokens and request.answer_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
             if mask is not None and allowed_among(mask, {*banned}) is not None:
                 banned = ()  # the grammar says that the text ends here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs
 from ramify.ring_messages import StepOutput, TokenChunk
@@ -29,15 +30,17 @@ class StepOutputs:
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
 
-    def token(
-        self, request: Request, token: int, logprob: Logprob | None = None, *, forced: bool = False
+    def tokens(
+        self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        pending = self._of(request)
-        if forced:
-            pending.forced.append(len(pending.ids))
-        pending.ids.append(token)
-        if logprob is not None:
-            pending.logprobs.append(logprob)
+        """`request` has new tokens, of which those at `forced` were forced. It may keep the list."""
+        pending = self._pending.get(request.rid)
+        if pending is None:
+            self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
+            return
+        pending.forced += [len(pending.ids) + place for place in forced]
+        pending.ids += tokens
+        pending.logprobs += logprobs or ()
 
     def finish(self, request: Request, finish: Finish) -> None:
         self._of(request).finish = finish
@@ -51,7 +54,9 @@ class StepOutputs:
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
-        for pending in due:
+        if len(due) == len(self._pending):
+            self._pending.clear()
+        for pending in due if self._pending else ():
             del self._pending[pending.request.rid]
         return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
 
@@ -63,6 +68,13 @@ class StepOutputs:
 
     def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
         request, report = pending.request, pending.request.report
+        if report.announced and pending.finish is None:
+            return TokenChunk(
+                rid=request.rid,
+                ids=tuple(pending.ids),
+                forced=tuple(pending.forced),
+                logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+            )
         first = not report.announced
         report.announced = True
         prompt_logprobs = None

@@ -153,6 +153,8 @@ class OverlapScheduling:
 
     def take(self, plan: Sequence[ScheduledRequest]) -> Ahead:
         """The states that `plan` finds computed. Launched rows that it does not want are void."""
+        if not self._launched:
+            return Ahead(None, [None] * len(plan))
         launched = {entry.request.rid: entry for entry in self._launched}
         hidden, self._launched, self._hidden = self._hidden, [], None
         found = [(scheduled, launched.get(scheduled.request.rid)) for scheduled in plan]

@@ -209,6 +209,11 @@ class Request:
         return self._ids[: self.target_len]
 
     @property
+    def last(self) -> int:
+        """The last token of the sequence."""
+        return int(self._ids[self.length - 1])
+
+    @property
     def output(self) -> np.ndarray:
         """(output_len,) int32."""
         return self._ids[self.prompt_len : self.length]
@@ -230,12 +235,12 @@ class Request:
     @property
     def computed_ahead(self) -> int:
         """Known and draft tokens that are computed with the sequence."""
-        return self.ahead_len if self.computes_ahead else 0
+        return self.known_len + self.draft_len if self.computes_ahead else 0
 
     @property
     def target_len(self) -> int:
         """Tokens that need a place in the pages."""
-        return self.length + self.ahead_len
+        return self.length + self.known_len + self.draft_len
 
     @property
     def prompt_tokens(self) -> int:
@@ -255,7 +260,7 @@ class Request:
 
     @property
     def budget_left(self) -> int:
-        return self.max_tokens - self.output_len
+        return self.max_tokens - max(0, self.length - self.prompt_len)
 
     def begin_answer(self, output_len: int) -> None:
         """Where the preambles that are `apart` have ended, note it, and let the answer have its own tokens
@@ -283,7 +288,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        return not self.prefilling and self.extend_len <= FORCED_RUN
+        return self.computed_len >= self.prompt_len and self.length - self.computed_len <= FORCED_RUN
 
     def chunk_stop(self, budget: int) -> int:
         """The end of the next chunk of at most `budget` tokens."""
@@ -318,7 +323,10 @@ class Request:
     @property
     def wants_logprobs(self) -> bool:
         """Log-probabilities of tokens that are not sampled are asked for: of the prompt's, or forced ones."""
-        return self.sampling.logprobs is not None or self.wants_prompt_logprobs
+        params = self.sampling
+        return params.logprobs is not None or (
+            params.prompt_logprobs_start is not None and not self.report.announced
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -343,7 +351,7 @@ class Request:
     @property
     def next_ahead(self) -> int | None:
         """The known or draft token right behind the sequence."""
-        return int(self._ids[self.length]) if self.ahead_len else None
+        return int(self._ids[self.length]) if self.known_len or self.draft_len else None
 
     @property
     def next_is_draft(self) -> bool:
@@ -357,7 +365,9 @@ class Request:
             self.report.overlap = self.healing.rest
             self.prompt_len = self.length
             self.healing = None
-        self._place(self.length, token)
+        if self.length == len(self._ids):
+            self._lengthen()
+        self._ids[self.length] = token
         self.length += 1
         self.known_len = self.draft_len = 0
 
@@ -442,8 +452,11 @@ class Request:
 
     def _place(self, position: int, token: int) -> None:
         if position == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
+            self._lengthen()
         self._ids[position] = token
+
+    def _lengthen(self) -> None:
+        self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
 
 
 class ScheduledRequest(NamedTuple):

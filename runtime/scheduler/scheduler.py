@@ -155,7 +155,7 @@ class Scheduler:
         self._requests.end_exceeding(began)
         plan = self.schedule(began)
         if plan:
-            rows = sum(stop - request.computed_len for request, stop in plan if request.decoding)
+            rows = sum([stop - request.computed_len for request, stop in plan if request.decoding])
             try:
                 hidden = self.run(plan)
             except Exception as error:
@@ -191,8 +191,10 @@ class Scheduler:
         requests, retractions = self._requests, self.counters.retractions
         requests.sitting_out = len(requests.running) - len(turn.first) if turn.leaves_out else None
         self._drafter.propose(turn.first)
-        decoding = [request for request in (*turn.first, *turn.last) if request.decoding]
-        budget = self._chunks.of(sum(request.extend_len + request.computed_ahead for request in decoding))
+        decoding = (*turn.first, *turn.last) if self._chunks.limited else ()
+        budget = self._chunks.of(
+            sum(request.extend_len + request.computed_ahead for request in decoding if request.decoding)
+        )
         budget, short_of_pages = self._go_on(turn.first, budget, plan)
         if not short_of_pages:
             joining = (turn.least, turn.most)
@@ -216,11 +218,12 @@ class Scheduler:
         self, running: Sequence[Request], budget: int, plan: list[ScheduledRequest]
     ) -> tuple[int, bool]:
         """Schedule `running`. Returns the budget that is left, and whether one of them was retracted."""
-        retracted = False
+        retracted, page_size = False, self._config.page_size
         for request in running:
-            if request.pages.lock is None:
+            pages = request.pages
+            if pages.lock is None:
                 continue  # retracted in this step, for another one
-            if not self._make_room(request):
+            if request.target_len > len(pages.ids) * page_size and not self._make_room(request):
                 retracted = True
             elif request.decoding:
                 plan.append(ScheduledRequest(request, request.length + request.computed_ahead))
@@ -250,13 +253,13 @@ class Scheduler:
             first_row, next_row = next_row, next_row + stop - start
             if request.pages.lock is None:
                 continue  # another span of its choices has failed in this step
-            with self._requests.failing_alone(request):
+            try:
                 samples = scheduled.samples
                 if request.wants_logprobs:
                     self._appender.report_computed(request, hidden[first_row:next_row], start, stop)
                 if request.pooled is not None:
                     request.pooled.add(hidden[first_row:next_row], start)
-                prefilled = request.prefilling
+                prefilled = start < request.prompt_len
                 request.computed_len = min(stop, request.length)
                 self._programs.serve(request, stop - start)
                 if prefilled:
@@ -268,6 +271,8 @@ class Scheduler:
                     spans.append(ComputedSpan(request, start, stop, first_row))
                 elif request.extend_len == 0:
                     self._requests.finish(request, Finish(reason="length"))
+            except Exception as error:
+                self._requests.fail_alone(request, error)
         if spans:
             with self.counters.model_time():
                 self._scorer.read(spans, hidden, now)

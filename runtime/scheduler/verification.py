@@ -46,12 +46,12 @@ class Verifier:
             # The logits of known and draft tokens are computed with the first ones: most tokens are kept, and
             # the head's weights are read once. Rows are ordered by their distance from the sequence's end, so
             # that what is chosen together is a slice.
-            longest = max(request.computed_ahead for request, _ in predicting)
+            ahead = [request.computed_ahead for request, _ in predicting]
             needed = [
                 row + i
-                for i in range(longest + 1)
-                for request, row in predicting
-                if i <= request.computed_ahead
+                for i in range(max(ahead) + 1)
+                for (_, row), count in zip(predicting, ahead, strict=True)
+                if i <= count
             ]
             states = hidden if needed == list(range(len(hidden))) else index_select(hidden, needed)
             logits = self.runner.logits(states, self.sampler.masks([request for request, _ in predicting]))
@@ -66,13 +66,12 @@ class Verifier:
 
         Returns the requests whose known or draft tokens were chosen, each with its next state.
         """
-        ready: Predicting = []
-        for request, row in predicting:
-            error = self.masks.error(request)
-            if error is None:
-                ready.append((request, row))
-            else:
-                self.requests.fail(request, error)
+        errors, ready = self.masks.errors, predicting
+        if errors:
+            ready = [(request, row) for request, row in predicting if request.rid not in errors]
+            for request, _ in predicting:
+                if request.rid in errors:
+                    self.requests.fail(request, errors[request.rid])
         if not ready:
             return []
         requests = [request for request, _ in ready]
@@ -87,13 +86,13 @@ class Verifier:
             self._launcher(requests) if len(rows) == len(requests) else None,
         )
         if self.overlap is not None:
-            self.overlap.settle([sampled.token for sampled in chosen])
-        tokens: list[list[Sampled]] = [[] for _ in ready]
-        for (i, _), sampled in zip(wanted, chosen, strict=True):
+            self.overlap.settle([token for token, _ in chosen])
+        tokens: list[list[Sampled]] = [[sampled] for sampled in chosen[: len(ready)]]
+        for (i, _), sampled in zip(wanted[len(ready) :], chosen[len(ready) :], strict=True):
             tokens[i].append(sampled)
         more: Predicting = []
         for (request, row), some in zip(ready, tokens, strict=True):
-            with self.requests.failing_alone(request):
+            try:
                 on = 0
                 for token, logprob in some:
                     following = self._append(request, token, logprob, now)
@@ -102,6 +101,8 @@ class Verifier:
                         break
                 else:
                     more.append((request, row + on))
+            except Exception as error:
+                self.requests.fail_alone(request, error)
         self.masks.fill_now([request for request, _ in more])
         return more
 

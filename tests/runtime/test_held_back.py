@@ -59,7 +59,7 @@ class Steps:
             self.request.stats.first_token = self.now
         for place, token in enumerate(tokens):
             self.request.append(token)
-            self.outputs.token(self.request, token, forced=place > 0)
+            self.outputs.tokens(self.request, [token], None, [0] if place else [])
         if finish is not None:
             self.outputs.finish(self.request, finish)
         output = self.outputs.take(self.now)
@@ -142,7 +142,7 @@ def test_what_is_held_back_of_one_does_not_hold_back_others() -> None:
     steps = Steps(EVERY_S)
     submit = Submit(rid="s", ids=(67,), sampling=SamplingParams(max_tokens=9))
     other = Request(submit, arrival=0.0, max_tokens=9)
-    steps.outputs.token(other, 68)
+    steps.outputs.tokens(other, [68], None, [])
     steps.step([69], 0.01)
     assert [chunk.rid for chunk in steps.sent[0].chunks] == ["s"]
     steps.outputs.drop(steps.request)

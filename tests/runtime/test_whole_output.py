@@ -125,7 +125,7 @@ class Prolongs(RequestSampler):
     def next_tokens(
         self, places: Sequence[tuple[Request, int]], logits: torch.Tensor, meanwhile: object = None
     ) -> list[Sampled]:
-        return [Sampled(self._worst(request), None) for request, _ in places]
+        return [(self._worst(request), None) for request, _ in places]
 
     def _worst(self, request: Request) -> int:
         held = request.constrained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ramify.errors import EngineError, RamifyError
@@ -21,10 +21,10 @@ class MaskFiller:
         self._errors: dict[str, RamifyError] = {}
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """Start to fill the masks of the constrained `requests`, whose matchers must not be used until
+        """Start to fill the masks of `requests`, all constrained, whose matchers must not be used until
         `wait`."""
         self._errors.clear()
-        if any(request.constrained is not None for request in requests):
+        if requests:
             self._filling = self._thread.submit(self._fill, requests)
 
     def wait(self) -> None:
@@ -36,9 +36,10 @@ class MaskFiller:
         self._errors.clear()
         self._fill(requests)
 
-    def error(self, request: Request) -> RamifyError | None:
-        """The error of the mask of `request`, if it could not be filled."""
-        return self._errors.get(request.rid)
+    @property
+    def errors(self) -> Mapping[str, RamifyError]:
+        """By the id of each request whose mask could not be filled."""
+        return self._errors
 
     def _fill(self, requests: Sequence[Request]) -> None:
         for request in requests:

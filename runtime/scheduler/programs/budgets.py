@@ -95,7 +95,7 @@ class Budgets:
 
         Only `running` requests can reserve more than at the last call.
         """
-        for request in running:
+        for request in running if self._limits_of else ():
             for limit in self._limits_of.get(request, ()):
                 limit.reserve(request)
         for limit in list(self._open.values()):
