@@ -6,7 +6,7 @@ A `check_*` function raises ValueError naming the argument that does not fit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,51 +65,104 @@ class LogitEdits:
     @staticmethod
     def of(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
         """The edits of each row of the logits."""
+        rows = rows or [RowEdits()]
         found = [row.entries() for row in rows]
-        counts = [len(tokens) for tokens, _ in found]
-        places = np.empty((2, sum(counts)), np.int32)
-        places[0] = np.repeat(np.arange(len(rows)), counts)
-        amounts = np.empty((3, sum(counts)), np.float32)
-        if found:
-            np.concatenate([tokens for tokens, _ in found], out=places[1], casting="same_kind")
-            np.concatenate([values for _, values in found], axis=1, out=amounts, casting="same_kind")
+        sizes = [len(tokens) for tokens, _, _ in found]
+        tokens, counts, added = (np.concatenate(part) for part in zip(*found, strict=True))
+        places = np.empty((2, len(tokens)), np.int32)
+        places[0], places[1] = np.repeat(np.arange(len(rows)), sizes), tokens
+        options = [(row.repetition_penalty, row.presence_penalty, row.frequency_penalty) for row in rows]
+        repetition, presence, frequency = np.repeat(np.array(options), sizes, axis=0).T
+        amounts = np.empty((3, len(tokens)), np.float32)
+        amounts[0] = np.where(counts >= 0, repetition, 1.0)
+        amounts[1] = np.where(counts > 0, presence + frequency * counts, 0.0)
+        amounts[2] = added
         return LogitEdits(to_device(places, device), to_device(amounts, device))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """The distinct tokens of one sequence, and how often its output has each. It grows with the sequence.
+
+    Example with the prompt 7 9 and the output 9 4 9: tokens 7 9 4, counts 0 2 1. Without the prompt, which
+    only a repetition penalty asks for: tokens 9 4, counts 2 1.
+    """
+
+    def __init__(self, *, prompt: bool = True) -> None:
+        self.length = 0
+        """Tokens of the sequence that are counted."""
+        self._prompt = prompt
+        self._places: dict[int, int] = {}
+        self._arrays = np.empty((2, 64), np.int32)
+
+    @staticmethod
+    def of(ids: np.ndarray, prompt_len: int) -> TokenCounts:
+        """Of a whole sequence."""
+        counts = TokenCounts()
+        counts.extend(ids, prompt_len)
+        return counts
+
+    @property
+    def arrays(self) -> np.ndarray:
+        """(2, n) int32: distinct tokens, and their occurrences in the output."""
+        return self._arrays[:, : len(self._places)]
+
+    def extend(self, ids: np.ndarray, prompt_len: int) -> None:
+        """Count the tokens of the sequence `ids`, (n,), that are not counted yet; the first `prompt_len` are
+        the prompt."""
+        start, self.length = self.length, len(ids)
+        if self._prompt and start < prompt_len:
+            self._add(np.unique(ids[start:prompt_len]).tolist(), 0)
+        self._add(ids[max(start, prompt_len) :].tolist(), 1)
+
+    def _add(self, tokens: Sequence[int], times: int) -> None:
+        for token in tokens:
+            place = self._places.get(token)
+            if place is None:
+                place = self._places[token] = len(self._places)
+                if place == self._arrays.shape[1]:
+                    self._arrays = np.concatenate([self._arrays, np.empty_like(self._arrays)], axis=1)
+                self._arrays[:, place] = token, 0
+            self._arrays[1, place] += times
+
+    def places_of(self, tokens: Iterable[int]) -> list[int]:
+        """The column of each of `tokens` in `arrays`; -1 where it has none."""
+        return [self._places.get(token, -1) for token in tokens]
+
+
+NONE_COUNTED = TokenCounts()
+"""Of no text."""
+
+
+@dataclasses.dataclass(slots=True)
 class RowEdits:
     """Penalties and biases of one row; see the sampling parameters of the same names.
 
-    ids : (length,) int
-        Prompt and output so far; the first `prompt_len` are the prompt.
+    counts : of the tokens that penalties are about
     banned : forbidden tokens
     """
 
-    ids: np.ndarray
-    prompt_len: int
+    counts: TokenCounts = NONE_COUNTED
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     banned: Sequence[int] = ()
 
-    def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct tokens, (N,) int64, and their amounts, (3, N) float64; see `LogitEdits`."""
-        seen = self.ids[:0] if self.repetition_penalty == 1.0 else self.ids
-        penalised = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        output = self.ids[self.prompt_len :] if penalised else self.ids[:0]
-        biased = np.fromiter(self.logit_bias, np.int64, len(self.logit_bias))
-        banned = np.asarray(self.banned, np.int64)
-        tokens = np.unique(np.concatenate([seen, output, biased, banned]).astype(np.int64))
-        amounts = np.zeros((3, len(tokens)))
-        amounts[0] = 1.0
-        amounts[0, np.searchsorted(tokens, seen)] = self.repetition_penalty
-        written, counts = np.unique(output, return_counts=True)
-        at = np.searchsorted(tokens, written)
-        amounts[1, at] = self.presence_penalty + self.frequency_penalty * counts
-        amounts[2, np.searchsorted(tokens, biased)] = list(self.logit_bias.values())
-        amounts[2, np.searchsorted(tokens, banned)] = -np.inf
-        return tokens, amounts
+    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Distinct tokens, (n,) int32, their occurrences in the output, or -1 for tokens that are not in the
+        text, (n,) int32, and their biases."""
+        tokens, counts = self.counts.arrays
+        if not self.logit_bias and not self.banned:
+            return tokens, counts, np.zeros(len(tokens))
+        biases = {**self.logit_bias, **dict.fromkeys(self.banned, -np.inf)}
+        places = np.array(self.counts.places_of(biases))
+        new = np.fromiter(biases, np.int32, len(biases))[places < 0]
+        tokens = np.concatenate([tokens, new])
+        counts = np.concatenate([counts, np.full(len(new), -1, np.int32)])
+        places[places < 0] = np.arange(len(tokens) - len(new), len(tokens))
+        added = np.zeros(len(tokens))
+        added[places] = list(biases.values())
+        return tokens, counts, added
 
 
 class LogProbabilities(NamedTuple):

@@ -23,7 +23,7 @@ class Extension(NamedTuple):
     ids: np.ndarray | None
     start: int
     stop: int
-    pages: Sequence[int]
+    pages: np.ndarray | Sequence[int]
     state: int | None = None
     lora: int = -1
 
@@ -79,30 +79,29 @@ def pack(
 ) -> ForwardBatch:
     """Lay out `extensions` one after the other."""
     count = len(extensions)
+    _, begins, stops, tables, state_slots, lora_slots = zip(*extensions, strict=True)
+    starts, kv_lens = np.array(begins, dtype=np.int64), np.array(stops, dtype=np.int32)
     query_starts = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum([extension.stop - extension.start for extension in extensions], out=query_starts[1:])
+    np.cumsum(kv_lens - starts, out=query_starts[1:])
     total = int(query_starts[-1])
     tokens = np.empty((3, total), dtype=np.int64)
     ids, positions, slots = tokens
-    stops = [extension.stop for extension in extensions]
-    kv_lens = np.array(stops, dtype=np.int32)
-    widths = [-(-stop // page_size) for stop in stops]
+    widths = (-(-kv_lens // page_size)).tolist()
     page_table = np.zeros((count, max(widths)), dtype=np.int32)
-    for row, (extension, width) in enumerate(zip(extensions, widths, strict=True)):
-        page_table[row, :width] = extension.pages[:width]
+    for row, (pages, width) in enumerate(zip(tables, widths, strict=True)):
+        page_table[row, :width] = pages[:width]
     if next_ids is None:
-        known = [each.ids[each.start : each.stop] for each in extensions if each.ids is not None]
+        known = [each[start:stop] for each, start, stop, *_ in extensions if each is not None]
         np.concatenate(known, out=ids)
     else:
         ids[:] = 0
     # Vectorised over all requests: the same per request takes 10 us each.
     row_of = np.repeat(np.arange(count), np.diff(query_starts))
-    first = np.array([extension.start for extension in extensions], dtype=np.int64) - query_starts[:-1]
-    np.add(np.arange(total), first[row_of], out=positions)
+    np.add(np.arange(total), (starts - query_starts[:-1])[row_of], out=positions)
     page, offset = np.divmod(positions, page_size)
     np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=slots)
-    states = [extension.state for extension in extensions if extension.state is not None]
-    adapters = np.array([extension.lora for extension in extensions])
+    states = [slot for slot in state_slots if slot is not None]
+    adapters = np.array(lora_slots)
     return ForwardBatch(
         tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),

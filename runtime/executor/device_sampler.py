@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.registry import SamplingOps
-from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, RowEdits
+from ramify.kernels.sampling_inputs import LogProbabilities
 from ramify.runtime.executor.attention import to_device
-from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, stacked
+from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, edits_of, options_of, stacked
 from ramify.sampling_params import SamplingParams
 
 
@@ -27,7 +27,7 @@ class DeviceSampler:
     def begin(
         self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> DeviceDrawing:
-        edits = self._edits(rows)
+        edits = edits_of(rows, self._device)
         before = None if edits is None else self._ops.edit_logits(logits, edits)
         tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:
@@ -50,28 +50,9 @@ class DeviceSampler:
             (SamplingParams(temperature=0.0, logit_bias={0: 1.0}), SamplingParams(temperature=1.0, top_k=1)),
             (None, words),
         ):
-            row = SamplingRow(params, uniform=0.0, ids=words[:0], prompt_len=0, mask=mask)
+            row = SamplingRow(params, uniform=0.0, mask=mask)
             for top in (0, 1):
                 self.begin(logits, [row], [0], top).result()
-
-    def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
-        if not any(row.edits_logits for row in rows):
-            return None
-        return LogitEdits.of(
-            [
-                RowEdits(
-                    row.ids,
-                    row.prompt_len,
-                    row.params.repetition_penalty,
-                    row.params.presence_penalty,
-                    row.params.frequency_penalty,
-                    row.params.logit_bias,
-                    row.banned,
-                )
-                for row in rows
-            ],
-            self._device,
-        )
 
     def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
         masks = [row.mask for row in rows]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ramify.kernels.reference.logits import log_sum
+from ramify.kernels.reference.logits import edit_logits, log_sum
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LogSum, SampleTokens
-from ramify.kernels.sampling_inputs import SamplingOptions
+from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.sampling_params import SamplingParams
 
 
@@ -26,18 +26,12 @@ class SamplingRow:
     params: SamplingParams
     uniform: float
     """In [0, 1); unused for greedy rows."""
-    ids: np.ndarray
-    """(length,) int32: prompt and output so far, for the penalties."""
-    prompt_len: int
+    counts: TokenCounts | None = None
+    """Of the text so far, where a penalty is set."""
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
     """Tokens that are not allowed yet: stop tokens before `min_tokens`."""
-
-    @property
-    def edits_logits(self) -> bool:
-        """Biases, penalties or banned tokens change some logits before the draw."""
-        return bool(self.params.penalises or self.params.logit_bias or self.banned)
 
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
@@ -91,9 +85,9 @@ def sample(
 
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
-    for row, spec in enumerate(rows):
-        if spec.edits_logits:  # rarely; indexing a row of the logits costs more than this check
-            _adjust(logits[row], spec)
+    edits = edits_of(rows)
+    if edits is not None:
+        edit_logits(logits, edits)
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -108,6 +102,26 @@ def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") 
         [each.top_p for each in params],
         [each.min_p for each in params],
         [row.uniform for row in rows],
+        device,
+    )
+
+
+def edits_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> LogitEdits | None:
+    """The penalties, biases and banned tokens of `rows`; None where no row has any."""
+    if not any(row.counts is not None or row.banned or row.params.logit_bias for row in rows):
+        return None
+    return LogitEdits.of(
+        [
+            RowEdits(
+                row.counts or NONE_COUNTED,
+                row.params.repetition_penalty,
+                row.params.presence_penalty,
+                row.params.frequency_penalty,
+                row.params.logit_bias,
+                row.banned,
+            )
+            for row in rows
+        ],
         device,
     )
 
@@ -131,27 +145,6 @@ def log_probabilities(
     pairs = zip(ids.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     best = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
     return list(zip(chosen, best, strict=True))
-
-
-def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
-    """Logit bias, penalties and banned tokens of one row; (vocab,) in place."""
-    params = spec.params
-    if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(spec.ids).astype(np.int64))
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-        )
-    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        tokens, counts = np.unique(spec.ids[spec.prompt_len :], return_counts=True)
-        if len(tokens):
-            amount = params.presence_penalty + params.frequency_penalty * counts
-            logits[torch.from_numpy(tokens.astype(np.int64))] -= torch.from_numpy(amount.astype(np.float32))
-    if params.logit_bias:
-        keys = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        logits[keys] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
-    if spec.banned:
-        logits[list(spec.banned)] = -torch.inf
 
 
 def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,7 +103,7 @@ class OutputAppender:
         if jump is None:
             return
         before = request.length
-        request.length -= jump.replaced
+        request.take_back(jump.replaced)
         request.begin_answer(request.output_len + len(jump.tokens))
         for token in jump.tokens:
             request.append(token)

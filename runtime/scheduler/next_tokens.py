@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from ramify.grammar.matcher import allowed_among
+from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.request import Logprob, Request
+
+MASK64 = 2**64 - 1
 
 LOGPROB_ROWS = 64
 """Rows whose logits are in memory at a time: 64 x 49k float32 are 13 MB."""
@@ -43,7 +45,7 @@ class RequestSampler:
         waited for.
         """
         requests = [request for request, _ in places]
-        rows = [self.row(request, ahead, request.ids, _mask(request)) for request, ahead in places]
+        rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
         drawing = self.runner.sampler.begin(logits, rows, asked, top)
@@ -92,11 +94,13 @@ class RequestSampler:
         found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
         return found + [None] * sum(request.computed_ahead for request in requests)
 
-    def row(self, request: Request, ahead: int, ids: np.ndarray, mask: np.ndarray | None) -> SamplingRow:
+    def row(
+        self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
+    ) -> SamplingRow:
         """How the token is chosen that stands `ahead` tokens behind the sequence.
 
-        ids : (n,) int32, the tokens that penalties are about
         mask : the tokens that may come, (words,) int32; None for all
+        counts : of the tokens that penalties are about; None for those of the sequence
         """
         params = request.sampling
         banned: tuple[int, ...] = ()
@@ -109,8 +113,7 @@ class RequestSampler:
             uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
             if params.temperature > 0.0
             else 0.0,
-            ids=ids,
-            prompt_len=request.prompt_len,
+            counts=counts or request.token_counts() if params.penalises else None,
             mask=mask,
             banned=banned,
         )
@@ -130,4 +133,8 @@ def uniform(seed: int, position: int) -> float:
     It depends on these two alone, and not on whether the tokens before were sampled, forced, or computed
     again after a retraction.
     """
-    return random.Random((seed << 32) ^ (position & 0xFFFFFFFF)).random()
+    # SplitMix64, one stream for each seed. Seeding a generator of Python's own takes 5 us.
+    x = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15) & MASK64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK64
+    return ((x ^ x >> 31) >> 11) * 2.0**-53

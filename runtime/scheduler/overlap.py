@@ -139,7 +139,7 @@ class OverlapScheduling:
     def _written(self, request: Request, start: int, stop: int) -> list[int]:
         """The pages of positions ``[start, stop)``."""
         size = self._pages.page_size
-        return request.pages.ids[start // size : -(-stop // size)]
+        return request.pages.ids[start // size : -(-stop // size)].tolist()
 
     def settle(self, tokens: Sequence[int]) -> None:
         """The tokens of a choice, (R,), have arrived on the host: those that `launch` was given, if there was

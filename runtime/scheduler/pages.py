@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.programs.leases import ProgramLeases
@@ -52,7 +54,8 @@ class RequestPages:
             request.stats.lost = self.cache.lost(prompt, request.scope, lock.length)
         self.leases.admitted(request)
         copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
-        request.pages = PageTable(lock.pages[:full] + new, full, lock, lock.length, copy)
+        ids = np.array(lock.pages[:full] + new, np.int32)
+        request.pages = PageTable(ids, full, lock, lock.length, copy)
         request.computed_len = lock.length
         if self.states.present:
             self.states.begin(request, lock, match)
@@ -77,7 +80,7 @@ class RequestPages:
         new = self.cache.allocate(missing, request.taker)
         if new is None:
             return False
-        request.pages.ids += new
+        request.pages.extend(new)
         return True
 
     def commit(self, request: Request) -> None:
@@ -87,7 +90,8 @@ class RequestPages:
             return
         assert pages.lock is not None
         slots = self._slots(request.computed_len)
-        committed = self.cache.commit(pages.lock, request.ids[: request.computed_len], pages.ids[:slots])
+        held = pages.ids[:slots].tolist()
+        committed = self.cache.commit(pages.lock, request.ids[: request.computed_len], held)
         pages.ids[:slots] = committed.pages
         pages.private_from = committed.private_from
         pages.committed_len = request.computed_len
@@ -117,7 +121,7 @@ class RequestPages:
         if pages.lock is None:
             return
         self.states.end(request, keep=keep_state)
-        self.cache.free(pages.ids[pages.private_from :])
+        self.cache.free(pages.ids[pages.private_from :].tolist())
         self.cache.release(pages.lock)
         request.pages = PageTable()
         request.stats.reached = request.reached

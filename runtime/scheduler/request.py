@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ramify.constraint import Constraint
+from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.radix.observe.evicted import Lost
 from ramify.ring_messages import Submit
@@ -47,11 +48,12 @@ Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
 class PageTable:
     """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
 
-    Pages ``ids[:private_from]`` belong to the prefix tree, where `lock` keeps them. The others are this
-    request's own.
+    `ids` is int32: a step copies it into its batch without a Python object for each page. Pages
+    ``ids[:private_from]`` belong to the prefix tree, where `lock` keeps them. The others are this request's
+    own.
     """
 
-    ids: list[int] = dataclasses.field(default_factory=list)
+    ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
     private_from: int = 0
     lock: PrefixLock | None = None
     """None while the request has no pages: before its admission, after a retraction, and at its end."""
@@ -65,6 +67,10 @@ class PageTable:
     """Tokens that the state has seen; after a failed pass not `computed_len`."""
     kept_len: int = 0
     """Tokens up to the last place where the tree holds a state, or had none to spare."""
+
+    def extend(self, pages: Sequence[int]) -> None:
+        """Add pages of the request's own."""
+        self.ids = np.concatenate([self.ids, np.array(pages, np.int32)])
 
 
 @dataclasses.dataclass(slots=True)
@@ -158,6 +164,8 @@ class Request:
         self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
         self._ids[: self.prompt_len] = submit.ids
 
+        self._counts: TokenCounts | None = None
+
         self.pages = PageTable()
         self.report = Report()
         self.stats = RequestStats()
@@ -212,6 +220,13 @@ class Request:
     def last(self) -> int:
         """The last token of the sequence."""
         return int(self._ids[self.length - 1])
+
+    def token_counts(self) -> TokenCounts:
+        """Of `ids`, for the penalties. They are kept, and grow with the next call."""
+        if self._counts is None:
+            self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
+        self._counts.extend(self.ids, self.prompt_len)
+        return self._counts
 
     @property
     def output(self) -> np.ndarray:
@@ -364,12 +379,18 @@ class Request:
             self.report.replaced = self.known_len
             self.report.overlap = self.healing.rest
             self.prompt_len = self.length
-            self.healing = None
+            self.healing = self._counts = None
         if self.length == len(self._ids):
             self._lengthen()
         self._ids[self.length] = token
         self.length += 1
         self.known_len = self.draft_len = 0
+
+    def take_back(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens of the sequence."""
+        if tokens:
+            self.length -= tokens
+            self._counts = None
 
     def heal(self, healing: Healing, tokens: int) -> None:
         """Turn the last `tokens` tokens of the prompt into known tokens."""

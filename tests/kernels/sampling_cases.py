@@ -17,7 +17,7 @@ from ramify.kernels.cpu import sampling as compiled
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
 from ramify.kernels.registry import SampleTokens
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.runtime.executor import sampler
@@ -123,8 +123,6 @@ def runtimes(
         sampler.SamplingRow(
             params=SamplingParams(**dataclasses.asdict(row)),
             uniform=float(uniform),
-            ids=np.zeros(0, np.int32),
-            prompt_len=0,
             mask=mask,
         )
         for row, uniform, mask in zip(rows, uniforms, masks, strict=True)
@@ -145,33 +143,42 @@ def check_frequencies(
     assert len(set(tokens.tolist())) > 2
 
 
-def make_edits(vocab: int) -> list[RowEdits]:
+def make_edits(vocab: int) -> list[tuple[np.ndarray, int, dict[str, Any]]]:
+    """Texts, the lengths of their prompts, and the other arguments of `RowEdits`."""
     random = np.random.default_rng(3)
     ids = random.integers(0, vocab, 40).astype(np.int32)
     bias = {int(ids[30]): 5.5, int(ids[0]): -3.25, vocab - 1: 100.0}
     return [
-        RowEdits(ids, 25),
-        RowEdits(ids, 25, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.3),
-        RowEdits(ids, 25, frequency_penalty=-0.1, logit_bias=bias),
-        RowEdits(ids, 0, repetition_penalty=0.8, logit_bias=bias, banned=[0, int(ids[30])]),
-        RowEdits(ids[:0], 0, presence_penalty=1.0, banned=[3]),
+        (ids, 25, {}),
+        (ids, 25, {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.3}),
+        (ids, 25, {"frequency_penalty": -0.1, "logit_bias": bias}),
+        (ids, 0, {"repetition_penalty": 0.8, "logit_bias": bias, "banned": [0, int(ids[30])]}),
+        (ids[:0], 0, {"presence_penalty": 1.0, "banned": [3]}),
     ]
 
 
+def adjust(logits: Tensor, ids: np.ndarray, prompt_len: int, edits: RowEdits) -> None:
+    """Penalties, biases and banned tokens of one row, (vocab,) float32 in place, each written out."""
+    seen = torch.from_numpy(np.unique(ids).astype(np.int64))
+    values, penalty = logits[seen], edits.repetition_penalty
+    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    tokens, counts = np.unique(ids[prompt_len:], return_counts=True)
+    amount = edits.presence_penalty + edits.frequency_penalty * counts
+    logits[torch.from_numpy(tokens.astype(np.int64))] -= torch.from_numpy(amount.astype(np.float32))
+    for token, bias in edits.logit_bias.items():
+        logits[token] += bias
+    for token in edits.banned:
+        logits[token] = -torch.inf
+
+
 def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
-    """Float32 logits change as the runtime changes them, bit for bit; others are rounded once; all return."""
+    """Float32 logits change as they should, bit for bit; others are rounded once; all return."""
     logits = logits_of(5, vocab, dtype, device)
     original, expected = logits.clone(), logits.float().cpu().clone()
-    specs = make_edits(vocab)
-    for row, spec in enumerate(specs):
-        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
-        params = SamplingParams(**{name: getattr(spec, name) for name in names})
-        sampler._adjust(
-            expected[row],
-            sampler.SamplingRow(
-                params=params, uniform=0.0, ids=spec.ids, prompt_len=spec.prompt_len, banned=list(spec.banned)
-            ),
-        )
+    specs = []
+    for row, (ids, prompt_len, options) in enumerate(make_edits(vocab)):
+        specs.append(RowEdits(TokenCounts.of(ids, prompt_len), **options))
+        adjust(expected[row], ids, prompt_len, specs[-1])
     edits = LogitEdits.of(specs, device)
     before = kernels.edit_logits(logits, edits)
     if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
+from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
@@ -65,10 +66,10 @@ def steps(runner: Runner) -> None:
 def draws(runner: Runner, rows: int) -> None:
     logits = torch.zeros(rows, runner.model.config.vocab_size, dtype=runner.pool.k.dtype)
     mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
-    ids = np.arange(9, dtype=np.int32)
+    counts = TokenCounts.of(np.arange(9, dtype=np.int32), 4)
     for params in PARAMS:
         for masks in ([None], [mask], [mask, None]):
-            given = [SamplingRow(params, 0.5, ids, 4, masks[row % len(masks)]) for row in range(rows)]
+            given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]
             for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
                 runner.sampler.begin(logits, given, asked, top)
     runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramify.kernels.cpu.sampling import sample_tokens
+from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor import sampler
 from ramify.runtime.executor.sampler import SamplingRow, log_probabilities
 from ramify.sampling_params import SamplingParams
@@ -27,8 +28,7 @@ def row(
     return SamplingRow(
         params=SamplingParams(**options).check(),
         uniform=uniform,
-        ids=np.array(ids or [], dtype=np.int32),
-        prompt_len=prompt_len,
+        counts=None if ids is None else TokenCounts.of(np.array(ids, dtype=np.int32), prompt_len),
         **extra,
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ramify.errors import RamifyError
+from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
@@ -144,7 +145,10 @@ class DraftModel:
             allowed, mask = self._grammar_ahead(request)
             if allowed and self._pages.grow(request):
                 ready.append(request)
-                rows.append(self._sampler.row(request, request.ahead_len, request.target_ids, mask))
+                counts = None
+                if request.sampling.penalises:
+                    counts = TokenCounts.of(request.target_ids, request.prompt_len)
+                rows.append(self._sampler.row(request, request.ahead_len, mask, counts))
         if not ready:
             return []
         size = self._pages.page_size

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
 from ramify.kernels.triton.interpret import INTERPRETED
@@ -110,7 +110,7 @@ def test_edits(dtype):
 
 def test_no_edits():
     logits = cases.logits_of(2, 40, FLOAT, CPU)
-    edits = LogitEdits.of([RowEdits(np.zeros(0, np.int32), 0)] * 2)
+    edits = LogitEdits.of([RowEdits()] * 2)
     assert not len(kernels.edit_logits(logits, edits))
     assert not len(kernels.edit_logits(logits, LogitEdits.of([])))
 
@@ -160,7 +160,7 @@ def test_every_form_is_reached(monkeypatch):
 LOGITS = torch.zeros(2, 40)
 OPTIONS = SamplingOptions.of([1.0] * 2, [0] * 2, [1.0] * 2, [0.0] * 2, [0.5] * 2)
 WORDS = torch.zeros(2, 2, dtype=torch.int32)
-EDITS = LogitEdits.of([RowEdits(np.array([3]), 0, presence_penalty=1.0)] * 2)
+EDITS = LogitEdits.of([RowEdits(TokenCounts.of(np.array([3]), 0), presence_penalty=1.0)] * 2)
 TOKENS = torch.zeros(2, dtype=torch.int64)
 
 
