@@ -50,7 +50,7 @@ class Forks:
         rids = []
         for wave in range(waves):
             for number in range(6):
-                drawn = {"temperature": 1.0, "seed": wave} if number % 2 else {}
+                drawn = {"temperature": 1.0, "seed": 6 * wave + number} if number % 2 else {}
                 ids = self.trunk[: draw.randrange(20, 60)] + [draw.randrange(256) for _ in range(3)]
                 rids.append(local.submit(ids, max_tokens=40, ignore_eos=True, **drawn))
                 local.step()
