@@ -22,6 +22,11 @@ class DeviceSampler:
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
+        self._words = torch.empty(0, 0, dtype=torch.int32)
+        """Where masks are put together, pinned for a CUDA device: allocating pinned memory in each step, and
+        copying the masks to it, would double the work."""
+        self._sent: torch.cuda.Event | None = None
+        """The masks of the last step have left `_words`."""
 
     @torch.inference_mode()
     def begin(
@@ -58,8 +63,19 @@ class DeviceSampler:
         masks = [row.mask for row in rows]
         if all(mask is None for mask in masks):
             return None, None
-        words, places = stacked(masks)
-        return to_device(words, self._device), to_device(places, self._device)
+        cuda = self._device.type == "cuda"
+        count, width = sum(mask is not None for mask in masks), max(len(m) for m in masks if m is not None)
+        if len(self._words) < count or self._words.shape[1] != width:
+            rows_of_words = max(count, 2 * len(self._words))
+            self._words = torch.empty(rows_of_words, width, dtype=torch.int32, pin_memory=cuda)
+        elif self._sent is not None:
+            self._sent.synchronize()
+        words, places = stacked(masks, out=self._words[:count].numpy())
+        on_device = words.to(self._device, non_blocking=True)
+        if cuda:
+            self._sent = torch.cuda.Event()
+            self._sent.record()
+        return on_device, to_device(places, self._device)
 
 
 class DeviceDrawing:

@@ -147,9 +147,12 @@ def log_probabilities(
     return list(zip(chosen, best, strict=True))
 
 
-def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The masks that are not None as (M, words) int32, and for each mask its row there or -1,
-    (len(masks),)."""
+def stacked(
+    masks: Sequence[np.ndarray | None], out: np.ndarray | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The masks that are not None as (M, words) int32, in `out` if given, and for each mask its row there or
+    -1, (len(masks),)."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
-    return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)
+    words = np.stack([mask for mask in masks if mask is not None], out=out)
+    return torch.from_numpy(words), torch.from_numpy(rows)

@@ -138,7 +138,7 @@ class OutputAppender:
     def end_if_done(self, request: Request) -> bool:
         """End `request` if its last token ends it, or if the grammar allows only the end."""
         constrained = request.constrained
-        if constrained is not None:
+        if request.answer_start is None:
             request.begin_answer(request.output_len)
         last = request.last
         if self._is_stop(request, last):

@@ -86,11 +86,13 @@ class RequestSampler:
         return found
 
     def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """For each row of logits the tokens that it is needed for; None for all.
+        """For each row of logits the tokens that it is needed for, None for all; empty where all are None.
 
         The first rows are one per request. Log-probabilities need the logits of all tokens. The rows of known
         and draft tokens follow; their masks are not known yet.
         """
+        if not any(each.constrained is not None or each.healing is not None for each in requests):
+            return []
         found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
         return found + [None] * sum(request.computed_ahead for request in requests)
 

@@ -247,14 +247,13 @@ class Scheduler:
         next_row = 0
         predicting: Predicting = []
         spans: list[ComputedSpan] = []
-        for scheduled in plan:
-            request, stop = scheduled
+        for request, stop in plan:
             start = request.computed_len
             first_row, next_row = next_row, next_row + stop - start
             if request.pages.lock is None:
                 continue  # another span of its choices has failed in this step
             try:
-                samples = scheduled.samples
+                samples = stop == request.length + request.computed_ahead and request.budget_left > 0
                 if request.wants_logprobs:
                     self._appender.report_computed(request, hidden[first_row:next_row], start, stop)
                 if request.pooled is not None:

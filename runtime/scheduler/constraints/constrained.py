@@ -31,7 +31,8 @@ class ConstrainedOutput:
     """`stop_ids` end an output; the matcher allows all of them where the text may end.
 
     `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None where all may.
-    It is valid after `fill`, until the next `accept`.
+    It is valid after `fill`, until the next `accept`. It is computed once for each budget: the end of a step
+    and the start of the next ask for the same.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class ConstrainedOutput:
         self._retokenizer = retokenizer
         self._row = np.zeros(mask_words(vocab_size), dtype=np.int32)
         self.mask: np.ndarray | None = None
+        self._budget: int | None = None
+        """That of `mask`; None where there is no valid one."""
 
     @property
     def complete(self) -> bool:
@@ -69,6 +72,7 @@ class ConstrainedOutput:
 
     def accept(self, token: int) -> None:
         """Advance over a token that the mask allowed."""
+        self._budget = None
         if not self._matcher.accept(token):
             raise EngineError(f"The grammar refused token {token}, which its mask had allowed.")
 
@@ -77,19 +81,21 @@ class ConstrainedOutput:
 
         Raises `EngineError` if the mask allows nothing, unless it `may_be_empty`.
         """
-        restricts = self._matcher.fill_mask(self._row, budget)
-        if restricts and not may_be_empty and not self._row.any():
+        if self._restricts(budget) and not may_be_empty and not self._row.any():
             raise EngineError("The grammar allows no token here.")
-        self.mask = self._row if restricts else None
+
+    def _restricts(self, budget: int) -> bool:
+        """Whether only some tokens may come. Computes `mask`, if need be."""
+        if self._budget != budget:
+            self.mask = self._row if self._matcher.fill_mask(self._row, budget) else None
+            self._budget = budget
+        return self.mask is not None
 
     def only_end(self, budget: int) -> int | None:
         """The lowest stop token if only stop tokens are allowed, else None."""
-        if not self.complete:
+        if not self.complete or not self._restricts(budget):
             return None
-        self.fill(budget)
-        if self.mask is None:
-            return None
-        stops = allowed_among(self.mask, self._stop_ids)
+        stops = allowed_among(self._row, self._stop_ids)
         return min(stops) if stops else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
@@ -109,30 +115,34 @@ class ConstrainedOutput:
         kept = tuple(before[len(before) - replaced :])
         if kept == tokens[:replaced]:
             replaced, tokens = 0, tokens[len(kept) :]
-        self._matcher.rollback(replaced)
+        self._rollback(replaced)
         self._accept_all(tokens)
         draft = None
         # A token that replaces the last one cannot be a draft: the logits that predict it are consumed
         # already.
         if len(tokens) > replaced and self._retokenizer.continues(tokens[-1]):
-            self._matcher.rollback(1)
+            self._rollback(1)
             tokens, draft = tokens[:-1], tokens[-1]
         if len(tokens) - replaced + self.needed > room:
             # The tokenizer's own spelling is not the shortest, and does not fit into `room`.
-            self._matcher.rollback(len(tokens))
+            self._rollback(len(tokens))
             self._accept_all(kept[len(kept) - replaced :])
             return None
         return Jump(replaced, tokens, draft) if tokens or draft is not None else None
 
     def _single(self, room: int) -> Jump | None:
-        """A jump over the only token that the mask allows, if it allows one."""
-        if room < 1 or not self._matcher.fill_mask(self._row, room):
+        """A jump over the only token that the mask allows, if it allows one that is no stop token."""
+        if room < 1 or (self.complete and self._stop_ids) or not self._restricts(room):
             return None
         token = single_token(self._row)
         if token is None or token in self._stop_ids:
             return None
         self.accept(token)
         return Jump(0, (token,), None)
+
+    def _rollback(self, tokens: int) -> None:
+        self._budget = None
+        self._matcher.rollback(tokens)
 
     def _accept_all(self, tokens: Sequence[int]) -> None:
         for token in tokens:

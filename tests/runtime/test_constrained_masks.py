@@ -1,0 +1,55 @@
+"""The mask of a constrained output is computed once for a state of its grammar and a budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+
+STOP, VOCAB = 0, 64
+
+
+class EvenThenEnd:
+    """Any even token may come; after three tokens only the end. Counts the masks that it fills."""
+
+    free = False
+    completion_tokens = 1
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.filled = 0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tokens) >= 3
+
+    def accept(self, token: int) -> bool:
+        self.tokens.append(token)
+        return True
+
+    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
+        self.filled += 1
+        row[:] = 1 if self.complete else 0x55555554
+        if self.complete:
+            row[1:] = 0
+        return True
+
+
+def test_one_mask_for_a_state_and_a_budget() -> None:
+    matcher = EvenThenEnd()
+    output = ConstrainedOutput(matcher, VOCAB, [STOP], None)  # type: ignore[arg-type]
+    output.fill(9)
+    assert output.jump([], 1, 9) is None
+    assert output.only_end(9) is None
+    output.fill(9)
+    assert matcher.filled == 1
+    output.fill(8)
+    assert matcher.filled == 2, "another budget has a mask of its own"
+    for count in range(3):
+        output.accept(2)
+        output.fill(8 - count)
+        assert matcher.filled == 3 + count, "and so has another state"
+    assert output.mask is not None
+    assert output.only_end(6) == STOP
+    assert output.jump([2, 2, 2], 1, 6) is None, "the end is no token of a jump"
+    assert matcher.filled == 5
