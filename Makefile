@@ -25,12 +25,12 @@ test: $(VENV)/.dev check  ## lint, types and all tests but the long ones and tho
 	@$(BIN)/ramify pull
 	$(PYTEST) -m "not long and not ray"
 
-long-test: $(VENV)/.dev  ## the tests that `make test` leaves out because they take minutes: before a release
+long-test: $(VENV)/.ray  ## the tests that `make test` leaves out because they take minutes: before a release
 	@$(BIN)/ramify pull
 	$(PYTEST) -m long
 
 ray-test: $(VENV)/.ray  ## the tests of Ray, in one process: they share a cluster on this machine
-	$(BIN)/python -m pytest tests/ray
+	$(BIN)/python -m pytest -m "not long" tests/ray
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+from unittest import mock
 
 from ramify.runtime.model.hub.resolve import ModelFiles
 
@@ -12,6 +14,7 @@ def load_reference(files: ModelFiles, dtype: Any = None) -> Any:
 
     Read and renamed by transformers alone; its `from_pretrained(gguf_file=…)` would need accelerate.
     """
+    import gguf
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -31,7 +34,9 @@ def load_reference(files: ModelFiles, dtype: Any = None) -> Any:
         eos_token_id=2,
     )
     model = LlamaForCausalLM(config)
-    tensors = load_gguf_checkpoint(files.weights, return_tensors=True, model_to_load=model)["tensors"]
+    with mock.patch.object(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)):
+        # transformers makes the map anew for each of 400 modules: half of the time.
+        tensors = load_gguf_checkpoint(files.weights, return_tensors=True, model_to_load=model)["tensors"]
     left = model.load_state_dict(tensors, strict=False)
     assert left.missing_keys == ["lm_head.weight"]  # tied to the embedding
     assert not left.unexpected_keys

@@ -69,7 +69,12 @@ def called(choice: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("template", "id_length"), [(QWEN, 29), (LLAMA3, 29), (MISTRAL, 9)], ids=["hermes", "llama3", "mistral"]
+    ("template", "id_length"),
+    [
+        pytest.param(QWEN, 29, id="hermes"),
+        pytest.param(LLAMA3, 29, id="llama3", marks=pytest.mark.long),
+        pytest.param(MISTRAL, 9, id="mistral", marks=pytest.mark.long),
+    ],
 )
 def test_calls_and_results(tmp_path: Path, template: str, id_length: int) -> None:
     with client_of(tmp_path / "model", template) as client:

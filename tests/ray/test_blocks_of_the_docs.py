@@ -9,6 +9,7 @@ import pytest
 from tests.test_docs import blocks, guides_that_need, name, run
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.weights

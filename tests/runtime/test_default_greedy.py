@@ -1,16 +1,20 @@
-"""On the default model's real weights, greedy output in float32 is transformers', however it is run."""
+"""On the default model's real weights in float32, logits and greedy output are transformers'."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
+from tests.model.checkpoints import expected as expected_logits
+from tests.model.dense import logits
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import Greedy, assert_same, greedy
 
@@ -50,18 +54,26 @@ def prompts(files: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(files: Any, prompts: list[list[int]]) -> list[Greedy]:
-    model = load_reference(files)
-    return [greedy(model, prompt, TOKENS, eos=[2]) for prompt in prompts]
+def reference(files: Any) -> Any:
+    return load_reference(files)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, prompts: list[list[int]]) -> list[Greedy]:
+    return [greedy(reference, prompt, TOKENS, eos=[2]) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
 def model(files: Any) -> Any:
-    import torch
-
-    from ramify.runtime.model.load import load_model
-
     return load_model(files, dtype=torch.float32)
+
+
+def test_logits(model: Any, reference: Any, prompts: list[list[int]]) -> None:
+    for prompt in prompts[:3]:
+        ids = torch.tensor(prompt)
+        torch.testing.assert_close(
+            logits(model, ids, step=3), expected_logits(reference, ids), atol=1e-3, rtol=0
+        )
 
 
 @pytest.mark.parametrize(

@@ -352,17 +352,22 @@ def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path
     ("then", "signals", "code"),
     [
         ("", [], 0),
-        ("engine.close(); sys.stdin.readline()", [], 0),
+        pytest.param("engine.close(); sys.stdin.readline()", [], 0, marks=pytest.mark.long),
         ("raise ValueError('mine')", [], 1),
-        ("sys.exit(7)", [], 7),
-        ("sys.stdin.readline()", [signal.SIGINT], None),
+        pytest.param("sys.exit(7)", [], 7, marks=pytest.mark.long),
+        pytest.param("sys.stdin.readline()", [signal.SIGINT], None, marks=pytest.mark.long),
         (
             "engine.complete('x', max_tokens=400, ignore_eos=True); sys.stdin.readline()",
             [signal.SIGINT],
             None,
         ),
         ("sys.stdin.readline()", [signal.SIGKILL], -signal.SIGKILL),
-        ("os.fork() or sys.stdin.readline(); sys.stdin.readline()", [signal.SIGKILL], -signal.SIGKILL),
+        pytest.param(
+            "os.fork() or sys.stdin.readline(); sys.stdin.readline()",
+            [signal.SIGKILL],
+            -signal.SIGKILL,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["end", "close", "exception", "exit", "ctrl-c", "ctrl-c-busy", "kill", "kill-with-a-fork"],
 )
