@@ -18,6 +18,8 @@ from ramify.kernels.stack import ExpertMatrices, PackedExperts
 
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT8 = torch.float8_e4m3fn
+"""The other dtype of pages; not on the CPU."""
 
 
 def check_attention(
@@ -33,11 +35,13 @@ def check_attention(
     sinks: Tensor | None = None,
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
+    float8: bool = False,
 ) -> Tensor:
+    """float8 : pages may be `FLOAT8`"""
     shape, dtype = q.shape, q.dtype
     if len(shape) != 3:
         raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
-    _check_pages(k_pages, v_pages, dtype, dtypes)
+    _check_pages(k_pages, v_pages, dtype, dtypes, float8)
     _, heads, dim = shape
     _, kv_heads, _, page_dim = k_pages.shape
     if page_dim != dim or heads % kv_heads:
@@ -96,8 +100,10 @@ def check_store(
     slots: Tensor,
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
+    float8: bool = False,
 ) -> None:
-    _check_pages(k_pages, v_pages, k.dtype, dtypes)
+    """float8 : pages may be `FLOAT8`"""
+    _check_pages(k_pages, v_pages, k.dtype, dtypes, float8)
     _, kv_heads, _, dim = k_pages.shape
     shape = (len(slots), kv_heads, dim)
     if k.shape != shape or v.shape != shape or v.dtype != k.dtype:
@@ -124,9 +130,10 @@ def check_copy(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
 
 
 def _check_pages(
-    k_pages: Tensor, v_pages: Tensor, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...] = DTYPES
+    k_pages: Tensor, v_pages: Tensor, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...], float8: bool
 ) -> None:
-    if dtype not in dtypes or k_pages.dtype != dtype or v_pages.dtype != dtype:
+    kept = FLOAT8 if float8 and k_pages.dtype == FLOAT8 else dtype
+    if dtype not in dtypes or k_pages.dtype != kept or v_pages.dtype != kept:
         raise ValueError(
             f"new tokens are {dtype} and the pages {k_pages.dtype} and {v_pages.dtype}; all must be one of "
             f"{_names(dtypes)}."

@@ -69,7 +69,6 @@ ELSEWHERE = {
     "dp": "replicas",
     "dp_size": "replicas",
     "data_parallel_size": "replicas",
-    "kv_cache_dtype": "KV pages have the model's dtype.",
     "kv_events_config": "Here it is kv_events='tcp://HOST:PORT' (--kv-events), with kv_events_replay and"
     " kv_events_topic.",
     "chat_template": "The chat template is the model's own.",
@@ -77,7 +76,7 @@ ELSEWHERE = {
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Options of SGLang and vLLM → ours, or what to do."""
-VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance"}
+VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance", "fp8_e4m3": "fp8"}
 """Values of their options → ours."""
 
 
@@ -139,6 +138,10 @@ class EngineConfig:
     """Memory for KV pages, in GiB; ignored when `num_pages` is given. None: on the CPU enough for 20,480
     tokens or two of the model's longest contexts, at most 1; on a CUDA device what `memory_fraction`
     leaves."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Numbers of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, twice the tokens in
+    the same memory; with the triton backend on GPUs of compute capability 8.9 and later, and the torch
+    backend."""
     num_pages: int | None = None
     memory_fraction: float | None = None
     """The share of a CUDA device's memory that weights, workspace, KV pages and states may take together.

@@ -31,7 +31,7 @@ def paged_attention(
     Parameters
     ----------
     q : (T, heads, head_dim) float32 or bfloat16; the stride between tokens may be larger
-    k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q
+    k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q or float8_e4m3fn
         One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Rows past a sequence's end are
         ignored: they may hold anything, NaN included.
     page_table : (B, max_pages) int32
@@ -63,7 +63,7 @@ def paged_attention(
         Naming the argument whose shape, stride, dtype or value does not fit.
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks, float8=True
     )
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     heads, kv_heads, page_size = q.shape[1], k_pages.shape[1], k_pages.shape[2]

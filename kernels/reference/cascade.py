@@ -135,7 +135,18 @@ def cascade_attention(
         Naming the argument or group that does not fit.
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, sinks, dtypes=DTYPES
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        query_starts,
+        kv_lens,
+        0,
+        soft_cap,
+        out,
+        sinks,
+        dtypes=DTYPES,
+        float8=True,
     )
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     new = [high - low for low, high in itertools.pairwise(starts)]

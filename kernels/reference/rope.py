@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.checks import check_head_norms, check_rope
-from ramify.kernels.reference.kv_store import store_kv
+from ramify.kernels.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.reference.kv_store import write
 
 
 def rope_store_kv(
@@ -46,7 +46,8 @@ def rope_store_kv(
     """
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    store_kv(_rotated(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
+    check_store(k, v, k_pages, v_pages, slots, float8=True)
+    write(_rotated(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
     q.copy_(_rotated(q, q_norm, eps, rotation))
 
 
@@ -55,4 +56,4 @@ def _rotated(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> 
     if weight is not None:
         exact = F.rms_norm(exact, weight.shape, weight.float(), eps)
     pairs = exact.reshape(*x.shape[:2], x.shape[2] // 2, 2)
-    return torch.view_as_real(torch.view_as_complex(pairs) * rotation[:, None]).flatten(2).to(x.dtype)
+    return torch.view_as_real(torch.view_as_complex(pairs) * rotation[:, None]).flatten(2)

@@ -30,7 +30,7 @@ def plan_shape(
     _, kv_heads, page_size, _ = k_pages.shape
     device = device_of(q.device)
     chosen = tuple(tile_choice or tiles(head_dim, q.dtype, device, deterministic=deterministic))
-    size = q.element_size()
+    size = k_pages.element_size()
     return Shape(heads, kv_heads, head_dim, size, page_size, window, deterministic, chosen, device)
 
 
@@ -168,7 +168,18 @@ def paged_attention(
     """
     check_device(q)
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks, dtypes=DTYPES
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        query_starts,
+        kv_lens,
+        window,
+        soft_cap,
+        out,
+        sinks,
+        dtypes=DTYPES,
+        float8=True,
     )
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")

@@ -130,7 +130,18 @@ def cascade_attention(
     """As `reference.cascade.cascade_attention`; `deterministic` as in `attention.paged_attention`."""
     check_device(q)
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, sinks, dtypes=DTYPES
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        query_starts,
+        kv_lens,
+        0,
+        soft_cap,
+        out,
+        sinks,
+        dtypes=DTYPES,
+        float8=True,
     )
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")

@@ -61,6 +61,8 @@ def listed(src: Sequence[int], dst: Sequence[int], device: torch.device) -> Tens
 
 def copy_listed(k_pages: Tensor, v_pages: Tensor, pages: Tensor) -> None:
     """As `copy_pages`, with the pages on the device; they are not checked. Only launches a kernel."""
+    if k_pages.itemsize == 1:  # as bytes: a GPU without float8 has no other way
+        k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
     shape, strides = k_pages.shape[-3:], k_pages.stride()
     if strides != v_pages.stride() or strides[-3:] != (shape[1] * shape[2], shape[2], 1):
         raise ValueError("each page must be contiguous, and k_pages and v_pages alike in strides.")

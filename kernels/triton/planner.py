@@ -37,6 +37,7 @@ class Planner:
     Parameters
     ----------
     heads, kv_heads, head_dim, dtype, page_size : of the model and its pages
+    page_dtype : of the pages; None: `dtype`
     window : positions each query sees, 0 for all
     device : of the pages
     deterministic : bits do not depend on the batch
@@ -55,11 +56,20 @@ class Planner:
         device: torch.device,
         deterministic: bool,
         cascade: bool,
+        page_dtype: torch.dtype | None = None,
     ) -> None:
         figures = device_of(device)
         chosen = tiles(head_dim, dtype, figures, deterministic=deterministic)
         self.shape = Shape(
-            heads, kv_heads, head_dim, dtype.itemsize, page_size, window, deterministic, chosen, figures
+            heads,
+            kv_heads,
+            head_dim,
+            (page_dtype or dtype).itemsize,
+            page_size,
+            window,
+            deterministic,
+            chosen,
+            figures,
         )
         self._device = device
         self._dtype = dtype

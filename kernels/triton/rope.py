@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES, check_head_norms, check_rope, check_store
+from ramify.kernels.checks import ALL_DTYPES, FLOAT8, check_head_norms, check_rope, check_store
+from ramify.kernels.triton.float8 import to_float8
 from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.kv_store import head_block
 from ramify.kernels.triton.launch import padded, warps
@@ -35,6 +36,7 @@ def _rope_store(  # type: ignore[no-untyped-def]
     q_token, k_token, v_token, page_stride, head_stride, row_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE_SIZE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
+    TO_FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Program p of a token: BLOCK_H query heads or, after these, BLOCK_H heads of keys and values."""
     Q_PARTS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -67,8 +69,12 @@ def _rope_store(  # type: ignore[no-untyped-def]
         k = _rotated(k, cos, sin, BLOCK_H, BLOCK_D)
         row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
         to = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
-        tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=in_bounds)
-        tl.store(v_pages_ptr + to, v, mask=in_bounds)
+        if TO_FLOAT8:
+            tl.store(k_pages_ptr + to, to_float8(k), mask=in_bounds)
+            tl.store(v_pages_ptr + to, to_float8(v.to(tl.float32)), mask=in_bounds)
+        else:
+            tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=in_bounds)
+            tl.store(v_pages_ptr + to, v, mask=in_bounds)
 
 
 def rope_store_kv(
@@ -88,7 +94,7 @@ def rope_store_kv(
     check_device(q)
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES)
+    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES, float8=True)
     tokens, heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     share, block = head_block(kv_heads, head_dim), padded(head_dim)
@@ -99,5 +105,6 @@ def rope_store_kv(
         q.stride(0), k.stride(0), v.stride(0), *k_pages.stride()[:3], eps,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block, BLOCK_H=share,
         PAGE_SIZE=page_size, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+        TO_FLOAT8=k_pages.dtype == FLOAT8,
         num_warps=warps(share * block, q.element_size(), vectors=1, most=8), enable_fp_fusion=False,
     )  # fmt: skip

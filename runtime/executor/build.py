@@ -15,7 +15,13 @@ from ramify.runtime.executor.attention import PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.batch_limits import with_limits_of
 from ramify.runtime.executor.decode_graphs import bytes_beside, ladder
-from ramify.runtime.executor.device import Backend, resolve_device, resolve_dtype, resolve_ops
+from ramify.runtime.executor.device import (
+    Backend,
+    resolve_device,
+    resolve_dtype,
+    resolve_ops,
+    resolve_page_dtype,
+)
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
     FRACTION,
@@ -32,6 +38,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.executor.token_graphs import buckets, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.parallel.ranks import Ranks
 
@@ -64,6 +71,7 @@ def build_runners(
     graphs = _wants_graphs(config, device, ops)
     cascade = _wants_cascade(config, backend, ops)
     dtype = resolve_dtype(config, device)
+    kept = resolve_page_dtype(config, backend, device, dtype)
     with fitting("The model's weights", device):
         model = load(dtype, device, ops)
     if ranks is not None:
@@ -75,8 +83,8 @@ def build_runners(
         with fitting("The draft model's weights", device):
             draft = load_draft(dtype, device, ops)
     shape, draft_shape = model.config, None if draft is None else draft.config
-    size = page_bytes(shape, config.page_size, dtype, draft_shape)
-    pages = pages_in(config, shape, dtype, device, draft_shape)
+    size = page_bytes(shape, config.page_size, kept, draft_shape)
+    pages = pages_in(config, shape, kept, device, draft_shape)
     if pages is None:
         with fitting("The model and its largest steps", device):
             memory = _measured(config, model, ops, dtype, device, graphs)
@@ -99,7 +107,7 @@ def build_runners(
     if ranks is not None:
         pages = ranks.group.least(pages)
     if draft_shape is not None:
-        part = page_bytes(draft_shape, config.page_size, dtype)
+        part = page_bytes(draft_shape, config.page_size, kept)
         log.info(
             "%d KV pages of %d bytes, of which %d bytes are the draft model's: %.2f of %.2f GiB",
             *(pages, size, part, pages * part / 2**30, pages * size / 2**30),
@@ -109,7 +117,7 @@ def build_runners(
 
     def runner_of(model: CausalLM, states: StatePool | None) -> Runner:
         shape = model.config
-        pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+        pool = _pool(config, shape, pages, dtype, device)
         runner = Runner(model, pool, ops, cascade=cascade, states=states)
         # A first pass of the draft model that compiles kernels would be taken for its usual time.
         if (device.type == "cuda" and backend == "triton") or model is draft:
@@ -126,6 +134,13 @@ def build_runners(
     with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
         states = None if shape.states is None else StatePool(shape.states, num_slots=slots, device=device)
         return runner_of(model, states), None if draft is None else runner_of(draft, None)
+
+
+def _pool(
+    config: EngineConfig, shape: ModelShape, pages: int, dtype: torch.dtype, device: torch.device
+) -> KvPool:
+    size, float8 = config.page_size, config.kv_cache_dtype == "fp8"
+    return KvPool(shape, num_pages=pages, page_size=size, dtype=dtype, device=device, float8=float8)
 
 
 def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:
@@ -171,7 +186,7 @@ def _measured(
     assert config.chunk_tokens is not None
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
-    pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+    pool = _pool(config, shape, pages, dtype, device)
     states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
     runner = Runner(model, pool, ops, cascade=False, states=states)
     zeros = torch.zeros(chunk, dtype=torch.int32).numpy()
@@ -232,6 +247,6 @@ def _unmeasured(
     tokens = sizes[-1]
     if shape.states is None:
         tokens = max(tokens, _buckets(config, shape.context_length)[-1])
-    attended = shape.num_heads * shape.head_dim * runner.pool.k.dtype.itemsize
+    attended = shape.num_heads * shape.head_dim * runner.pool.dtype.itemsize
     results = tokens * (hidden_bytes + attended)
     return most + bytes_beside(attention, sizes, positions, results, space_bytes(attention, tokens))

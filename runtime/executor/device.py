@@ -57,6 +57,29 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
+def resolve_page_dtype(
+    config: EngineConfig, backend: Backend, device: torch.device, dtype: torch.dtype
+) -> torch.dtype:
+    """The dtype of KV pages of a model of `dtype`.
+
+    Raises `UnsupportedField` where fp8 is asked for and the backend or the device has no float8.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    reason = None
+    if backend == "cpu":
+        reason = "the cpu attention backend reads pages in the model's dtype"
+    elif backend == "triton" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        reason = "this GPU's compute capability is below 8.9"
+    if reason is not None:
+        raise UnsupportedField(
+            f"kv_cache_dtype is 'fp8', and {reason}.",
+            field="kv_cache_dtype",
+            remedy="Leave it out. The triton backend has it on Ada, Hopper and later GPUs.",
+        )
+    return torch.float8_e4m3fn
+
+
 def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Ops]:
     """The backend for `device`, and its kernels.
 

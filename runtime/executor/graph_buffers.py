@@ -65,7 +65,7 @@ class GraphBuffers:
         self._table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
         # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
         heads, head_dim = model.num_heads, model.head_dim
-        self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.k.dtype, device=device)
+        self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
         """For the softmax states of all steps; None: each run allocates its own."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class KvPool:
-    """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim).
+    """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim) in `dtype`, or with `float8` in
+    float8_e4m3fn.
 
     A page of one head is contiguous, so that attention reads it without strides over other heads. No request
     is given the last page (`padding_page`): padded steps write the KV of their padding there.
@@ -26,14 +27,18 @@ class KvPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        float8: bool = False,
     ) -> None:
         import torch  # not above: `page_bytes` is asked before torch is needed
 
         shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
         # Not zeroed: pages that no request has used take no physical memory, and no row is read before it is
         # written.
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        kept = torch.float8_e4m3fn if float8 else dtype
+        self.k = torch.empty(shape, dtype=kept, device=device)
+        self.v = torch.empty(shape, dtype=kept, device=device)
+        self.dtype = dtype
+        """Of new keys and values, and of queries."""
         self.num_pages = num_pages
         self.page_size = page_size
 
@@ -54,8 +59,8 @@ class KvPool:
         import torch
 
         index = torch.tensor(pages, dtype=torch.int64, device=self.k.device)
-        parts = [each.index_select(1, index).transpose(0, 1) for each in (self.k, self.v)]
-        both = torch.stack(parts, dim=1)
+        parts = [each.index_select(1, index).transpose(0, 1) for each in self._numbers()]
+        both = torch.stack(parts, dim=1).view(self.k.dtype)
         if both.device.type != "cuda":
             return both
         host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
@@ -68,12 +73,21 @@ class KvPool:
         index = torch.tensor(pages, dtype=torch.int64, device=self.k.device)
         if self.k.device.type == "cuda":
             data = data.pin_memory().to(self.k.device)
-        for pool, part in ((self.k, data[:, 0]), (self.v, data[:, 1])):
-            pool.index_copy_(1, index, part.transpose(0, 1))
+        for pool, part in zip(self._numbers(), (data[:, 0], data[:, 1]), strict=True):
+            pool.index_copy_(1, index, part.view(pool.dtype).transpose(0, 1))
+
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`k` and `v`, float8 as bytes: torch does not index all of its forms."""
+        import torch
+
+        if self.k.itemsize > 1:
+            return self.k, self.v
+        return self.k.view(torch.uint8), self.v.view(torch.uint8)
 
 
 def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: ModelShape | None = None) -> int:
-    """Bytes of one page over all layers, keys and values: of `model`, and of its draft model if any."""
+    """Bytes of one page of `dtype` over all layers, keys and values: of `model`, and of its draft model if
+    any."""
     if draft is not None:
         return page_bytes(model, page_size, dtype) + page_bytes(draft, page_size, dtype)
     return 2 * model.num_layers * model.num_kv_heads * page_size * model.head_dim * dtype.itemsize

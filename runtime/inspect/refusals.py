@@ -25,6 +25,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "speculation": (True,),
     "draft_model": ("MODEL",),
     "quantization": ("int8", "int4"),
+    "kv_cache_dtype": ("fp8",),
 }
 """Options that not every model and device can honour, with the values that ask for them."""
 
@@ -156,6 +157,8 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
     experts = isinstance(shape, ModelConfig) and shape.experts is not None
     if machine.device == "cuda" and experts and config.quantization in ("int8", "int4"):
         return "there is no kernel for quantised experts on CUDA"
+    if machine.device == "cpu" and config.kv_cache_dtype == "fp8" and config.attention_backend != "torch":
+        return "the cpu attention backend reads pages in the model's dtype"
     if machine.device == "cpu" and config.cuda_graphs:
         return "there is no CUDA device"
     quantised = shape.quantised if isinstance(shape, ModelConfig) else None

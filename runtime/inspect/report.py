@@ -289,7 +289,7 @@ def _kv(
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
     """The figures of KV memory, and why the model does not fit."""
-    size = SimpleNamespace(itemsize=_BYTES[dtype])
+    size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
     context = context_of(config, shape)
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE

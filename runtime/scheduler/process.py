@@ -248,7 +248,7 @@ def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Li
         context_length=limits.context_length,
         eos_token_ids=limits.eos_token_ids,
         bos_token_id=runner.model.config.bos_token_id,
-        dtype=str(runner.pool.k.dtype).removeprefix("torch."),
+        dtype=str(runner.pool.dtype).removeprefix("torch."),
         device=runner.device.type,
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,

@@ -33,9 +33,18 @@ def compiled(function, types: dict[str, str], constants: dict, generation: int, 
 
 
 def compile_attend(
-    tile: Tile, head_dim: int, dtype: torch.dtype, generation: int, *, chunk: int = 0, **flags
+    tile: Tile,
+    head_dim: int,
+    dtype: torch.dtype,
+    generation: int,
+    *,
+    chunk: int = 0,
+    pages: str = "",
+    **flags,
 ) -> CompiledKernel:
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{TYPES[dtype]}")
+    if pages:
+        types |= dict.fromkeys(("k_ptr", "v_ptr"), f"*{pages}")
     types |= dict.fromkeys(("part_ptr", "top_ptr", "total_ptr", "sink_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "item_ptr", "token_ptr"), "*i32")
     strides = ("q_stride", "out_stride", "page_stride", "head_stride", "row_stride")
@@ -70,6 +79,22 @@ def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
         assert "cp.async" in text
         assert ("wgmma.mma_async" in text) == (generation == 90 and tile.rows >= 64)
         assert ("mma.sync" in text) != ("wgmma.mma_async" in text)
+
+
+@pytest.mark.parametrize(
+    ("generation", "sizes"),
+    [(90, 1), *(pytest.param(each, 3, marks=pytest.mark.long) for each in (89, 90, 100, 120))],
+)
+def test_float8_pages_are_loaded_as_they_are(generation, sizes):
+    """Asynchronously, and converted in registers: tiles take less shared memory than on pages of bfloat16."""
+    device = GENERATIONS[generation].device
+    for tile in tiles(128, torch.bfloat16, device)[:sizes]:
+        kernel = compile_attend(tile, 128, torch.bfloat16, generation, pages="fp8e4nv", PAGE_SIZE=64)
+        wide = compile_attend(tile, 128, torch.bfloat16, generation, PAGE_SIZE=64)
+        assert kernel.metadata.shared <= wide.metadata.shared <= device.shared_bytes
+        assert usage(kernel, generation).hot_spills == 0
+        assert "cp.async" in kernel.asm["ptx"]
+        assert "e4m3x2" in kernel.asm["ptx"]
 
 
 def test_two_blocks_are_on_their_way_on_a_hopper():

@@ -67,6 +67,19 @@ def test_kernels_compile_and_move_sixteen_bytes_at_once(capability):
         assert "st.shared.v4" not in text, f"{name} moves whole tiles between threads"
 
 
+@pytest.mark.parametrize("capability", [89, 120])
+def test_float8_pages_are_stored_and_copied(capability: int) -> None:
+    q, k, v = torch.zeros(8, 48, 128, dtype=HALF).split([32, 8, 8], dim=1)
+    pages = torch.zeros(3, 8, 64, 128, dtype=torch.float8_e4m3fn)
+    turn, slots = torch.zeros(8, 64, dtype=torch.complex64), torch.arange(8)
+    with compiling(capability) as launches:
+        rope.rope_store_kv(q, k, v, turn, pages, pages.clone(), slots)
+        kv_store.copy_pages(pages, pages.clone(), [0], [1])
+    store, copy = (launch.ptx for launch in launches)
+    assert "cvt.rn.satfinite.e4m3x2.f32" in store
+    assert "st.global.v4.b32" in copy
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 def test_products_take_the_tensor_cores(capability):
     x, weight = torch.zeros(300, 4096, dtype=HALF), torch.zeros(512, 4096, dtype=HALF)

@@ -6,6 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,10 +15,16 @@ from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
+from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.batch_limits import with_limits, with_limits_of
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder
-from ramify.runtime.executor.device import resolve_device, resolve_dtype, resolve_ops
+from ramify.runtime.executor.device import (
+    resolve_device,
+    resolve_dtype,
+    resolve_ops,
+    resolve_page_dtype,
+)
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
@@ -53,6 +60,7 @@ def test_without_cuda_auto_is_the_cpu(no_cuda: None) -> None:
         ({"attention_backend": "torch", "deterministic": True}, "deterministic"),
         ({"memory_fraction": 0.5}, "memory_fraction"),
         ({"cuda_graphs": True}, "cuda_graphs"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"attention_backend": "torch", "cascade": True}, "cascade"),
     ],
 )
@@ -66,6 +74,44 @@ def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
         build_runner(EngineConfig(**options), load)
     assert refused.value.field == field
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "capability", "found"),
+    [
+        ("triton", CUDA, (8, 9), torch.float8_e4m3fn),
+        ("torch", CPU, None, torch.float8_e4m3fn),
+        ("triton", CUDA, (8, 6), None),
+        ("cpu", CPU, None, None),
+    ],
+)
+def test_fp8_pages_are_where_there_is_float8(
+    monkeypatch: pytest.MonkeyPatch, backend: Any, device: torch.device, capability: Any, found: Any
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    config = EngineConfig(kv_cache_dtype="fp8")
+    assert resolve_page_dtype(EngineConfig(), backend, device, torch.bfloat16) == torch.bfloat16
+    if found is not None:
+        assert resolve_page_dtype(config, backend, device, torch.bfloat16) == found
+        return
+    with pytest.raises(UnsupportedField, match="kv_cache_dtype is 'fp8', and") as refused:
+        resolve_page_dtype(config, backend, device, torch.bfloat16)
+    assert refused.value.field == "kv_cache_dtype"
+
+
+def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> None:
+    """In the same memory, against pages of bfloat16; and logits near those of float32 pages."""
+    shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
+    assert 2 * page_bytes(shape, 16, torch.float8_e4m3fn) == page_bytes(shape, 16, torch.bfloat16)
+    for kept in ("auto", "fp8"):
+        options = EngineConfig(attention_backend="torch", num_pages=5, dtype="float32", kv_cache_dtype=kept)
+        runner = build_runner(options, lambda *_: tiny_model)
+        runner.forward(pack([Extension(ids, 0, 39, range(3))], 16))
+        runner.pool.write_pages([4, 3, 2], runner.pool.read_pages([0, 1, 2]))
+        rows.append(runner.logits(runner.forward(pack([Extension(ids, 39, 40, (4, 3, 2))], 16))))
+        assert (runner.pool.k.itemsize, runner.pool.dtype) == (1 if kept == "fp8" else 4, torch.float32)
+    exact, found = rows
+    assert 0 < (found - exact).std() < 0.3 * exact.std()
 
 
 def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def _walk(  # type: ignore[no-untyped-def]
             k = tl.load(k_from, mask=in_bounds, other=0.0)
         else:
             k = tl.load(k_from)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
         if SOFT_CAP:
             scores = _tanh(scores * in_factor)
         if MASKED:
@@ -114,7 +114,7 @@ def _walk(  # type: ignore[no-untyped-def]
             v = tl.load(v_from, mask=in_bounds, other=0.0)
         else:
             v = tl.load(v_from)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
     return top, total, acc
 
