@@ -122,6 +122,8 @@ def tiles(
     for rows in sizes:
         room = device.shared_bytes - _RESERVE - rows * block_d * size
         buffers = room // (2 * columns * block_d * size)
+        if found and not buffers:
+            break  # 128 rows of 256 numbers are 64 KiB, and cards have 99 KiB or more
         depth = max(1, min(2, buffers - 1))
         wide = rows == 128 or size == 4 or (deterministic and block_d == 256)
         found.append(Tile(rows, columns, 8 if wide else 4, depth))
