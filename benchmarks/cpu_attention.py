@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
+from benchmarks.roofline import read_bandwidth
 from benchmarks.timing import fastest
 from ramify.kernels.cpu.attention import last_plan, paged_attention
 from ramify.kernels.registry import ops
@@ -36,10 +37,8 @@ def best(call: Callable[[], object]) -> float:
 
 def ceilings() -> tuple[float, float]:
     """Bytes a second that a sum over 512 MiB reads, and FLOP/s of a float32 matrix product."""
-    large = torch.ones(1 << 27)
-    bandwidth = large.nbytes / best(large.sum)
     a = torch.randn(1024, 1024)
-    return bandwidth, 2 * 1024**3 / best(lambda: a @ a)
+    return read_bandwidth(), 2 * 1024**3 / best(lambda: a @ a)
 
 
 class Case:

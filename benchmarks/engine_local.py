@@ -1,4 +1,4 @@
-"""An engine in this process over dummy weights: a scheduler on a runner, without messages on the way."""
+"""An engine in this process: a scheduler on a runner, without messages on the way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model, shortened
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import dummy_model, load_model, shortened
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
@@ -50,7 +51,21 @@ class LocalEngine:
     """Prompts' KV need not be computed: pages of zeros are put into the tree for them."""
 
     def __init__(self, shape: Path, config: EngineConfig) -> None:
+        """`shape` is a config.json, for dummy weights, or a GGUF file."""
+
         def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
+            if shape.suffix == ".gguf":
+                model = load_model(
+                    ModelFiles(shape.stem, shape, shape.parent),
+                    dtype=dtype,
+                    device=device,
+                    context_length=config.context_length,
+                    quantization="gguf",
+                    packed=kernels.prefers_packed,
+                    deterministic=kernels.deterministic,
+                )
+                assert isinstance(model, Model)
+                return model
             model_config = shortened(config_from_hf(json.loads(shape.read_text())), config.context_length)
             packed = kernels.prefers_packed
             return dummy_model(

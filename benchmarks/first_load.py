@@ -14,29 +14,32 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
 
 import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
 from ramify.runtime.model.load import load_model, read_shape
 from ramify.runtime.model.quantization import resolve_quantization
 
 ROOM = 1 << 40
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=[DEFAULT_MODEL])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     for name in options.models:
-        files = resolve(name)
-        weights = files.weights
+        weights = Path(name) if Path(name).exists() else resolve(name).weights
+        files = ModelFiles(name, weights, weights.parent)
         paths = list(weights.glob("*.safetensors")) if weights.is_dir() else [weights]
         megabytes = sum(path.stat().st_size for path in paths) / 1e6
         for path in paths:
@@ -47,8 +50,7 @@ def main() -> None:
         )
         times: dict[str, list[float]] = {"packed": [], "and kept": [], "mapped": []}
         for _ in range(options.repeat):
-            with tempfile.TemporaryDirectory() as home:
-                os.environ["RAMIFY_HOME"] = home
+            with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, RAMIFY_HOME=home):
                 for what, room in (("packed", 0), ("and kept", ROOM), ("mapped", ROOM)):
                     began = time.perf_counter()
                     load_model(

@@ -43,6 +43,12 @@ def prefill_flop(config: ModelConfig, tokens: int) -> int:
     return config.num_layers * (2 * weights * tokens + 4 * queries * pairs)
 
 
+def read_bandwidth() -> float:
+    """Bytes a second that a sum over 512 MiB of the CPU's memory reads, with torch's threads."""
+    large = torch.ones(1 << 27)
+    return large.nbytes / fastest([large.sum], 0.3)[0]
+
+
 def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """Bytes a second of a large copy, read plus written, and FLOP/s of a large product in `dtype`."""
     if device.type == "cuda":

@@ -1,0 +1,88 @@
+"""What bounds a decoding step of a GGUF file on the CPU, by the number of rows.
+
+    python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--context 256] [--threads 2]
+
+Two ceilings are measured in the same run, before and after the steps, of which the better counts: the
+bandwidth of reading 512 MiB with all threads, and the operations a second of a prefill of 512 tokens of this
+model. *read*: bytes of weights, scales and KV of a step by its time. *computed*: operations of its products
+by its time. What is nearer to its ceiling bounds the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine_local import LocalEngine
+from benchmarks.roofline import kv_bytes, prefill_flop, read_bandwidth, weight_bytes
+from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
+from ramify.runtime.model.hub.resolve import resolve
+
+PROMPT = 512
+PAGE_SIZE = 16
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    for file in options.files or [resolve(DEFAULT_MODEL).weights]:
+        measure(file, options)
+
+
+def measure(file: Path, options: argparse.Namespace) -> None:
+    """Print a table for `file`."""
+    pages = max(options.rows) * ((options.context + options.steps) // PAGE_SIZE + 4) + PROMPT // PAGE_SIZE
+    config = EngineConfig(
+        device="cpu",
+        page_size=PAGE_SIZE,
+        num_pages=pages + 64,
+        context_length=max(options.context + options.steps, PROMPT) + 64,
+        max_running=max(options.rows),
+        chunk_tokens=PROMPT,
+        max_waiting=4096,
+        threads=options.threads,
+        speculation=False,
+    )
+    engine = LocalEngine(file, config)
+    model = engine.model.config
+    one = prefill_flop(model, PROMPT) / PROMPT
+    engine.prefill(PROMPT)  # allocates working memory
+    bandwidth = read_bandwidth()
+    prefill = min(engine.prefill(PROMPT) for _ in range(options.repeat))
+    times = {}
+    for rows in options.rows:
+        prompts = [engine.prompt(options.context) for _ in range(rows)]
+        for prompt in prompts:
+            engine.know(prompt)
+        times[rows] = min(engine.decode(prompts, options.steps).wall for _ in range(options.repeat))
+    bandwidth = max(bandwidth, read_bandwidth())
+    prefill = min(prefill, *(engine.prefill(PROMPT) for _ in range(options.repeat)))
+    rate = one * PROMPT / prefill
+    weights = weight_bytes(engine.model)
+    print(f"{file.name}: {weights / 1e6:.0f} MB a step; reads {bandwidth / 1e9:.1f} GB/s, ", end="")
+    print(f"a prefill of {PROMPT} computes {rate / 1e9:.0f} GFLOP/s")
+    print(f"{'rows':>6}{'ms':>9}{'tokens/s':>10}{'read GB/s':>11}{'':>6}{'GFLOP/s':>9}{'':>6}  bound by")
+    for rows, seconds in times.items():
+        positions = rows * (options.context + options.steps // 2)
+        read = (weights + kv_bytes(model, positions, engine.dtype)) / seconds
+        # The products of a row and its head.
+        computed = rows * (one + 2 * model.hidden_size * model.vocab_size) / seconds
+        bound = "reading" if read / bandwidth > computed / rate else "computing"
+        shares = f"{read / 1e9:>11.1f}{read / bandwidth:>6.0%}{computed / 1e9:>9.0f}{computed / rate:>6.0%}"
+        print(f"{rows:>6}{seconds * 1e3:>9.2f}{rows / seconds:>10.0f}{shares}  {bound}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

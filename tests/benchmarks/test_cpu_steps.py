@@ -1,0 +1,39 @@
+"""`benchmarks.cpu_steps` and `benchmarks.first_load` in small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType
+
+from benchmarks import cpu_steps, first_load
+from tests.model.checkpoints import Case, build
+from tests.model.gguf_files import write_gguf
+
+pytestmark = pytest.mark.slow
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(Case("llama", "llama", SHAPE)), path, "llama", matrices=GGMLQuantizationType.Q8_0)
+    return path
+
+
+def test_each_number_of_rows_has_a_line(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_steps, "PROMPT", 16)
+    cpu_steps.main([str(file), "--rows", "1", "3", "--context", "8", "--steps", "2", "--repeat", "1"])
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in out[2:]] == ["1", "3"]
+    assert all(line.endswith(("reading", "computing")) for line in out[2:])
+
+
+def test_three_ways_to_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first_load.main([str(file), "--repeat", "1"])
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["packed", "and", "mapped"]
