@@ -114,7 +114,7 @@ def tiles(
     block_d = block_dim(head_dim)
     size = dtype.itemsize
     columns = max(16, min(128, _BLOCK_BYTES // (block_d * size)))
-    found = []
+    found: list[Tile] = []
     if size == 4:
         sizes: tuple[int, ...] = (16,)
     else:
