@@ -54,6 +54,7 @@ class AnswersAtOnce:
         draw = ops("cpu").sample_tokens
         assert draw is not None
         self.sampler = HostSampler(draw)
+        self.device = torch.device("cpu")
         self.adapters = self.pool = None  # no request names one, and no page is transferred
 
     def forward(self, batch: Any) -> torch.Tensor:

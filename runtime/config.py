@@ -119,7 +119,7 @@ class EngineConfig:
     """Replay decoding steps as CUDA graphs. None: on with a CUDA device."""
     overlap: bool | None = None
     """Overlap scheduling: launch the next step while the host still works on the last one. None: on with a
-    CUDA device and without a draft model, whose tokens come before the step."""
+    CUDA device. With speculation a step drafts or is launched ahead, whichever is measured as faster."""
     speculation: bool | None = None
     """Speculative decoding by prompt lookup: draft tokens copied from equal prompts, the request itself or
     recent outputs are verified in the next step, where that is faster. None: on with the CPU, and with a

@@ -87,7 +87,7 @@ def main() -> None:
         runner, draft_runner, cache, limits = _load(config, orders, shape, draft_shape)
         on_gpu = runner.device.type == "cuda"
         if config.overlap is None:
-            config = dataclasses.replace(config, overlap=on_gpu and draft_runner is None)
+            config = dataclasses.replace(config, overlap=on_gpu)
         if config.speculation is None:
             config = dataclasses.replace(config, speculation=not on_gpu or draft_runner is not None)
         grammars = GrammarStore(

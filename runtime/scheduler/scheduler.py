@@ -41,6 +41,8 @@ from ramify.runtime.scheduler.precedence import Precedence, Turn
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.scoring import ComputedSpan, Scorer
+from ramify.runtime.scheduler.speculation.acceptance import rows_of
+from ramify.runtime.scheduler.speculation.alternation import Alternation
 from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 from ramify.runtime.scheduler.transfers import Transfers
@@ -87,7 +89,14 @@ class Scheduler:
         draft_model = (
             None if draft_runner is None else DraftModel(draft_runner, pages, limits, counters, clock)
         )
-        self._drafter = Drafter(cache, limits, enabled=bool(config.speculation), model=draft_model)
+        self._alternation = Alternation() if config.overlap and config.speculation else None
+        self._drafter = Drafter(
+            cache,
+            limits,
+            enabled=bool(config.speculation),
+            model=draft_model,
+            rows=rows_of(runner.device),
+        )
         self._requests = requests = Lifecycle(
             pages, programs, self._outputs, grammars, self._drafter, counters, reply, clock
         )
@@ -106,7 +115,15 @@ class Scheduler:
         )
         launching = overlap if config.overlap else None
         self._verifier = Verifier(
-            runner, sampler, masks, self._appender, requests, counters, launching, config.chunk_tokens
+            runner,
+            sampler,
+            masks,
+            self._appender,
+            requests,
+            counters,
+            launching,
+            config.chunk_tokens,
+            self._alternation,
         )
         self._arrivals = Arrivals(
             limits,
@@ -156,6 +173,7 @@ class Scheduler:
         plan = self.schedule(began)
         if plan:
             rows = sum([stop - request.computed_len for request, stop in plan if request.decoding])
+            accepted = self.counters.accepted_tokens
             try:
                 hidden = self.run(plan)
             except Exception as error:
@@ -163,10 +181,17 @@ class Scheduler:
             else:
                 self.postprocess(plan, hidden)
                 if rows == len(hidden):
-                    self._drafter.learn_cost(rows, self._clock() - began)
+                    seconds = self._clock() - began
+                    self._drafter.learn_cost(rows, seconds)
+                    if self._alternation is not None:
+                        self._alternation.learn(
+                            1 + (self.counters.accepted_tokens - accepted) / len(plan), seconds
+                        )
                 else:
                     self._chunks.learn(rows, len(hidden) - rows, self._clock() - began)
             self.counters.steps += 1
+            if self._alternation is not None:
+                self._alternation.advance()
         output = self._outputs.take(self._clock())
         seconds = self._clock() - began
         self.counters.step_s += seconds
@@ -190,7 +215,8 @@ class Scheduler:
         plan: list[ScheduledRequest] = []
         requests, retractions = self._requests, self.counters.retractions
         requests.sitting_out = len(requests.running) - len(turn.first) if turn.leaves_out else None
-        self._drafter.propose(turn.first)
+        drafting = self._alternation is None or self._alternation.drafts
+        self._drafter.propose(turn.first if drafting else ())
         decoding = (*turn.first, *turn.last) if self._chunks.limited else ()
         budget = self._chunks.of(
             sum(request.extend_len + request.computed_ahead for request in decoding if request.decoding)

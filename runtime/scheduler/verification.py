@@ -22,6 +22,7 @@ from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.next_tokens import RequestSampler, Sampled
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.request import Logprob, Request
+from ramify.runtime.scheduler.speculation.alternation import Alternation
 
 Predicting = list[tuple[Request, int]]
 """Requests, each with the row of the state that predicts its next token."""
@@ -29,7 +30,8 @@ Predicting = list[tuple[Request, int]]
 
 @dataclasses.dataclass(eq=False)
 class Verifier:
-    """`overlap` is None where no pass is launched ahead. `chunk_tokens` is the prompt tokens of a step."""
+    """`overlap` is None where no pass is launched ahead. `chunk_tokens` is the prompt tokens of a step.
+    `alternation` is None unless overlap and speculation are both on."""
 
     runner: Runner
     sampler: RequestSampler
@@ -39,6 +41,7 @@ class Verifier:
     counters: Counters
     overlap: OverlapScheduling | None
     chunk_tokens: int
+    alternation: Alternation | None = None
 
     def choose(self, predicting: Predicting, hidden: torch.Tensor, now: float) -> None:
         """Choose and append tokens. `hidden` (tokens, hidden size) are the states of the step."""
@@ -122,6 +125,8 @@ class Verifier:
         step wants it."""
         overlap = self.overlap
         if overlap is None or not overlap.idle or not self.requests.next_step_wants(requests):
+            return None
+        if self.alternation is not None and self.alternation.next_drafts:
             return None
         chunks = self.requests.next_chunks(self.chunk_tokens)
 

@@ -58,10 +58,16 @@ class ImitatedRunner:
     """In the place of `Runner`, and of its sampler. A request's tokens depend on its length alone."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.adapters, self.pool, self.sampler = device, SimpleNamespace(), None, self
+        self.device, self.adapters, self.pool, self.sampler = (
+            torch.device("cuda"),
+            SimpleNamespace(),
+            None,
+            self,
+        )
+        self.imitated = device
 
     def forward(self, batch: Any) -> torch.Tensor:
-        self.device.launch(WEIGHTS_S + TOKEN_S * batch.tokens.shape[1])
+        self.imitated.launch(WEIGHTS_S + TOKEN_S * batch.tokens.shape[1])
         return batch.tokens[1][:, None].float()  # positions
 
     def logits(self, hidden: torch.Tensor, masks: object = ()) -> torch.Tensor:
@@ -69,7 +75,7 @@ class ImitatedRunner:
 
     def begin(self, logits: torch.Tensor, rows: Any, asked: Any, top: int) -> Drawing:
         tokens = 1 + logits[:, 0].long() % (VOCAB - 1)
-        return Drawing(self.device, self.device.free, tokens)
+        return Drawing(self.imitated, self.imitated.free, tokens)
 
 
 def serve(

@@ -147,6 +147,7 @@ class Prolongs(RequestSampler):
 
 
 class NoModel:
+    device = torch.device("cpu")
     adapters = None
     pool = None
 

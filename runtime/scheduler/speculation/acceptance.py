@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ramify.runtime.scheduler.speculation.prompt_lookup import LONGEST_MATCH
 
 if TYPE_CHECKING:
+    import torch
+
     from ramify.runtime.scheduler.request import Request
     from ramify.runtime.scheduler.speculation.draft_model import DraftKv
 
@@ -26,6 +28,26 @@ LEAST_GAIN = 1.5
 """A draft token must promise this multiple of its cost."""
 MOST_ROWS = 256
 """Steps of more rows are prefills: their time says nothing about one row more."""
+
+
+class DeviceRows(NamedTuple):
+    """What rows cost on a kind of device, before any step was measured, and its bounds.
+
+    base : rows that take as long as reading the weights
+    drafts : draft tokens of all requests in one step
+    most : steps of more rows are prefills
+    """
+
+    base: float
+    drafts: int
+    most: int
+
+
+ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
+"""Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
+ON_CUDA = DeviceRows(128.0, 256, 2048)
+"""Computed for an H200 and 8 billion bfloat16 weights: 3.7 ms a step and 27 us a row. So 256 draft tokens add
+7 ms."""
 
 
 class Draft(NamedTuple):
@@ -117,25 +139,28 @@ class SpeculationState:
     """Steps of the next pause: doubled after each lookup that found no draft worth its rows."""
 
 
+def rows_of(device: torch.device) -> DeviceRows:
+    return ON_CUDA if device.type == "cuda" else ON_CPU
+
+
 class StepCost:
     """The time of a step of R rows, modelled as a + b R seconds from recent steps.
 
-    Ridge regression, with fading weights, to the prior slope mean_seconds / (BASE_ROWS + mean_rows), weight
+    Ridge regression, with fading weights, to the prior slope mean_seconds / (base + mean_rows), weight
     STIFFNESS; never below half the prior. Recent steps with nearly equal numbers of rows determine a slope
     badly, and one that is too low would fill steps with draft tokens.
     """
 
     FADE = 0.98
-    BASE_ROWS = 12.0
-    """Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
     STIFFNESS = 64.0
-    """The weight of the slope that `BASE_ROWS` gives, in squared rows."""
+    """The weight of the slope that the device's `base` gives, in squared rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceRows = ON_CPU) -> None:
+        self.device = device
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
 
     def learn(self, rows: int, seconds: float) -> None:
-        if rows > MOST_ROWS:
+        if rows > self.device.most:
             return
         fade = self.FADE
         self._weight = self._weight * fade + 1.0
@@ -156,7 +181,7 @@ class StepCost:
         bounded : the slope is at least half the prior
         """
         if not self._weight:
-            return 1.0 / (self.BASE_ROWS + rows)
+            return 1.0 / (self.device.base + rows)
         slope = self._slope(bounded)
         step = self._seconds / self._weight + slope * (rows - self._rows / self._weight)
         return slope / step if step > 0 else 1.0
@@ -164,7 +189,7 @@ class StepCost:
     def _slope(self, bounded: bool = True) -> float:
         """Seconds of one more row."""
         mean, seconds = self._rows / self._weight, self._seconds / self._weight
-        usual = seconds / (self.BASE_ROWS + mean)
+        usual = seconds / (self.device.base + mean)
         variance = max(0.0, self._rows_rows / self._weight - mean * mean)
         covariance = self._rows_seconds / self._weight - mean * seconds
         least = usual / 2 if bounded else 0.0
@@ -184,10 +209,10 @@ class StepDrafts:
         self.cost = cost
         self.rows = rows
         self.tokens = tokens
-        self.room = MOST_IN_STEP
+        self.room = cost.device.drafts
         if decoding > 1:
             self.room = min(self.room, int(WAITING_SHARE / cost.of_a_row(rows)))
-        self._beyond = MOST_IN_STEP - self.room
+        self._beyond = cost.device.drafts - self.room
         self.share = max(1, self.room // max(1, decoding))
         """Draft tokens of a request before others have had theirs."""
         self.seconds = 0.0

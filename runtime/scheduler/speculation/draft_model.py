@@ -33,7 +33,7 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.next_tokens import RequestSampler
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import PageTable, Request, ScheduledRequest, common_prefix
-from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, StepCost
+from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, StepCost, rows_of
 
 NONE = np.zeros(0, dtype=np.int32)
 
@@ -70,7 +70,7 @@ class DraftModel:
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        self.cost = StepCost()
+        self.cost = StepCost(rows_of(runner.device))
         self._counters = counters
         self._runner = runner
         self._pages = pages

@@ -22,7 +22,9 @@ from ramify.radix.cache import PrefixCache
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import (
+    ON_CPU,
     AcceptanceRates,
+    DeviceRows,
     Draft,
     StepCost,
     StepDrafts,
@@ -55,7 +57,13 @@ class Drafter:
     """Proposes draft tokens to decoding requests, and learns from how many are accepted."""
 
     def __init__(
-        self, cache: PrefixCache, limits: Limits, *, enabled: bool, model: DraftModel | None
+        self,
+        cache: PrefixCache,
+        limits: Limits,
+        *,
+        enabled: bool,
+        model: DraftModel | None,
+        rows: DeviceRows = ON_CPU,
     ) -> None:
         self._cache = cache
         self._enabled = enabled
@@ -63,13 +71,13 @@ class Drafter:
         self._rates = AcceptanceRates(FIRST_RATES)
         self._by_model = None if model is None else ModelDrafts(model, self._rates, limits)
         self._drafting_s = 0.0
-        self.cost = StepCost()
+        self.cost = StepCost(rows)
 
     def propose(self, running: Sequence[Request]) -> None:
         """Give each decoding request of a step the draft tokens that are worth their rows. After an error no
         request gets any more."""
         self._drafting_s = 0.0
-        if not self._enabled:
+        if not self._enabled or not running:
             return
         decoding = [request for request in running if request.decoding]
         drafting = [request for request in decoding if request.may_speculate]

@@ -1,0 +1,99 @@
+"""Speculation and overlap scheduling together: a step drafts or was launched ahead, by which is faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.runtime.scheduler.overlap import OverlapScheduling
+from ramify.runtime.scheduler.speculation import alternation
+from ramify.runtime.scheduler.speculation.acceptance import ON_CUDA, StepCost, rows_of
+from ramify.runtime.scheduler.speculation.alternation import FIRST, LONGEST, TRIAL, Alternation
+from tests.runtime.local import LocalScheduler
+
+REPEATING = [5, 6, 7, 8] * 8
+
+
+def share_of_drafting(tokens: float, seconds: float, steps: int = 4000) -> float:
+    """Where a drafting step gives `tokens` in `seconds`, and one that was launched ahead 1 in 1 second."""
+    chosen, counts = Alternation(), Counter[bool]()
+    for _ in range(steps):
+        counts[chosen.drafts] += 1
+        chosen.learn(*((tokens, seconds) if chosen.drafts else (1.0, 1.0)))
+        chosen.advance()
+    return counts[True] / steps
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "drafts"), [(3.0, 1.5, True), (1.2, 1.5, False), (1.0, 1.0, True)]
+)
+def test_the_faster_one_goes_on(tokens: float, seconds: float, drafts: bool) -> None:
+    share = share_of_drafting(tokens, seconds)
+    assert (share > 0.95) if drafts else (share < 0.05)
+
+
+def test_it_is_tried_again() -> None:
+    """Text that did not repeat does from some step on."""
+    chosen = Alternation()
+    for step in range(3 * LONGEST):
+        tokens = 3.0 if step > LONGEST else 1.0
+        chosen.learn(tokens if chosen.drafts else 1.0, 1.5 if chosen.drafts else 1.0)
+        chosen.advance()
+        if step == LONGEST:
+            assert not chosen._best
+    assert chosen._best
+
+
+def test_the_next_step_is_known_before_this_one_launches() -> None:
+    chosen, told = Alternation(), []
+    for _ in range(FIRST + 3 * TRIAL):
+        told.append((chosen.drafts, chosen.next_drafts))
+        chosen.advance()
+    assert [following for _, following in told[:-1]] == [drafts for drafts, _ in told[1:]]
+
+
+def test_no_step_with_drafts_was_launched_ahead(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the tokens are those of plain steps."""
+    for name, steps in (("FIRST", 4), ("TRIAL", 3)):
+        monkeypatch.setattr(alternation, name, steps)
+
+    def answers(**options: Any) -> tuple[list[list[int]], LocalScheduler]:
+        local = LocalScheduler(tiny_folder, deterministic=True, num_pages=400, **options)
+        found: list[list[int]] = []
+        for _ in range(2):  # what the first gave is drafted for the second
+            results = local.complete([REPEATING, [9, *REPEATING]], max_tokens=40, ignore_eos=True)
+            found += [result.ids for result in results]
+        return found, local
+
+    expected, _ = answers(overlap=False, speculation=False)
+    seen: Counter[str] = Counter()
+    take = OverlapScheduling.take
+
+    def counted(self: OverlapScheduling, plan: Any) -> Any:
+        launched, drafted = not self.idle, any(request.draft_len for request, _ in plan)
+        seen["launched"] += launched
+        seen["drafted"] += drafted
+        seen["void"] += launched and drafted
+        return take(self, plan)
+
+    monkeypatch.setattr(OverlapScheduling, "take", counted)
+    found, local = answers(overlap=True, speculation=True)
+    assert found == expected
+    assert local.scheduler.counters.accepted_tokens > 0
+    assert seen["launched"] > 0
+    assert seen["drafted"] > 0
+    assert seen["void"] == 0
+
+
+def test_rows_are_cheap_on_a_gpu() -> None:
+    """Before anything was measured: 3.7 ms for the weights, 27 us a row."""
+    cost = StepCost(rows_of(torch.device("cuda")))
+    assert cost.device is ON_CUDA
+    cost.learn(1, 3.7e-3)
+    assert 20e-6 < cost.of(2) - cost.of(1) < 40e-6
+    cost.learn(1024, 30e-3)
+    assert cost.of(1024) > 20e-3, "a step of 1,024 decodes is learned from"
