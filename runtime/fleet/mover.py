@@ -36,6 +36,7 @@ from ramify.ring_messages import (
     Texts,
     ToTokenizer,
 )
+from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.moves import LEAST_LIMIT_S, LEAST_TOKENS, Move, MovePace, Need, choose
 from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.kv_transfer.files import ImageFolder
@@ -203,7 +204,7 @@ class Mover:
         self._placement.progress(rid, 0, self._clock())
         message, found.export, found.began = found.export, None, self._clock()
         if found.waiting:
-            self._send(found.move.source, message)
+            self._ask(rid, found.move.source, message)
         else:
             self._end(rid, 0)
 
@@ -293,7 +294,15 @@ class Mover:
             skip=move.first * size,
         )
         found.export = None if prompt is None else message
-        self._send(move.source, prompt or message)
+        self._ask(rid, move.source, prompt or message)
+
+    def _ask(self, rid: str, name: str, message: ToTokenizer) -> None:
+        """Send a message of the move `rid`, which ends where that fails."""
+        try:
+            self._send(name, message)
+        except Exception:
+            log.exception("cached pages are not moved: replica %s could not be asked", name)
+            self._end(rid, 0)
 
     def _new_rid(self) -> str:
         """One that no client gives to a request."""
@@ -317,7 +326,7 @@ class Mover:
             self._end(answer.rid, 0)  # nobody waits for it any more, or there is nothing to import
         else:
             found.importing = True
-            self._send(found.target, ImportPrefix(rid=answer.rid, path=found.image))
+            self._ask(answer.rid, found.target, ImportPrefix(rid=answer.rid, path=found.image))
         return True
 
     def _takes(self, target: str, source: str) -> bool:
@@ -380,10 +389,12 @@ class Mover:
         if found.export is not None and not gained and self._placement.has(found.move.source):
             rid = next((rid for rid, one in self._moves.items() if one is found), None)
             if rid is not None:  # its time limit has passed
-                self._send(found.move.source, Abort(rid=rid))
+                with errors_logged("aborting a prompt"):
+                    self._send(found.move.source, Abort(rid=rid))
         waiting, found.waiting = found.waiting, []
         for rid, send in waiting:
-            self._placement.fetched(rid, gained, self._clock())
+            with errors_logged("counting pages that have come"):
+                self._placement.fetched(rid, gained, self._clock())
             send()
 
 

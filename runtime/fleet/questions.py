@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ramify.errors import InvalidRequest, WorkerDied
@@ -17,8 +18,11 @@ from ramify.ring_messages import (
     ToTokenizer,
     UnloadLora,
 )
+from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.ring import Replica, State
 from ramify.runtime.fleet.stats import merged
+
+log = logging.getLogger("ramify")
 
 Answer = Reply | Texts | Failed
 
@@ -48,7 +52,7 @@ class Questions:
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
-        """`done` gets the answer, in which those of several replicas are merged."""
+        """`done` gets the answer, those of several replicas merged; a `Failed` where it cannot be sent."""
         self._ask(_Question(message, done))
 
     def answered(self, name: str, answer: Answer) -> None:
@@ -65,7 +69,7 @@ class Questions:
                 self._ask(question)
             elif isinstance(question.message, LoadLora):
                 question.waiting.add(name)
-                self._replicas[name].ring.send(question.message)
+                self._send(question, [name])
 
     def left(self, name: str, *, died: bool) -> None:
         """A replica is not up any more. Where nobody else was asked, another one is."""
@@ -90,8 +94,20 @@ class Questions:
     def _ask(self, question: _Question) -> None:
         self._asked[_rid(question.message)] = question
         question.waiting = set(self._for(question.message))
-        for name in list(question.waiting):
-            self._replicas[name].ring.send(question.message)
+        self._send(question, list(question.waiting))
+
+    def _send(self, question: _Question, names: Sequence[str]) -> None:
+        """Where sending fails, that is the replica's answer."""
+        for name in names:
+            try:
+                self._replicas[name].ring.send(question.message)
+            except Exception as error:
+                log.exception("a question could not be sent to replica %s", name)
+                question.waiting.discard(name)
+                info = unsendable(error).to_info()
+                question.answers[name] = Failed(rid=_rid(question.message), error=info)
+        if question.answers:
+            self._finish(question)
 
     def _for(self, message: ToTokenizer) -> Sequence[str]:
         """The replicas that have to answer."""
@@ -116,17 +132,25 @@ class Questions:
             self._ask(question)
             return
         del self._asked[_rid(message)]
+        try:
+            answer = self._answer(question)
+        except Exception as error:
+            log.exception("answers could not be merged")
+            answer = Failed(rid=_rid(message), error=unsendable(error).to_info())
+        with errors_logged("taking an answer"):
+            question.done(answer)
+
+    def _answer(self, question: _Question) -> Answer:
+        message = question.message
         if not question.answers:
             error = WorkerDied(f"Replicas died {question.deaths} times over this.", transient=False)
-            question.done(Failed(rid=_rid(message), error=error.to_info()))
-            return
+            return Failed(rid=_rid(message), error=error.to_info())
         if isinstance(message, LoadLora):
-            question.done(self._loaded(message, question.answers))
-            return
+            return self._loaded(message, question.answers)
         if isinstance(message, UnloadLora):
             for replica in self._replicas.values():
                 replica.loras.pop(message.name, None)
-        question.done(_merged(question.answers, self._states()))
+        return _merged(question.answers, self._states())
 
     def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
         """The answer to a `LoadLora`. Where not all replicas have the same adapter then, none keeps it."""

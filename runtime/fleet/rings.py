@@ -42,6 +42,7 @@ from ramify.ring_messages import (
     ToTokenizer,
     TreeChange,
 )
+from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
@@ -285,7 +286,8 @@ class RingFleet:
             replica.up = False
             replica.loras.clear()
             self._placement.leave(name)
-            self.tree_changed(name, None)
+            with errors_logged("telling of a tree that is gone"):
+                self.tree_changed(name, None)
         if name == self._ward:
             self._ward = None
         self._drop_pins(name)
@@ -293,7 +295,8 @@ class RingFleet:
             self._running.pop(rid, None)
             self._held.pop(rid, None)
         if self.mover is not None:
-            self.mover.left(name)
+            with errors_logged("ending moves"):
+                self.mover.left(name)
         self._check_idle(name)
         self._questions.left(name, died=died)
         return rids
@@ -427,26 +430,20 @@ class RingFleet:
 
     def _begin(self, request: Generate) -> None:
         """Place a request, after its prompt has been tokenised."""
-        if not self._up or self.mover is not None:  # it may be sent later
-            msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
+        msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
         self._unplaced[request.rid] = unplaced = _Unplaced(request)
-        try:
-            ids = [part for part in request.prompt if not isinstance(part, str)]
-            if request.chat is None and not request.preambles and len(ids) == len(request.prompt):
-                unplaced.ids = tuple(itertools.chain(*ids))
-                self._place(unplaced)
-            else:
-                message = Tokenize(
-                    rid=PLACE + request.rid,
-                    prompts=(request,),
-                    special=request.chat is None,
-                    entries=False,
-                )
-                self._questions.ask(message, functools.partial(self._tokenised, unplaced))
-        except BaseException:
-            self._unplaced.pop(request.rid, None)
-            self._questions.forget(PLACE + request.rid)
-            raise
+        ids = [part for part in request.prompt if not isinstance(part, str)]
+        if request.chat is None and not request.preambles and len(ids) == len(request.prompt):
+            unplaced.ids = tuple(itertools.chain(*ids))
+            self._place(unplaced)
+        else:
+            message = Tokenize(
+                rid=PLACE + request.rid,
+                prompts=(request,),
+                special=request.chat is None,
+                entries=False,
+            )
+            self._questions.ask(message, functools.partial(self._tokenised, unplaced))
 
     def _tokenised(self, unplaced: _Unplaced, answer: Answer) -> None:
         # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
@@ -460,7 +457,21 @@ class RingFleet:
                 self._place(unplaced)
 
     def _place(self, unplaced: _Unplaced) -> None:
-        """Send a request to its replica; it stays unplaced where none is up."""
+        """Send a request to its replica; it stays unplaced where none is up, and fails where that raises."""
+        try:
+            self._find_place(unplaced)
+        except Exception as error:
+            self._fail(unplaced.request.rid, error)
+
+    def _fail(self, rid: str, error: Exception) -> None:
+        """A request cannot be sent: it ends, and others go on."""
+        log.error("a request could not be placed: %s", rid, exc_info=error)
+        self._unplaced.pop(rid, None)
+        self._held.pop(rid, None)
+        self._ended(rid)
+        self._receive(Failed(rid=rid, error=unsendable(error).to_info()))
+
+    def _find_place(self, unplaced: _Unplaced) -> None:
         request = unplaced.request
         hints = () if request.hint is None else request.hint.limits
         limits = [limit.id for limit in hints if limit.max_total_tokens is not None]
@@ -494,15 +505,14 @@ class RingFleet:
         """Send a request that has waited for pages; nothing where its replica has gone meanwhile."""
         if self._held.get(unplaced.request.rid) is unplaced:
             del self._held[unplaced.request.rid]
-            self._send(name, unplaced)
+            try:
+                self._send(name, unplaced)
+            except Exception as error:
+                self._fail(unplaced.request.rid, error)
 
     def _send(self, name: str, unplaced: _Unplaced) -> None:
-        request, ring = unplaced.request, self._replicas[name].ring
-        try:
-            ring.send(request)
-        except BaseException:
-            self._ended(request.rid)
-            raise
+        ring = self._replicas[name].ring
+        ring.send(unplaced.request)
         for abort in unplaced.aborts:
             ring.send(abort)
 
@@ -570,15 +580,18 @@ class RingFleet:
         for chunk in message.chunks:
             if chunk.ids and (running := self._running.get(chunk.rid)) is not None:
                 held_s = chunk.usage.writing_s if running.held and chunk.usage is not None else 0.0
-                self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
+                with errors_logged("counting output"):
+                    self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
             if chunk.finish is not None:
                 if self.mover is not None:
-                    self.mover.prefilled(chunk.rid)
+                    with errors_logged("exporting a prompt"):
+                        self.mover.prefilled(chunk.rid)
                 self._ended(chunk.rid)
 
     def _ended(self, rid: str) -> None:
-        self._placement.ended(rid)
         running = self._running.pop(rid, None)
+        with errors_logged("ending a request"):
+            self._placement.ended(rid)
         if running is not None and self._idle:
             self._check_idle(running.replica)
         if running is not None and running.replica == self._ward and rid not in self._alone:

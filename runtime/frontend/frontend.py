@@ -53,6 +53,7 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.faults import unsendable
 from ramify.runtime.fleet.ring import ReplicaStatus, State, status_of
 from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.kv_events import KVEvents
@@ -439,11 +440,11 @@ class Frontend:
         try:
             self._ring.send(request)
         except UnicodeEncodeError:
-            del self._outputs[request.rid]
+            self._outputs.pop(request.rid, None)
             raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
-        except OverflowError:
-            del self._outputs[request.rid]
-            raise InvalidRequest("A number in the request does not fit into 64 bits.") from None
+        except Exception as error:
+            self._outputs.pop(request.rid, None)
+            raise unsendable(error) from error
         return output
 
     def _check_prompt(self, request: Generate) -> None:
@@ -478,7 +479,10 @@ class Frontend:
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self._replies[message.rid] = future
         future.add_done_callback(lambda _: self._replies.pop(message.rid, None))
-        self._ring.send(message)
+        try:
+            self._ring.send(message)
+        except Exception as error:
+            future.set_exception(unsendable(error))
         return future
 
     # --- the ring ---------------------------------------------------------------------------------
@@ -538,10 +542,14 @@ class Frontend:
         going_on = [output for output in outputs if not output.ended]
         self._quarantine.add([output for output in going_on if output.suspect])
         for output in going_on:
-            if not output.suspect:
-                self._ring.send(output.rest())
-            if output.aborted:
-                self._ring.send(Abort(rid=output.request.rid))
+            try:
+                if not output.suspect:
+                    self._ring.send(output.rest())
+                if output.aborted:
+                    self._ring.send(Abort(rid=output.request.rid))
+            except Exception as error:
+                log.exception("a request could not be sent again: %s", output.request.rid)
+                output.fail(unsendable(error))
 
     def _fail_all(self, error: EngineError) -> None:
         """End every request and question with `error`, which new ones get as well."""

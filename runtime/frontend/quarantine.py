@@ -8,12 +8,16 @@ a death there   is counted against it alone; at the second one it fails
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from ramify.errors import WorkerDied
 from ramify.messages import Generate
+from ramify.runtime.faults import unsendable
 from ramify.runtime.frontend.output_queue import PROGRESS, OutputQueue
+
+log = logging.getLogger("ramify")
 
 
 class Quarantine:
@@ -64,8 +68,13 @@ class Quarantine:
             suspect = self._waiting.popleft()
             if not suspect.ended:
                 self._probe, self._until = suspect, suspect.size + PROGRESS
-                self._send_alone(suspect.rest())
-                return
+                try:
+                    self._send_alone(suspect.rest())
+                    return
+                except Exception as error:
+                    log.exception("a request could not be sent alone: %s", suspect.request.rid)
+                    suspect.fail(unsendable(error))
+                    was_busy, self._probe = True, None
         if was_busy:
             self._end_alone()
 

@@ -15,6 +15,7 @@ from ramify.errors import EngineError, RamifyError, WorkerDied
 from ramify.messages import Generate, ModelInfo
 from ramify.ring_messages import Abort, GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.shares import Share
 from ramify.runtime.model.fingerprint import fingerprint
 from ramify.runtime.model.hub.resolve import ModelFiles, resolve
@@ -188,9 +189,12 @@ class RingSupervisor:
             # A late chunk of a request that is about to be sent again would repeat its text.
             ring.disconnect()
         self._held = None
-        explained = self._died(
-            WorkerDied(f"The {role} process died while this request was running.", remedy="Send it again.")
+        error = WorkerDied(
+            f"The {role} process died while this request was running.", remedy="Send it again."
         )
+        explained = False
+        with errors_logged("telling of a death"):
+            explained = self._died(error)
         now = time.monotonic()
         if not explained:
             self._restart_times.append(now)
@@ -215,7 +219,8 @@ class RingSupervisor:
             self._running = False
             self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
         else:
-            self._restarted()
+            with errors_logged("telling of a new ring"):
+                self._restarted()
         finally:
             self._restart = None
 

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
+from ramify.runtime.faults import errors_logged
+
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -65,12 +67,13 @@ class Inbox(Generic[T]):
                 return messages
 
     def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[T], None]) -> None:
-        """Call `handle` on `loop` for every message from now on."""
+        """Call `handle` on `loop` for every message from now on. Its exceptions are logged."""
 
         def readable() -> None:
             # ZeroMQ's descriptor is edge-triggered: it signals again only after all messages were read.
             for message in self.drain():
-                handle(message)
+                with errors_logged(f"handling a {type(message).__name__}"):
+                    handle(message)
 
         self._loop = loop
         loop.add_reader(int(self._socket.getsockopt(zmq.FD)), readable)

@@ -82,7 +82,7 @@ def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.
 
     async def run() -> list[Any]:
         nonlocal rounds
-        frontend = Frontend(EngineConfig(replicas=replicas, device="cpu"))
+        frontend = Frontend(EngineConfig(replicas=replicas, device="cpu", max_running=32))
         await frontend.start()
         prompts = [666] * poisons + list(range(1, 13))
         tasks = [asyncio.ensure_future(asked(frontend, f"r{at}", one)) for at, one in enumerate(prompts)]

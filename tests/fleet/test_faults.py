@@ -1,0 +1,271 @@
+"""An exception somewhere ends what it is about, by name, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.errors import EngineError, InvalidRequest
+from ramify.messages import Generate, TextChunk
+from ramify.ring_messages import Failed, StepText, Texts, ToFrontend, TokenIds, Tokenize
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet import local
+from ramify.runtime.fleet.mover import Mover
+from ramify.runtime.fleet.placement import Placement
+from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.processes.ipc import Inbox, Outbox
+from tests.fleet.test_moves import Moving, moving  # noqa: F401
+from tests.fleet.test_rings import FakeRing, Fleet, asked
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    return Fleet()
+
+
+def ends_by_name(fleet: Fleet, rid: str) -> None:
+    (failed,) = [one for one in fleet.got if isinstance(one, Failed)]
+    assert failed.rid == rid
+    assert "a bug" in failed.error.message
+    left = fleet.fleet
+    assert rid not in {**left._unplaced, **left._running, **left._held}
+    assert rid not in left._placement._reservations
+
+
+@pytest.fixture
+def bug_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placement.place
+
+    def raises(self: Placement, work: Any, *more: Any, **options: Any) -> str:
+        if work.rid == "bad":
+            raise ValueError("a bug")
+        return place(self, work, *more, **options)
+
+    monkeypatch.setattr(Placement, "place", raises)
+
+
+def test_a_request_that_cannot_be_placed_fails(fleet: Fleet, bug_in_place: None) -> None:
+    fleet.send(Generate(rid="bad", prompt=("text",)))
+    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
+    fleet.rings[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1, 2), tokens=()),)))
+    ends_by_name(fleet, "bad")
+
+
+def test_those_behind_it_are_placed(fleet: Fleet, bug_in_place: None) -> None:
+    fleet.kill(0)
+    fleet.kill(1)
+    for rid in ("bad", "a", "b"):
+        fleet.send(asked(rid))
+    fleet.rings[0].came_back()
+    ends_by_name(fleet, "bad")
+    assert [one.rid for one in fleet.rings[0].take(Generate)] == ["a", "b"]
+
+
+def test_a_bug_of_the_mover_fails_its_request(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def raises(self: Mover, *arguments: Any) -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Mover, "_has_room", raises)
+    moving.send(asked("bad", 7))
+    ends_by_name(moving, "bad")
+    moving.send(Generate(rid="a", prompt=((5, 6, 7),)))
+    assert moving.sent() == ["a"]
+
+
+def test_without_an_answer_of_the_source_the_request_computes(moving: Moving) -> None:  # noqa: F811
+    def raises(message: Any) -> None:
+        raise EngineError("The ring is not running.")
+
+    moving.rings[0].send = raises
+    moving.send(asked("a", 7))
+    assert moving.sent() == ["a"]
+    assert not moving.timers.due
+
+
+def test_what_arrives_is_passed_on_though_it_cannot_be_counted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(self: Placement, rid: str, *more: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Placement, "progress", raises)
+    fleet.send(asked("a"))
+    message = StepText(chunks=(TextChunk(rid="a", text="x", ids=(1,)),))
+    fleet.rings[fleet.home("a")].receive(message)
+    assert fleet.got == [message]
+
+
+def test_a_handler_that_raises_loses_its_own_message_alone(tmp_path: Path) -> None:
+    got: list[str] = []
+
+    def handle(message: ToFrontend) -> None:
+        assert isinstance(message, StepText)
+        text = message.chunks[0].text
+        got.append(text)
+        if text == "1":
+            raise ValueError("a bug")
+
+    async def run() -> None:
+        inbox: Inbox[ToFrontend] = Inbox(tmp_path / "socket", ToFrontend)
+        outbox = Outbox(tmp_path / "socket")
+        for number in range(4):
+            outbox.send(StepText(chunks=(TextChunk(rid="r", text=str(number)),)))
+        assert inbox._socket.poll(5000)
+        await asyncio.sleep(0.05)  # all of them are there
+        inbox.attach(asyncio.get_running_loop(), handle)
+        async with asyncio.timeout(5):
+            while len(got) < 4:
+                await asyncio.sleep(0.01)
+        inbox.close()
+        outbox.close()
+
+    asyncio.run(run())
+    assert got == ["0", "1", "2", "3"]
+
+
+# --- questions and deaths -----------------------------------------------------------------------
+
+
+class Stub:
+    """A ring that encodes what it is sent."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+        self.sent: list[Any] = []
+        self.refuses: type | tuple[type, ...] = ()
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, self.refuses):
+            raise ValueError("a bug")
+        msgspec.msgpack.encode(message)
+        self.sent.append(message)
+
+    def disconnect(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class Stubs:
+    """A `Frontend` with rings that are stubs: `rings` are all that were started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.rings: list[Stub] = []
+        stubs = self
+
+        async def start(self: RingSupervisor) -> None:
+            self._ring = Stub()  # type: ignore[assignment]
+            self._running = True
+            stubs.rings.append(self._ring)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(RingSupervisor, "_start_ring", start)
+        monkeypatch.setattr(RingSupervisor, "start", start)
+        monkeypatch.setattr(Frontend, "max_prompt_tokens", 1000)
+        monkeypatch.setattr(Frontend, "_model_names", lambda self: ("model",))
+        self.frontend = Frontend(EngineConfig(device="cpu", max_running=8, **options))
+
+    def supervisors(self) -> list[Any]:
+        ring: Any = self.frontend._ring
+        return [ring] if isinstance(ring, RingSupervisor) else list(ring._rings.values())
+
+    async def kill(self, index: int = 0) -> None:
+        """Kill a ring, and wait until the next one is there."""
+        ring = self.supervisors()[index]
+        ring._worker_died("scheduler")
+        async with asyncio.timeout(5):
+            while ring.restarting:
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_question_that_cannot_be_sent_fails_and_is_forgotten(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=replicas)
+        await stubs.frontend.start()
+        with pytest.raises(InvalidRequest, match="64 bits"):
+            await stubs.frontend.detokenize([(10**30,)], skip_special_tokens=False)
+        with pytest.raises(InvalidRequest, match="Unicode"):
+            await stubs.frontend.load_lora("x", "/\ud800")
+        await asyncio.sleep(0)
+        assert not stubs.frontend._replies
+        for index in range(replicas):
+            await stubs.kill(index)
+        assert len(stubs.rings) == 2 * replicas
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("callback", ["_died", "_restarted"])
+def test_a_ring_comes_back_though_a_callback_raises(
+    replicas: int, callback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*arguments: Any) -> bool:
+        raise ValueError("a bug")
+
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=replicas)
+        await stubs.frontend.start()
+        ring = stubs.supervisors()[0]
+        setattr(ring, callback, raises)
+        await stubs.kill()
+        assert ring._ring is stubs.rings[-1]
+        assert len(stubs.rings) == replicas + 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_request_that_cannot_be_sent_again_fails_alone(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(frontend: Frontend, rid: str) -> None:
+        async for _ in frontend.generate(Generate(rid=rid, prompt=((1, 2, 3),))):
+            pass
+
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=replicas)
+        frontend = stubs.frontend
+        await frontend.start()
+        tasks = {rid: asyncio.ensure_future(ask(frontend, rid)) for rid in ("bad", "good")}
+        while len(frontend._outputs) < 2:
+            await asyncio.sleep(0)
+
+        def raises() -> Generate:
+            raise ValueError("a bug")
+
+        frontend._outputs["bad"].rest = raises  # type: ignore[method-assign]
+        before = list(stubs.rings)
+        for ring in before:
+            ring.sent.clear()
+        for index in range(replicas):
+            await stubs.kill(index)
+        with pytest.raises(EngineError, match="a bug"):
+            await tasks["bad"]
+        again = {one.rid for ring in stubs.rings for one in ring.sent if isinstance(one, Generate)}
+        assert again == {"good"}
+        tasks["good"].cancel()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch)
+        await stubs.frontend.start()
+        stubs.rings[0].refuses = Generate
+        chunks = stubs.frontend.generate(Generate(rid="r", prompt=((1,),)))
+        with pytest.raises(EngineError, match="a bug"):
+            await anext(chunks)
+        assert not stubs.frontend._outputs
+
+    asyncio.run(run())
