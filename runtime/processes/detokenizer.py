@@ -92,7 +92,10 @@ class Detokenizer:
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids
-        text, matched = output.stream.push(ids)
+        text, matched, behind = output.stream.push(ids)
+        if behind:  # of draft tokens that were verified in one step
+            ids = ids[:-behind]
+            chunk = shortened(chunk, len(ids))
         output.ids += len(chunk.ids)
         if chunk.usage is not None:
             output.usage = chunk.usage
@@ -155,6 +158,16 @@ class Detokenizer:
         if text is None:
             text = self._token_texts[token] = self._decode([token], skip_special_tokens=False)
         return text
+
+
+def shortened(chunk: TokenChunk, count: int) -> TokenChunk:
+    """`chunk` with its first `count` output tokens alone."""
+    logprobs = chunk.logprobs
+    if logprobs is not None:
+        lists = {name: getattr(logprobs, name)[:count] for name in logprobs.__struct_fields__}
+        logprobs = TokenLogprobs(**lists)
+    forced = tuple([place for place in chunk.forced if place < count])
+    return msgspec.structs.replace(chunk, ids=chunk.ids[:count], forced=forced, logprobs=logprobs)
 
 
 class _Output:

@@ -32,6 +32,8 @@ class Released(NamedTuple):
 
     text: str
     matched: str | None
+    behind: int = 0
+    """Of the pushed ids those behind the one that completed the stop string."""
 
 
 class TextStream:
@@ -77,15 +79,16 @@ class TextStream:
         return self._text
 
     def push(self, ids: Sequence[int]) -> Released:
-        """Append output `ids`. When a stop string completes, the text ends right before it."""
-        searched = max(0, len(self._text) - self._longest_stop + 1)
-        for token in ids:
+        """Append output `ids`. When a stop string completes, the text ends right before it, and later ids are
+        not looked at: how many come at once changes nothing."""
+        for place, token in enumerate(ids):
+            searched = max(0, len(self._text) - self._longest_stop + 1)
             self._ids.append(token)
             self._text_end.append(len(self._text) if self._decode_pending() else -1)
-        if self._stop and self._may_stop_here() and (match := self._find_stop(searched)) is not None:
-            position, matched = match
-            self._text = self._text[:position]
-            return Released(self._release(position), matched)
+            if self._stop and self._may_stop_here() and (match := self._find_stop(searched)) is not None:
+                position, matched = match
+                self._text = self._text[:position]
+                return Released(self._release(position), matched, len(ids) - place - 1)
         return Released(self._release(len(self._text) - self._held_back()), None)
 
     def controls(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def feed(
     for size in [*sizes, *([1] * len(data))]:
         if position >= len(data):
             break
-        text, matched = stream.push(list(data[position : position + size]))
+        text, matched, _ = stream.push(list(data[position : position + size]))
         pieces.append(text)
         position += size
         if matched is not None:
@@ -61,6 +61,10 @@ def test_invalid_bytes_end_in_some_text(data: bytes, sizes: list[int]) -> None:
 def test_stop_strings(text: str, sizes: list[int], stop: list[str]) -> None:
     pieces, matched, stream = feed(text.encode(), sizes, stop)
     visible = "".join(pieces)
+    one_by_one, first, alone = feed(text.encode(), [], stop)
+    assert ("".join(one_by_one), first, alone.cut()) == (visible, matched, stream.cut()), (
+        "sizes change nothing"
+    )
     if matched is None:
         assert not any(candidate in text for candidate in stop)
         assert visible == text

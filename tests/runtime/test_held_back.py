@@ -89,6 +89,17 @@ def pieces(chunks: Sequence[TextChunk]) -> list[tuple[int, int]]:
     return [piece for chunk in chunks for piece in chunk.pieces or ((len(chunk.ids), len(chunk.text)),)]
 
 
+@given(st.text(alphabet="abcé", max_size=20), st.lists(st.integers(2, 6), max_size=10))
+def test_tokens_behind_a_stop_string_are_no_output(text: str, sizes: list[int]) -> None:
+    """A step that verifies draft tokens may give more than the stop string needs."""
+    one, several = (joined(run(text.encode(), each, 0.1, 0.0, ("bc", "é")).told) for each in ([], sizes))
+    for name in ("text", "ids", "kept_ids", "tail", "finish"):
+        assert getattr(several, name) == getattr(one, name), name
+    assert several.usage is not None
+    assert one.usage is not None
+    assert several.usage.completion_tokens == one.usage.completion_tokens
+
+
 @given(
     st.text(max_size=20),
     st.lists(st.integers(1, 4), max_size=10),
