@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from ramify.errors import EngineError, UnsupportedField, WorkerDied
 from ramify.ring_messages import ToFrontend
@@ -54,7 +54,7 @@ class LocalFleet(RingFleet):
                     field="prefill_replicas",
                     remedy="Leave prefill_replicas out.",
                 )
-            await asyncio.gather(*(self.start_ring(*one) for one in others))
+            await _all(self.start_ring(*one) for one in others)
         except BaseException:
             await self.aclose()
             raise
@@ -86,3 +86,15 @@ class LocalFleet(RingFleet):
 
     def _make(self, share: Share, workers: PrestartedWorkers | None, events: RingEvents) -> RingSupervisor:
         return RingSupervisor(self._config, workers, share=share, **events._asdict())
+
+
+async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
+    """Run all at once. At the first error the others are cancelled, and it is raised when they have ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

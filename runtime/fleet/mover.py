@@ -79,6 +79,8 @@ class _InProgress:
     """Requests, and what sends each."""
     export: ExportPrefix | None = None
     """Sent when the source has computed the prompt."""
+    exporting: bool = False
+    """The source has been asked for the image and has not answered."""
     importing: bool = False
     timer: Timer | None = None
 
@@ -111,6 +113,8 @@ class Mover:
         self._later = later
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
+        self._late: dict[str, tuple[str, str]] = {}
+        """Source and image of exports that have ended and may be written still, until they are answered."""
         self._make_store = make_store
         self._store: ImageStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
@@ -300,6 +304,7 @@ class Mover:
         """Send a message of the move `rid`, which ends where that fails."""
         try:
             self._send(name, message)
+            self._moves[rid].exporting = isinstance(message, ExportPrefix)
         except Exception:
             log.exception("cached pages are not moved: replica %s could not be asked", name)
             self._end(rid, 0)
@@ -313,9 +318,13 @@ class Mover:
         if answer.rid == PREFIXES:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
+        if answer.rid in self._late:
+            self._remove(self._late.pop(answer.rid)[1])
+            return True
         found = self._moves.get(answer.rid)
         if found is None:
             return False
+        found.exporting = False
         done = answer.transferred if isinstance(answer, Reply) else None
         if found.importing:
             self._count_refusal(found, answer)
@@ -350,6 +359,8 @@ class Mover:
         for rid, found in list(self._moves.items()):
             if name in (found.target, found.move.source):
                 self._end(rid, 0)
+        for rid in [rid for rid, (source, _) in self._late.items() if source == name]:
+            self._remove(self._late.pop(rid)[1])
 
     def close(self) -> None:
         """Forget all moves and remove their images."""
@@ -357,6 +368,7 @@ class Mover:
             if found.timer is not None:
                 found.timer.cancel()
         self._moves.clear()
+        self._late.clear()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -376,10 +388,17 @@ class Mover:
 
     def _end(self, rid: str, gained: int) -> None:
         found = self._moves.pop(rid)
-        self._placement.ended(rid)
-        if self._store is not None:
-            self._store.remove(found.image)
+        with errors_logged("ending a move"):
+            self._placement.ended(rid)
+        self._remove(found.image)
+        if found.exporting:
+            self._late[rid] = found.move.source, found.image
         self._release(found, gained)
+
+    def _remove(self, image: str) -> None:
+        if self._store is not None:
+            with errors_logged("removing an image"):
+                self._store.remove(image)
 
     def _release(self, found: _InProgress, gained: int) -> None:
         """Send the requests that wait; each has `gained` tokens fewer to compute."""

@@ -32,6 +32,8 @@ KEPT = 0.9
 """What an answer weighs in a replica's pace when the next one has come."""
 STEP = 512.0
 """Work that a request waits for beside what is before it: of the step that runs when it comes."""
+MOST_HOMES = 16_384
+"""Programs whose replica is remembered; a client that dies tells of no end."""
 KEPT_PROMISES = 256
 """Prompts of ended requests that stay promised, for their events may come later than their last text."""
 
@@ -105,7 +107,7 @@ class Placement:
         self._pace = _Pace()
         """The fleet's."""
         self._homes: dict[str, str] = {}
-        """The replica of each program's last request."""
+        """The replica of each program's last request; the least recently placed program first."""
 
     # --- replicas ---------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class Placement:
         _, name, pages = best
         self._reserve(work, name, pages, now)
         if work.program:
-            self._homes[work.program] = name
+            self.settle(work.program, name)
         return name
 
     def place_prefill(self, work: Work, now: float) -> str | None:
@@ -239,7 +241,10 @@ class Placement:
 
     def settle(self, program: str, replica: str) -> None:
         """The program's next request is drawn to `replica`."""
+        self._homes.pop(program, None)
         self._homes[program] = replica
+        while len(self._homes) > MOST_HOMES:
+            del self._homes[next(iter(self._homes))]
 
     def missing(self, rid: str) -> int:
         """Prompt tokens that the replica of the request was expected to compute for it."""

@@ -307,8 +307,12 @@ class Frontend:
 
     def _abort(self, rids: Sequence[str]) -> int:
         for rid in rids:
-            self._outputs[rid].aborted = True
-            self._ring.send(Abort(rid=rid))
+            output = self._outputs[rid]
+            output.aborted = True
+            if self._quarantine.waits(output):  # no ring has it
+                output.end_aborted()
+            else:
+                self._ring.send(Abort(rid=rid))
         return len(rids)
 
     async def stats(self) -> SchedulerStats:
@@ -491,8 +495,10 @@ class Frontend:
         if isinstance(message, StepText):
             for chunk in message.chunks:
                 output = self._outputs.get(chunk.rid)
-                if output is not None:
+                if output is not None and not output.ended:
                     output.put(chunk)
+                    if output.ended and chunk.finish is None:  # its text differs; the ring would go on
+                        self._ring.send(Abort(rid=chunk.rid))
             if self._quarantine.busy:
                 self._quarantine.next()
         elif isinstance(message, Failed):
@@ -540,6 +546,10 @@ class Frontend:
     def _resend(self, outputs: Iterable[OutputQueue]) -> None:
         """Send requests that were in a ring which is gone; suspects one after the other."""
         going_on = [output for output in outputs if not output.ended]
+        for output in going_on:
+            if output.suspect and output.aborted:
+                output.end_aborted()
+        going_on = [output for output in going_on if not output.ended]
         self._quarantine.add([output for output in going_on if output.suspect])
         for output in going_on:
             try:

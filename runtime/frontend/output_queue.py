@@ -13,7 +13,7 @@ import copy
 import msgspec
 
 from ramify.errors import RamifyError, WorkerDied
-from ramify.messages import Continuation, Generate, TextChunk, TokenLogprobs
+from ramify.messages import Continuation, Finish, Generate, TextChunk, TokenLogprobs, Usage
 
 SUSPECT_AT = 2
 """A request in flight at this many deaths, without going on in between, may be what kills the ring."""
@@ -65,6 +65,15 @@ class OutputQueue:
         self.ended = chunk.finish is not None
         self._chunks.append(chunk)
         self._wake()
+
+    def end_aborted(self) -> None:
+        """The request, which no ring has, is aborted: it ends behind what has arrived."""
+        if not self.ended:
+            self.ended = True
+            usage = Usage(completion_tokens=self.size)
+            finish = Finish(reason="abort")
+            self._chunks.append(TextChunk(rid=self.request.rid, usage=usage, finish=finish))
+            self._wake()
 
     def rest(self) -> Generate:
         """The request, from the end of the output that has arrived on; its ring has died."""

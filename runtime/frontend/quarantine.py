@@ -58,6 +58,10 @@ class Quarantine:
             self._waiting.append(self._probe)
         self._probe = None
 
+    def waits(self, output: OutputQueue) -> bool:
+        """The request waits here to be sent."""
+        return any(output is waiting for waiting in self._waiting)
+
     def next(self) -> None:
         """Send the next suspect if the one that runs has ended or has gone on."""
         probe = self._probe

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.errors import EngineError, InvalidRequest
-from ramify.messages import Generate, TextChunk
-from ramify.ring_messages import Failed, StepText, Texts, ToFrontend, TokenIds, Tokenize
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
+from ramify.messages import Finish, Generate, TextChunk
+from ramify.ring_messages import Abort, ExportPrefix, Failed, StepText, Texts, ToFrontend, TokenIds, Tokenize
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local
+from ramify.runtime.fleet import local, placement
 from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.frontend.frontend import Frontend
@@ -269,3 +269,103 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.Monkey
         assert not stubs.frontend._outputs
 
     asyncio.run(run())
+
+
+def asking(frontend: Frontend, rid: str) -> asyncio.Task[list[TextChunk]]:
+    async def ask() -> list[TextChunk]:
+        return [chunk async for chunk in frontend.generate(Generate(rid=rid, prompt=(tuple(range(900)),)))]
+
+    return asyncio.ensure_future(ask())
+
+
+def test_a_text_that_differs_ends_the_request_at_the_ring_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch)
+        await stubs.frontend.start()
+        task = asking(stubs.frontend, "r")
+        await asyncio.sleep(0)
+        stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid="r", text="abc", ids=(1,)),)))
+        await stubs.kill()
+        for text in ("abX", "Y"):
+            stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid="r", text=text, ids=(1,)),)))
+        with pytest.raises(WorkerDied, match="its text differs"):
+            await task
+        assert [type(one) for one in stubs.rings[-1].sent] == [Generate, Abort]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_suspect_that_waits_can_be_aborted(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=replicas)
+        frontend = stubs.frontend
+        await frontend.start()
+        tasks = {rid: asking(frontend, rid) for rid in ("a", "b")}
+        await asyncio.sleep(0)
+        for _ in range(2):
+            fleet: Any = frontend._ring
+            home = int(fleet._running["a"].replica) if replicas > 1 else 0
+            await stubs.kill(home)
+        (waiting,) = frontend._quarantine._waiting
+        before = sum(len(ring.sent) for ring in stubs.rings)
+        assert frontend.abort(waiting.request.rid) == 1
+        (chunk,) = await asyncio.wait_for(tasks.pop(waiting.request.rid), 5)
+        assert chunk.finish == Finish(reason="abort")
+        assert sum(len(ring.sent) for ring in stubs.rings) == before
+        (other,) = tasks.values()
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        assert not frontend._quarantine.busy
+
+    asyncio.run(run())
+
+
+def test_where_one_replica_does_not_start_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=3)
+        begun = 0
+
+        async def start(self: RingSupervisor) -> None:
+            nonlocal begun
+            begun += 1
+            number = begun
+            if number == 2:
+                await asyncio.sleep(0)
+                raise EngineError("out of memory")
+            try:
+                await asyncio.sleep(0 if number == 1 else 0.2)
+            except asyncio.CancelledError:
+                ended.append(number)
+                raise
+            self._ring = Stub()  # type: ignore[assignment]
+
+        monkeypatch.setattr(RingSupervisor, "start", start)
+        with pytest.raises(EngineError, match="out of memory"):
+            await stubs.frontend.start()
+        assert ended == [3]
+
+    asyncio.run(run())
+
+
+def test_an_image_that_is_written_after_its_move_has_ended_is_removed(moving: Moving) -> None:  # noqa: F811
+    moving.send(asked("a", 7))
+    (message,) = moving.rings[0].take(ExportPrefix)
+    moving.kill(1)
+    Path(message.path).write_bytes(b"image")
+    moving.exported(message)
+    assert not moving.files()
+    moving.exported(message)
+    assert not moving.fleet.mover._late  # type: ignore[union-attr]
+
+
+def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MOST_HOMES", 3)
+    found = Placement(16)
+    found.join("a")
+    for program in "abcadb":
+        found.place(placement.Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
+        found.ended(program)
+    assert list(found._homes) == ["a", "d", "b"]
