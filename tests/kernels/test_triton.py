@@ -16,7 +16,14 @@ from .attention_cases import make_batch
 pytestmark = pytest.mark.slow
 
 FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
-LONG = ("test_sampling", "test_deterministic", "test_decode_graphs", "test_cascade", "test_model")
+LONG = (
+    "test_sampling",
+    "test_deterministic",
+    "test_decode_graphs",
+    "test_cascade",
+    "test_model",
+    "test_token_graphs",
+)
 """Half a minute each."""
 
 
