@@ -19,18 +19,16 @@ class ListedReplicas:
         self._needed: frozenset[str] = frozenset()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with the names now, and again at each change."""
+        """Call `listener` with the names now, and again at each change, in order. It calls nothing here."""
         with self._lock:
             self._listener = listener
-            names = list(self._names)
-        listener(names)
+            listener(list(self._names))
 
     def update(self, names: list[str]) -> None:
         with self._lock:
             self._names = names
-            listener = self._listener
-        if listener is not None:
-            listener(list(names))
+            if self._listener is not None:
+                self._listener(list(names))
 
     def need(self, names: Collection[str]) -> None:
         """Calls may name these although Serve has stopped listing them: they drain."""

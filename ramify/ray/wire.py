@@ -5,7 +5,7 @@
     both ways               a call for each image of cached pages, with its answer (`ramify.ray.images`)
 
 A session is one life of a ring as one frontend sees it: it begins with `Hello`, and its stream ends when the
-ring dies. Ray's own pickling sees texts, numbers and bytes alone.
+ring dies. The calls carry texts, numbers, bytes, and references to objects of Ray's store, which Ray pickles.
 """
 
 from __future__ import annotations

@@ -25,11 +25,33 @@ class TreeEvents:
 
 
 @dataclasses.dataclass(slots=True)
+class EventNumbers:
+    """The last event of one tree, and whether one before it is missing.
+
+    number     1     2     4      5     whole 5   6
+    follows    yes   yes   no     yes   yes       yes
+    complete   yes   yes   no     no    yes       yes
+    """
+
+    epoch: int = 0
+    number: int = 0
+    complete: bool = True
+    """None is missing since the last whole."""
+
+    def follows(self, epoch: int, number: int, *, whole: bool) -> bool:
+        """Take the event of this number, which is none of before. False where some are missing between it and
+        the last one."""
+        follows = whole or number == (self.number if epoch == self.epoch else 0) + 1
+        self.epoch, self.number = epoch, number
+        self.complete = whole or (self.complete and follows)
+        return follows
+
+
+@dataclasses.dataclass(slots=True)
 class _Tree:
     bit: int
     """Of this replica in the masks of `PrefixIndex`."""
-    epoch: int = 0
-    number: int = 0
+    last: EventNumbers = dataclasses.field(default_factory=EventNumbers)
     digests: set[int] = dataclasses.field(default_factory=set)
 
 
@@ -70,18 +92,19 @@ class PrefixIndex:
         if events.whole:
             self._clear(tree, tree.digests.difference(events.added))
             self._set(tree, events.added)
-            tree.epoch, tree.number = events.epoch, events.number
-            return True
-        if events.epoch != tree.epoch:
-            tree.epoch, tree.number = events.epoch, 0
+            return tree.last.follows(events.epoch, events.number, whole=True)
+        if events.epoch != tree.last.epoch:
             self._clear(tree, set(tree.digests))
-        elif events.number <= tree.number:
+        elif events.number <= tree.last.number:
             return True  # the whole that was asked for had them
-        complete = events.number == tree.number + 1
-        tree.number = events.number
+        follows = tree.last.follows(events.epoch, events.number, whole=False)
         self._clear(tree, events.removed)
         self._set(tree, events.added)
-        return complete
+        return follows
+
+    def complete(self, replica: str) -> bool:
+        """No event of the replica is missing since its last whole."""
+        return self._trees[replica].last.complete
 
     def promise(self, replica: str, digests: Iterable[int]) -> None:
         _set_bits(self._promised, digests, self._trees[replica].bit)

@@ -37,7 +37,7 @@ from ramify.ring_messages import (
     ToTokenizer,
 )
 from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.moves import LEAST_LIMIT_S, LEAST_TOKENS, Move, MovePace, Need, choose
+from ramify.runtime.fleet.moves import LEAST_TOKENS, Move, MovePace, Need, choose, limited
 from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.kv_transfer.files import ImageFolder
 from ramify.runtime.kv_transfer.store import ImageStore
@@ -79,6 +79,8 @@ class _InProgress:
     """Requests, and what sends each."""
     export: ExportPrefix | None = None
     """Sent when the source has computed the prompt."""
+    prefill: bool = False
+    """The source computes the prompt first."""
     exporting: bool = False
     """The source has been asked for the image and has not answered."""
     importing: bool = False
@@ -186,7 +188,7 @@ class Mover:
             return False
         # Its queue, which has this prompt by now, at its pace.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
-        move = Move(source, need.held, end, gained, max(PATIENCE * queue_s, LEAST_LIMIT_S))
+        move = Move(source, need.held, end, gained, limited(PATIENCE * queue_s))
         if source == target or not self._has_room(move):
             self._placement.ended(rid)
             return False
@@ -211,6 +213,11 @@ class Mover:
             self._ask(rid, found.move.source, message)
         else:
             self._end(rid, 0)
+
+    def prompts(self, name: str) -> int:
+        """How many prompts the replica computes for others, or has computed and exports."""
+        moves = self._moves.values()
+        return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
 
     def forget(self, rid: str) -> None:
         """The request `rid`, which may wait here, is aborted: send it at once."""
@@ -297,6 +304,7 @@ class Mover:
             path=found.image,
             skip=move.first * size,
         )
+        found.prefill = prompt is not None
         found.export = None if prompt is None else message
         self._ask(rid, move.source, prompt or message)
 

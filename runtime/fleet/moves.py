@@ -24,6 +24,8 @@ LEAST_TOKENS = 64
 """No move for fewer: a step costs about as much as 50 tokens of a prefill (CPU)."""
 LEAST_LIMIT_S = 0.05
 """Every move has this long."""
+MOST_LIMIT_S = 60.0
+"""No move has longer: before the first answer of a replica its pace is a guess of 1 s a token."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,4 +85,9 @@ def choose(
     computing = gained * need.pace
     if pace.seconds_for((end - need.held) * page_bytes) >= computing:
         return None
-    return Move(source, need.held, end, gained, max(computing, LEAST_LIMIT_S))
+    return Move(source, need.held, end, gained, limited(computing))
+
+
+def limited(seconds: float) -> float:
+    """The time limit of a move that may take about `seconds`."""
+    return min(max(seconds, LEAST_LIMIT_S), MOST_LIMIT_S)

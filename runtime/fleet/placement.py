@@ -140,6 +140,10 @@ class Placement:
         """See `PrefixIndex.apply`."""
         return self._index.apply(replica, events)
 
+    def complete(self, replica: str) -> bool:
+        """See `PrefixIndex.complete`."""
+        return self._index.complete(replica)
+
     # --- requests ---------------------------------------------------------------------------------
 
     def place(self, work: Work, now: float, only: str | None = None, *, force: bool = False) -> str:

@@ -138,6 +138,8 @@ class RingFleet:
         self.tree_changed: Callable[[str, TreeChange | None], None] = lambda name, change: None
         """Called with a replica's name and what has changed in its tree; with None where the tree is gone."""
         self.info: ModelInfo | None = None
+        self._closing: set[asyncio.Future[None]] = set()
+        """Of rings that have come back with another model."""
 
     # --- replicas come and go ---------------------------------------------------------------------
 
@@ -158,8 +160,9 @@ class RingFleet:
         return self._replicas
 
     def requests_of(self, name: str) -> int:
-        """How many requests the replica has."""
-        return sum(running.replica == name for running in self._running.values())
+        """How many requests the replica has, prompts that it computes for others among them."""
+        prompts = 0 if self.mover is None else self.mover.prompts(name)
+        return prompts + sum(running.replica == name for running in self._running.values())
 
     async def add(self, name: str, make: MakeRing) -> None:
         """Start the ring that `make` gives, as the replica `name`. Raises what keeps it from starting."""
@@ -319,6 +322,14 @@ class RingFleet:
     def _came_back(self, name: str, replica: Replica) -> None:
         if replica.left:
             return
+        try:
+            self._check_model(name, replica)
+        except EngineError as error:
+            closing = asyncio.ensure_future(replica.ring.aclose())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._gave_up(name, replica, error)
+            return
         self._join(name, replica)
         self._restarted()
         self._place_all()
@@ -345,7 +356,7 @@ class RingFleet:
 
     async def aclose(self) -> None:
         self.close_now()
-        await asyncio.gather(*(replica.ring.aclose() for replica in self._replicas.values()))
+        await asyncio.gather(*(replica.ring.aclose() for replica in self._replicas.values()), *self._closing)
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
@@ -420,7 +431,8 @@ class RingFleet:
     def _ward_for(self) -> str | None:
         """The replica for a request that is to run alone; None while there is none, or it has others."""
         if self._ward is None:
-            free = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
+            usable = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
+            free = [name for name in usable if name not in self.prefill] or usable
             if not free:
                 return None
             self._ward = min(free, key=self.requests_of)
@@ -563,17 +575,22 @@ class RingFleet:
             events = TreeEvents(message.epoch, message.number, message.added, message.removed, message.whole)
             if not replica.up:
                 return
-            if self._placement.apply(name, events):
-                self.tree_changed(name, message)
-            else:
+            if not self._placement.apply(name, events):
                 replica.ring.send(GetTree())
+            elif self._placement.complete(name):  # else the whole that was asked for has it
+                self.tree_changed(name, message)
         elif isinstance(message, Failed) and message.rid in self._running:
             self._ended(message.rid)
             self._receive(message)
         elif isinstance(message, Reply | Texts | Failed):
             if self.mover is not None and self.mover.answered(name, message):
+                self._check_all_idle()
                 return
             self._questions.answered(name, message)
+
+    def _check_all_idle(self) -> None:
+        for name in self._idle:
+            self._check_idle(name)
 
     def _count(self, message: StepText) -> None:
         now = time.monotonic()
@@ -587,6 +604,7 @@ class RingFleet:
                     with errors_logged("exporting a prompt"):
                         self.mover.prefilled(chunk.rid)
                 self._ended(chunk.rid)
+                self._check_all_idle()
 
     def _ended(self, rid: str) -> None:
         running = self._running.pop(rid, None)

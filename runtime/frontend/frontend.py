@@ -40,6 +40,7 @@ from ramify.ring_messages import (
     FlushCache,
     GetSnapshot,
     GetStats,
+    GetTree,
     ImportPrefix,
     LoadLora,
     Reply,
@@ -54,6 +55,7 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.faults import unsendable
+from ramify.runtime.fleet.index import EventNumbers
 from ramify.runtime.fleet.ring import ReplicaStatus, State, status_of
 from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.kv_events import KVEvents
@@ -120,6 +122,8 @@ class Frontend:
         self._quarantine = Quarantine(self._ring.send_alone, self._ring.end_alone)
         self._loras = Loras(self._post, self.new_rid, self._model_names)
         self._kv_events: KVEvents | None = None
+        self._tree = EventNumbers()
+        """Of the tree's events where there is one ring."""
 
     def _make_ring(self, workers: PrestartedWorkers | None, make_fleet: Callable[..., Any] | None) -> Any:
         if self._config.replicas == 1 and make_fleet is None:
@@ -360,13 +364,16 @@ class Frontend:
         ids : of the prompt; scope, lora : as a request has them
         skip : tokens whose pages the other engine has, which are left out
 
-        None where no whole page is cached, or the pages of this engine are not transferred.
+        None where no whole page is cached, or the pages of this engine are not transferred. Raises
+        `EngineClosed` and `WorkerDied`.
         """
         self._check_one_replica()
         revision = self._loras.revision(lora) if lora else None
         try:
             work = self._images.export(ids, tree_scope(scope, revision), skip)
             return (await self._tasks.finish(work))[1]
+        except (EngineClosed, WorkerDied):
+            raise
         except RamifyError:
             return None
 
@@ -514,7 +521,10 @@ class Frontend:
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, TreeChange):
-            self._tree_changed("", message)
+            if not self._tree.follows(message.epoch, message.number, whole=message.whole):
+                self._ring.send(GetTree())
+            if self._tree.complete:
+                self._tree_changed("", message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
         """The tree of a replica has changed; None: it is gone with its ring."""
@@ -524,6 +534,7 @@ class Frontend:
     def _count_death(self, error: WorkerDied) -> bool:
         """Fail all replies, and a request over which the ring died often enough. Returns whether a request
         that ran alone is to blame."""
+        self._tree = EventNumbers()
         self._tree_changed("", None)
         to_blame = self._quarantine.died(list(self._outputs.values()), error)
         self._quarantine.forget()

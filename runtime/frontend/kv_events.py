@@ -83,8 +83,9 @@ class HeldBlocks:
             del self._replicas[replica]
             return self._removed(held)
         if not change.whole:
-            held.difference_update(change.removed)
-            events = self._removed(change.removed)
+            gone = held.intersection(change.removed)
+            held -= gone
+            events = self._removed(gone)
         else:
             gone = held.difference(change.added)
             held -= gone

@@ -95,7 +95,11 @@ class RingSupervisor:
         self._heartbeat = asyncio.create_task(self._beat())
 
     async def aclose(self) -> None:
-        self.close_now()
+        self._running = False
+        ring, self._ring = self._ring, None
+        if ring is not None:  # not on the event loop: its processes have seconds to end
+            ring.disconnect()
+            await asyncio.to_thread(ring.stop)
         for task in (self._heartbeat, self._restart):
             if task is not None:
                 task.cancel()

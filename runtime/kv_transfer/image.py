@@ -73,20 +73,6 @@ class Sink(Protocol):
     def write(self, offset: int, data: Bytes) -> None: ...
 
 
-class InMemory:
-    """An image in memory, to be read."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._data = memoryview(data)
-
-    @property
-    def size(self) -> int:
-        return len(self._data)
-
-    def read(self, offset: int, size: int) -> Bytes:
-        return bytearray(self._data[offset : offset + size])
-
-
 class ImageWriter:
     """Writes an image; the pages in order, in pieces of any number.
 
@@ -118,10 +104,6 @@ class ImageWriter:
         self._tables_at = _PREFIX.size + len(self._encoded)
         self._pages_at = self._tables_at + len(self._ids) + 4 * self._header.pages
         self._sums: list[int] = []
-
-    @property
-    def size(self) -> int:
-        return self._pages_at + self._header.pages * self._header.page_bytes
 
     def write_pages(self, data: Bytes) -> None:
         """The next pages, `page_bytes` each."""

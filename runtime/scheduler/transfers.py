@@ -155,15 +155,20 @@ class Transfers:
         except BaseException:
             self.pages.cache.release(lock)
             raise
-        writer = ImageWriter(
-            file,
-            identity=identity,
-            scope=message.scope,
-            ids=ids[: whole * size],
-            page_size=size,
-            page_bytes=self.pool.page_bytes,
-            first_page=skipped,
-        )
+        try:
+            writer = ImageWriter(
+                file,
+                identity=identity,
+                scope=message.scope,
+                ids=ids[: whole * size],
+                page_size=size,
+                page_bytes=self.pool.page_bytes,
+                first_page=skipped,
+            )
+        except BaseException:
+            file.close(keep=False)
+            self.pages.cache.release(lock)
+            raise
         return _Export(message, lock, file, writer, lock.pages[skipped:])
 
     def _write(self, export: _Export) -> None:

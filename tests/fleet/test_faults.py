@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from ramify.errors import EngineError, InvalidRequest, WorkerDied
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
-from ramify.ring_messages import Abort, ExportPrefix, Failed, StepText, Texts, ToFrontend, TokenIds, Tokenize
+from ramify.ring_messages import (
+    Abort,
+    ExportPrefix,
+    Failed,
+    GetTree,
+    StepText,
+    Texts,
+    ToFrontend,
+    TokenIds,
+    Tokenize,
+    TreeChange,
+)
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet import local, placement
 from ramify.runtime.fleet.mover import Mover
+from ramify.runtime.fleet.moves import MOST_LIMIT_S
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.processes.ipc import Inbox, Outbox
-from tests.fleet.test_moves import Moving, moving  # noqa: F401
+from tests.fleet.test_moves import PAGE_BYTES, Moving, moving  # noqa: F401
 from tests.fleet.test_rings import FakeRing, Fleet, asked
 
 
@@ -369,3 +383,111 @@ def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.
         found.place(placement.Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
         found.ended(program)
     assert list(found._homes) == ["a", "d", "b"]
+
+
+def test_one_ring_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch)
+        told: list[Any] = []
+        stubs.frontend._tree_changed = lambda name, change: told.append(change)  # type: ignore[method-assign]
+        await stubs.frontend.start()
+        changes = [TreeChange(epoch=1, number=number, whole=number == 5) for number in (1, 3, 4, 5, 6)]
+        for change in changes:
+            stubs.supervisors()[0]._handle(change)
+        assert told == [changes[0], *changes[3:]]
+        assert [type(one) for one in stubs.rings[0].sent] == [GetTree]
+        await stubs.kill()
+        stubs.supervisors()[0]._handle(changes[0])
+        assert told[3:] == [None, changes[0]]
+
+    asyncio.run(run())
+
+
+def test_a_ring_is_stopped_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch)
+        await stubs.frontend.start()
+        threads: list[int] = []
+        stubs.rings[0].stop = lambda: threads.append(threading.get_ident())  # type: ignore[method-assign]
+        await stubs.supervisors()[0].aclose()
+        assert threads
+        assert threads != [threading.get_ident()]
+
+    asyncio.run(run())
+
+
+def test_an_export_of_a_closed_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubs = Stubs(monkeypatch)
+        await stubs.frontend.start()
+        await stubs.frontend.aclose()
+        with pytest.raises(EngineClosed):
+            await stubs.frontend.export_prefix([1, 2, 3])
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) -> None:
+    async def run() -> None:
+        for ring in fleet.rings:
+            ring.info = model_info("before")
+        fleet.fleet.info = fleet.rings[0].info
+        for index, fingerprint in ((0, "after"), (1, "before")):
+            fleet.kill(index)
+            fleet.rings[index].info = model_info(fingerprint)
+            fleet.rings[index].came_back()
+        await asyncio.sleep(0)
+        assert fleet.rings[0].closed
+        assert [one.state for one in fleet.fleet.replicas.values()] == ["gone", "up"]
+        assert not fleet.gave_up
+        fleet.kill(1)
+        fleet.rings[1].info = model_info("after")
+        fleet.rings[1].came_back()
+        assert "another model" in fleet.gave_up[0].message
+
+    asyncio.run(run())
+
+
+def model_info(fingerprint: str) -> Any:
+    return SimpleNamespace(name="model", fingerprint=fingerprint)
+
+
+def test_prompts_for_others_count_and_keep_suspects_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(FakeRing, "page_bytes", PAGE_BYTES)
+    found = Moving(tmp_path, prefill_replicas=1, held=())
+    found.send(asked("a", 7))
+    (prompt,) = found.rings[0].take(Generate)
+    rings = found.fleet
+    (move,) = rings.mover._moves.values()  # type: ignore[union-attr]
+    assert move.move.limit_s == MOST_LIMIT_S, "its pace is a guess"
+    assert rings.requests_of("0") == 1
+    rings.send_alone(Generate(rid="suspect", prompt=((1, 2, 3),)))
+    assert rings._ward == "1"
+    drain = DrainOfPrompts(found, prompt)
+    asyncio.run(drain.run())
+    assert drain.waited == [True, True]
+
+
+class DrainOfPrompts:
+    """A replica for prompts that drains waits for the prompt and for its export."""
+
+    def __init__(self, found: Moving, prompt: Generate) -> None:
+        self.fleet = found
+        self.prompt = prompt
+        self.waited: list[bool] = []
+
+    async def run(self) -> None:
+        found = self.fleet
+        found.fleet.before_leaving = None
+        task = asyncio.ensure_future(found.fleet.drain("0", 5.0))
+        await asyncio.sleep(0)
+        self.waited.append(not task.done())
+        chunk = TextChunk(rid=self.prompt.rid, finish=Finish(reason="length"))
+        found.rings[0].receive(StepText(chunks=(chunk,)))
+        await asyncio.sleep(0.01)
+        self.waited.append(not task.done())
+        found.exported(found.exporting())
+        await asyncio.wait_for(task, 1.0)

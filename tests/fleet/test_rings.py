@@ -160,12 +160,15 @@ def test_what_trees_hold_is_passed_on_in_order_and_without_gaps(fleet: Fleet) ->
     told: list[tuple[str, Any]] = []
     fleet.fleet.tree_changed = lambda name, change: told.append((name, change))
     first = TreeChange(epoch=1, number=1, added=(7,))
-    whole = TreeChange(epoch=1, number=3, added=(7, 8), whole=True)
-    for change in (first, TreeChange(epoch=1, number=3, added=(8,)), whole):
+    late = TreeChange(epoch=1, number=4, added=(9,))
+    whole = TreeChange(epoch=1, number=4, added=(7, 8, 9), whole=True)
+    behind = TreeChange(epoch=1, number=5, removed=(7,))
+    for change in (first, TreeChange(epoch=1, number=3, added=(8,)), late, whole, behind):
         fleet.rings[1].receive(change)
-    assert told == [("1", first), ("1", whole)]
+    assert told == [("1", first), ("1", whole), ("1", behind)]
+    assert len(fleet.rings[1].take(GetTree)) == 1
     fleet.kill(1)
-    assert told[2:] == [("1", None)]
+    assert told[3:] == [("1", None)]
 
 
 def test_texts_are_tokenised_before_they_are_placed(fleet: Fleet) -> None:

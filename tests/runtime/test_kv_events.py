@@ -17,10 +17,10 @@ import pytest
 from ramify.errors import EngineError
 from ramify.radix.cache import PrefixCache
 from ramify.radix.observe.tree_log import TreeLog
-from ramify.ring_messages import TreeChange
+from ramify.ring_messages import PageRun, TreeChange
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.engine import Engine
-from ramify.runtime.frontend.kv_events import KVEvents
+from ramify.runtime.frontend.kv_events import BlockStored, HeldBlocks, KVEvents
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.ipc import Publisher
@@ -148,6 +148,15 @@ def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -
             assert set(blocks.values()) == held
             assert len(blocks) == len(held), "two scopes have no hash in common"
     assert published.subscriber.cleared >= 1
+
+
+def test_blocks_that_are_not_held_cannot_be_removed() -> None:
+    blocks = HeldBlocks(4, dict)
+    run = PageRun(scope="", before=None, digests=(7,), tokens=bytes(16))
+    assert not blocks.told("a", TreeChange(epoch=1, number=4, removed=(7,)))
+    (stored,) = blocks.told("a", TreeChange(epoch=1, number=5, added=(7,), runs=(run,)))
+    assert isinstance(stored, BlockStored)
+    assert stored.block_hashes == [7]
 
 
 def test_a_whole_is_told_as_the_difference(published: Published) -> None:

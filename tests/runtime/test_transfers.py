@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import shutil
@@ -17,7 +16,7 @@ from ramify.messages import Finish
 from ramify.ring_messages import ExportPrefix, ImportPrefix, Reply
 from ramify.runtime.kv_transfer import files
 from ramify.runtime.kv_transfer.files import ImageFolder
-from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter, InMemory
+from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter
 from ramify.runtime.scheduler import transfers
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_model, write_tiny
@@ -149,6 +148,17 @@ def refused(local: LocalScheduler, path: Path) -> str:
     return answer
 
 
+class InMemory:
+    """An image in memory, to be read."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read(self, offset: int, size: int) -> bytearray:
+        return self._data[offset : offset + size]
+
+
 def test_every_flipped_bit_is_found(make: Any, image: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In each byte before the pages, and in pages at random."""
     data = image.read_bytes()
@@ -178,14 +188,46 @@ def test_a_torn_or_longer_file_is_refused(make: Any, image: Path, size: int) -> 
 
 
 def test_an_image_that_was_never_finished_is_refused(make: Any, tmp_path: Path) -> None:
+    """All pages are written, and not the magic number, which `finish` writes last."""
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    local.scheduler.transfers._end = lambda transfer, keep=False: None  # as after a kill
-    local.scheduler.transfers.pool = dataclasses.replace  # type: ignore[assignment]
-    local.scheduler.receive(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(tmp_path / "torn")))
-    local.step()
-    assert (tmp_path / "torn").exists()
-    refused(make(), tmp_path / "torn")
+    transfers = local.scheduler.transfers
+    path = tmp_path / "torn"
+    export = transfers._begin_export(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(path)))
+    finish, export.writer.finish = export.writer.finish, lambda: None
+    transfers._write(export)
+    size = path.stat().st_size
+    assert size > len(export.pages) * PAGE_BYTES
+    refused(make(), path)
+    with open(path, "r+b") as file:
+        export.writer._sink = Reopened(file.fileno())
+        finish()
+    assert path.stat().st_size == size
+    assert moved(import_(make(), path))[0] == WHOLE, "only that was missing"
+
+
+class Reopened:
+    """A file to be written."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def write(self, offset: int, data: bytes) -> None:
+        os.pwrite(self.file, data, offset)
+
+
+def test_an_export_that_cannot_begin_gives_everything_back(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*arguments: Any, **options: Any) -> None:
+        raise ValueError("a bug")
+
+    local = make()
+    local.complete([PROMPT], max_tokens=1)
+    monkeypatch.setattr("ramify.runtime.scheduler.transfers.ImageWriter", raises)
+    assert "a bug" in str(export(local, tmp_path / "image"))
+    assert unused(local)
+    assert not (tmp_path / "image").exists()
 
 
 def test_other_models_and_engines_are_refused(make: Any, image: Path, tmp_path: Path) -> None:
