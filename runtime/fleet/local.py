@@ -40,7 +40,9 @@ class LocalFleet(RingFleet):
         self.move_pages(ImageFolder)
         self.prefill = frozenset(map(str, range(config.prefill_replicas)))
         for index, share in enumerate(shares(config)):
-            self.hold(str(index), functools.partial(self._make, share, workers if index == 0 else None))
+            self.hold(
+                str(index), functools.partial(self._make, str(index), share, workers if index == 0 else None)
+            )
 
     async def start(self) -> None:
         """Start one ring and then the others, which find compiled kernels and packed weights on disk."""
@@ -82,10 +84,17 @@ class LocalFleet(RingFleet):
             raise
 
     async def _add(self, name: str) -> None:
-        await self.add(name, functools.partial(self._make, share_of(self._config, int(name)), None))
+        await self.add(name, functools.partial(self._make, name, share_of(self._config, int(name)), None))
 
-    def _make(self, share: Share, workers: PrestartedWorkers | None, events: RingEvents) -> RingSupervisor:
-        return RingSupervisor(self._config, workers, share=share, **events._asdict())
+    def _make(
+        self, name: str, share: Share, workers: PrestartedWorkers | None, events: RingEvents
+    ) -> RingSupervisor:
+        busy = functools.partial(self._busy, name)
+        return RingSupervisor(self._config, workers, share=share, busy=busy, **events._asdict())
+
+    def _busy(self, name: str) -> bool:
+        """The replica has something to answer."""
+        return bool(self.requests_of(name) or self._questions.waiting_for(name))
 
 
 async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:

@@ -19,15 +19,13 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.faults import errors_logged, unsendable
-from ramify.runtime.fleet.ring import Replica, State
+from ramify.runtime.fleet.ring import SILENT_S, Replica, State
 from ramify.runtime.fleet.stats import merged
 
 log = logging.getLogger("ramify")
 
 Answer = Reply | Texts | Failed
 
-SILENT_S = 30.0
-"""A replica that has been silent for this long is not asked what others can answer too."""
 MOST_DEATHS = 2
 """A question that was asked of more replicas that died than this fails: it may be what kills them."""
 
@@ -115,13 +113,18 @@ class Questions:
         if not up:
             return ()
         if isinstance(message, Tokenize | Detokenize):
-            usable = [name for name in up if self._replicas[name].usable] or up
+            heard = self._heard(up)
+            usable = [name for name in heard if self._replicas[name].usable] or heard
             return (usable[next(self._turns) % len(usable)],)
         if isinstance(message, LoadLora):
             return [name for name in up if message.name not in self._replicas[name].loras] or up
         if isinstance(message, UnloadLora):
             return up
-        return [name for name in up if self._replicas[name].ring.heartbeat_age_s < SILENT_S] or up
+        return self._heard(up)
+
+    def _heard(self, names: list[str]) -> list[str]:
+        """Those that do not hang; all where all do."""
+        return [name for name in names if self._replicas[name].ring.heartbeat_age_s < SILENT_S] or names
 
     def _finish(self, question: _Question) -> None:
         """Give the answer if all have answered; ask again where all who were asked are gone."""

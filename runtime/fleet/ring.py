@@ -17,6 +17,10 @@ State = Literal["starting", "up", "draining", "gone"]
 not come back by itself."""
 
 
+SILENT_S = 30.0
+"""A ring without a message for this long hangs: a step takes seconds at most, and it is asked every 2 s."""
+
+
 class FleetRing(Protocol):
     """A `RingSupervisor`, or a ring somewhere else that is used in the same way."""
 

@@ -56,7 +56,7 @@ from ramify.ring_messages import (
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.faults import unsendable
 from ramify.runtime.fleet.index import EventNumbers
-from ramify.runtime.fleet.ring import ReplicaStatus, State, status_of
+from ramify.runtime.fleet.ring import SILENT_S, ReplicaStatus, State, status_of
 from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
@@ -73,9 +73,6 @@ if TYPE_CHECKING:
     from ramify.runtime.fleet.local import LocalFleet
 
 log = logging.getLogger("ramify")
-
-STALE_S = 30.0
-"""Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""
 
 Question = (
     GetStats
@@ -132,6 +129,7 @@ class Frontend:
                 workers,
                 receive=self._receive,
                 died=self._count_death,
+                busy=lambda: bool(self._outputs or self._replies),
                 restarted=self._send_again,
                 gave_up=self._fail_all,
             )
@@ -222,7 +220,7 @@ class Frontend:
             self._closed is None
             and not self._draining
             and not self._ring.restarting
-            and self.heartbeat_age_s < STALE_S
+            and self.heartbeat_age_s < SILENT_S
         )
 
     @property

@@ -16,6 +16,7 @@ from ramify.messages import Generate, ModelInfo
 from ramify.ring_messages import Abort, GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
+from ramify.runtime.fleet.ring import SILENT_S
 from ramify.runtime.fleet.shares import Share
 from ramify.runtime.model.fingerprint import fingerprint
 from ramify.runtime.model.hub.resolve import ModelFiles, resolve
@@ -50,6 +51,8 @@ class RingSupervisor:
         Called when a new ring is ready.
     gave_up
         Called with the reason when there is no new ring.
+    busy
+        Whether anything waits for the ring's answer: then silence of `SILENT_S` is a death.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RingSupervisor:
         died: Callable[[WorkerDied], bool],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -70,6 +74,9 @@ class RingSupervisor:
         self._died = died
         self._restarted = restarted
         self._gave_up = gave_up
+        self._busy = busy
+        self._unheard = 0
+        """Heartbeats since the last message. Time in which this process itself stood still does not count."""
         self._ring: Ring | None = None
         self._last_message = 0.0
         self._heartbeat: asyncio.Task[None] | None = None
@@ -154,6 +161,7 @@ class RingSupervisor:
 
     def _handle(self, message: ToFrontend) -> None:
         self._last_message = time.monotonic()
+        self._unheard = 0
         self._receive(message)
 
     async def _start_ring(self) -> None:
@@ -177,6 +185,7 @@ class RingSupervisor:
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
         self.page_bytes = ready["scheduler"].page_bytes
         self._ring = ring
+        self._unheard = 0
         self._running = True
         self._last_message = time.monotonic()
 
@@ -184,18 +193,19 @@ class RingSupervisor:
         """Replace the whole ring: without one worker the state of the others is worthless."""
         if not self._running or self._restart is not None:
             return
-        log.error("the %s process died; restarting the ring", role)
-        self._restart = asyncio.create_task(self._replace_ring(role))
+        self._begin_restart(f"The {role} process died")
 
-    async def _replace_ring(self, role: str) -> None:
+    def _begin_restart(self, reason: str) -> None:
+        log.error("%s; restarting the ring", reason)
+        self._restart = asyncio.create_task(self._replace_ring(reason))
+
+    async def _replace_ring(self, reason: str) -> None:
         ring, self._ring = self._ring, None
         if ring is not None:
             # A late chunk of a request that is about to be sent again would repeat its text.
             ring.disconnect()
         self._held = None
-        error = WorkerDied(
-            f"The {role} process died while this request was running.", remedy="Send it again."
-        )
+        error = WorkerDied(f"{reason} while this request was running.", remedy="Send it again.")
         explained = False
         with errors_logged("telling of a death"):
             explained = self._died(error)
@@ -231,5 +241,10 @@ class RingSupervisor:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            self._unheard += 1
+            silent = self._unheard > SILENT_S / HEARTBEAT_S
+            if silent and self._running and self._restart is None and self._busy():
+                self._begin_restart(f"The ring said nothing for {SILENT_S:g} s")
+                continue
             with contextlib.suppress(EngineError):  # the ring was stopped at this moment
                 self.send(GetStats(rid="heartbeat"))

@@ -30,6 +30,7 @@ from ramify.runtime.fleet import local, placement
 from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.moves import MOST_LIMIT_S
 from ramify.runtime.fleet.placement import Placement
+from ramify.runtime.frontend import supervisor
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.processes.ipc import Inbox, Outbox
@@ -491,3 +492,31 @@ class DrainOfPrompts:
         self.waited.append(not task.done())
         found.exported(found.exporting())
         await asyncio.wait_for(task, 1.0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_ring_that_hangs_with_a_request_is_replaced(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.002)
+    monkeypatch.setattr(supervisor, "SILENT_S", 0.01)
+
+    async def run() -> None:
+        stubs = Stubs(monkeypatch, replicas=replicas)
+        await stubs.frontend.start()
+        beats = [asyncio.ensure_future(ring._beat()) for ring in stubs.supervisors()]
+        await asyncio.sleep(0.1)
+        assert len(stubs.rings) == replicas, "nothing waits for them"
+        task = asking(stubs.frontend, "r")
+        async with asyncio.timeout(5):
+            while len(stubs.rings) == replicas:
+                await asyncio.sleep(0.001)
+        for one in (task, *beats):
+            one.cancel()
+
+    asyncio.run(run())
+
+
+def test_prompts_are_tokenised_by_replicas_that_are_heard_from(fleet: Fleet) -> None:
+    fleet.rings[0].heartbeat_age_s = 1000.0
+    for rid in "abcd":
+        fleet.send(Generate(rid=rid, prompt=("text",)))
+    assert [len(ring.take(Tokenize)) for ring in fleet.rings] == [0, 4]
