@@ -30,6 +30,7 @@ from ramify.errors import (
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.engine import Engine
+from ramify.runtime.frontend import supervisor
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
@@ -293,6 +294,30 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
                 assert chunks.logprobs.logprobs == pytest.approx(whole.logprobs.logprobs, abs=1e-3)
             assert chunks.usage.completion_tokens == whole.usage.completion_tokens, name
             assert chunks.forced == whole.forced, name
+
+
+def test_a_worker_that_hangs_is_replaced(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(supervisor, "SILENT_S", 4.0)
+    with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1) as engine:
+        before = engine.pids
+        request = Generate(
+            rid="r",
+            prompt=("abc",),
+            sampling=SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True),
+        )
+
+        async def said() -> list[TextChunk]:
+            chunks = []
+            async for chunk in engine.generate(request):
+                chunks.append(chunk)
+                if len(chunks) == 4 and engine.pids == before:
+                    os.kill(before["scheduler"], signal.SIGSTOP)
+            return chunks
+
+        assert len(joined(wait(asyncio.wait_for(said(), 60))).ids) == 60
+        assert not set(before.values()) & set(engine.pids.values())
+        assert gone(list(before.values()))
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
