@@ -53,8 +53,8 @@ def map_program(
     Columns with the names of the program's parameters are its arguments. All columns of the dataset stay,
     and there is a new one for each variable of the program. ``returned`` is what the body returned;
     ``error`` is null or a struct, ``usage`` a struct of the row's tokens, both as in a results file.
-    ``row_id`` has 128 bits of the row's key and arguments as 32 hexadecimal digits. Nothing runs before the
-    dataset is written or read.
+    ``row_id`` has 128 bits of the row's key and arguments, or without `key` of all its columns, as 32
+    hexadecimal digits. Nothing runs before the dataset is written or read.
 
     Args:
         engine: Options of `Engine`, which each actor starts; or a function that makes a backend in the actor,
@@ -65,7 +65,8 @@ def map_program(
         rows_in_flight: Most rows that run at once in an actor; at most 8 times `rows_per_batch`.
         on_error: ``"column"``: the error of a row is in its column ``error``, and the variables that were not
             set are null. ``"raise"``: the first failed row fails the job.
-        key: A column that identifies a row, beside the arguments. Without it equal rows have one ``row_id``.
+        key: A column that identifies a row, beside the arguments. Without it rows that are equal in all
+            columns have one ``row_id``, and one result where they are taken from a `checkpoint`.
         columns: Variable → type, for columns that have a type whatever the values are: a Python type that
             pydantic knows, or an Arrow type. Other columns get the type of their values.
         checkpoint: A folder that all machines see. Finished rows are written there at once, and are not run

@@ -74,7 +74,8 @@ class ProgramActor:
         for values in rows.to_pylist():
             arguments = {name: values[name] for name in names}
             key = None if self._work.key is None else values[self._work.key]
-            ids.append(self._id(arguments, key))
+            # Without a key all columns tell rows apart, not only those that the program takes.
+            ids.append(self._id(values if self._work.key is None else arguments, key))
             found = None if self._finished is None else self._finished.find(ids[-1])
             lines.append(found or asyncio.wrap_future(self._feed.run(arguments, (ids[-1], key))))
         done = [line if isinstance(line, dict) else await line for line in lines]
@@ -100,11 +101,12 @@ class ProgramActor:
             raise InvalidRequest(f"The dataset has no column {self._work.key!r}.", field="key")
         return [name for name in columns if name in self._work.program.arg_names]
 
-    def _id(self, arguments: Mapping[str, Any], key: Any) -> str:
+    def _id(self, values: Mapping[str, Any], key: Any) -> str:
         try:
-            return row_id(arguments, key)
+            return row_id(values, key)
         except TypeError as error:
-            raise InvalidRequest(f"{error}", field="dataset") from None
+            remedy = "Name a column that tells rows apart: key=…" if key is None else None
+            raise InvalidRequest(f"{error}", field="dataset", remedy=remedy) from None
 
     def _line(self, row: Row, state: ProgramState) -> dict[str, Any]:
         """The line of a row that has ended, which is in the checkpoint from now on."""

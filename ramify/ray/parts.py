@@ -191,12 +191,12 @@ class Finished:
             self._file.close()
 
 
-def row_id(arguments: Mapping[str, Any], key: Any = None) -> str:
-    """32 hexadecimal digits: 128 bits of BLAKE2b of a row's key and arguments. Equal rows have equal ids.
+def row_id(values: Mapping[str, Any], key: Any = None) -> str:
+    """32 hexadecimal digits: 128 bits of BLAKE2b of a row's key and values. Equal rows have equal ids.
 
     Raises TypeError for a value that has no form of its own in JSON, and whose bytes cannot be read.
     """
-    data = msgspec.json.encode([key, arguments], enc_hook=_stable, order="deterministic")
+    data = msgspec.json.encode([key, values], enc_hook=_stable, order="deterministic")
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
