@@ -25,7 +25,7 @@ LEAST_TOKENS = 64
 LEAST_LIMIT_S = 0.05
 """Every move has this long."""
 MOST_LIMIT_S = 60.0
-"""No move has longer: before the first answer of a replica its pace is a guess of 1 s a token."""
+"""No move has longer: before the first answer of a replica its pace is taken as 1 s a token."""
 
 
 @dataclasses.dataclass(slots=True)

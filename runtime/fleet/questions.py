@@ -123,7 +123,7 @@ class Questions:
         return self._heard(up)
 
     def _heard(self, names: list[str]) -> list[str]:
-        """Those that do not hang; all where all do."""
+        """The replicas that do not hang; all where all do."""
         return [name for name in names if self._replicas[name].ring.heartbeat_age_s < SILENT_S] or names
 
     def _finish(self, question: _Question) -> None:
