@@ -5,6 +5,7 @@ placement   where a request goes: least work left, the work already promised inc
 shares      cores and GPUs of each replica
 ring        what a ring is to the fleet
 rings       rings behind one frontend, which join and leave by name
+unplaced    requests without a replica
 questions   what is asked of one replica or of all
 local       the rings of this machine
 moves       when cached pages are moved to another replica; mover: moves them

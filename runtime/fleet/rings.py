@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -23,7 +22,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from ramify.errors import EngineError, InvalidRequest, NotFound, WorkerDied
 from ramify.messages import Generate, ModelInfo
@@ -45,18 +43,15 @@ from ramify.ring_messages import (
 from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.mover import Mover
-from ramify.runtime.fleet.placement import NoReplica, Placement, Work
+from ramify.runtime.fleet.placement import NoReplica, Placement
 from ramify.runtime.fleet.questions import Answer, Questions
 from ramify.runtime.fleet.ring import FleetRing, MakeRing, Replica, RingEvents
+from ramify.runtime.fleet.unplaced import Unplaced
 from ramify.runtime.kv_transfer.store import ImageStore
 from ramify.runtime.model.lora.names import tree_scope
 
 log = logging.getLogger("ramify")
 
-EXPECTED_OUTPUT = 64.0
-"""Output tokens that a request is expected to take, at most its max_tokens."""
-CHARACTERS = 4
-"""Of a choice's text, per token."""
 MOST_PINS = 4096
 """Limits of programs whose replica is remembered."""
 PLACE = "place-"
@@ -68,15 +63,6 @@ class _Running(NamedTuple):
 
     replica: str
     held: bool
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Unplaced:
-    """A request that has no replica yet. `ids` are its prompt's, None while they are asked for."""
-
-    request: Generate
-    ids: tuple[int, ...] | None = None
-    aborts: list[Abort] = dataclasses.field(default_factory=list)
 
 
 class RingFleet:
@@ -116,9 +102,9 @@ class RingFleet:
         self._questions = Questions(self._replicas)
         self._placement = Placement(page_size)
         self._digests = Digests()
-        self._unplaced: dict[str, _Unplaced] = {}
+        self._unplaced: dict[str, Unplaced] = {}
         self._running: dict[str, _Running] = {}
-        self._held: dict[str, _Unplaced] = {}
+        self._held: dict[str, Unplaced] = {}
         """Requests of `_running` that wait for pages before they are sent."""
         self.prefill: frozenset[str] = frozenset()
         """The replicas that compute prompts for the others."""
@@ -443,7 +429,7 @@ class RingFleet:
     def _begin(self, request: Generate) -> None:
         """Place a request, after its prompt has been tokenised."""
         msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
-        self._unplaced[request.rid] = unplaced = _Unplaced(request)
+        self._unplaced[request.rid] = unplaced = Unplaced(request)
         ids = [part for part in request.prompt if not isinstance(part, str)]
         if request.chat is None and not request.preambles and len(ids) == len(request.prompt):
             unplaced.ids = tuple(itertools.chain(*ids))
@@ -457,7 +443,7 @@ class RingFleet:
             )
             self._questions.ask(message, functools.partial(self._tokenised, unplaced))
 
-    def _tokenised(self, unplaced: _Unplaced, answer: Answer) -> None:
+    def _tokenised(self, unplaced: Unplaced, answer: Answer) -> None:
         # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
         unplaced.ids = answer.prompts[0].ids if isinstance(answer, Texts) else ()
         self._place(unplaced)
@@ -468,7 +454,7 @@ class RingFleet:
             if unplaced.ids is not None:
                 self._place(unplaced)
 
-    def _place(self, unplaced: _Unplaced) -> None:
+    def _place(self, unplaced: Unplaced) -> None:
         """Send a request to its replica; it stays unplaced where none is up, and fails where that raises."""
         try:
             self._find_place(unplaced)
@@ -483,7 +469,7 @@ class RingFleet:
         self._ended(rid)
         self._receive(Failed(rid=rid, error=unsendable(error).to_info()))
 
-    def _find_place(self, unplaced: _Unplaced) -> None:
+    def _find_place(self, unplaced: Unplaced) -> None:
         request = unplaced.request
         hints = () if request.hint is None else request.hint.limits
         limits = [limit.id for limit in hints if limit.max_total_tokens is not None]
@@ -493,7 +479,7 @@ class RingFleet:
         if alone and ward is None:
             return
         scope = self._scope(request)
-        work = self._work(unplaced, scope)
+        work = unplaced.work(self._digests, scope, self._page_size)
         try:
             name = self._placement.place(work, time.monotonic(), ward or pinned, force=alone)
         except NoReplica:
@@ -513,7 +499,7 @@ class RingFleet:
         if not self.mover.fetch(name, work, request, unplaced.ids or (), scope, send):
             send()
 
-    def _send_held(self, name: str, unplaced: _Unplaced) -> None:
+    def _send_held(self, name: str, unplaced: Unplaced) -> None:
         """Send a request that has waited for pages; nothing where its replica has gone meanwhile."""
         if self._held.get(unplaced.request.rid) is unplaced:
             del self._held[unplaced.request.rid]
@@ -522,7 +508,7 @@ class RingFleet:
             except Exception as error:
                 self._fail(unplaced.request.rid, error)
 
-    def _send(self, name: str, unplaced: _Unplaced) -> None:
+    def _send(self, name: str, unplaced: Unplaced) -> None:
         ring = self._replicas[name].ring
         ring.send(unplaced.request)
         for abort in unplaced.aborts:
@@ -533,25 +519,6 @@ class RingFleet:
         adapters = (replica.loras for replica in self._replicas.values())
         adapter = next((own[request.lora] for own in adapters if request.lora in own), None)
         return tree_scope(str(request.scope), adapter if request.lora else None)
-
-    def _work(self, unplaced: _Unplaced, scope: str) -> Work:
-        request, ids = unplaced.request, unplaced.ids or ()
-        try:
-            tokens = np.array(ids, np.int32)
-        except OverflowError:
-            digests: list[int] = []  # the replica refuses it
-        else:
-            digests = self._digests.page_ends(tokens, scope, self._page_size)
-        most = request.sampling.max_tokens
-        scored = 0 if request.choices is None else sum(map(len, request.choices.texts)) // CHARACTERS
-        known = 0 if request.continues is None else len(request.continues.ids)
-        return Work(
-            rid=request.rid,
-            digests=digests,
-            tokens=len(ids) + scored + known,
-            output=EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT),
-            program="" if request.hint is None else request.hint.program,
-        )
 
     def _abort(self, abort: Abort) -> None:
         if abort.rid in self._unplaced:

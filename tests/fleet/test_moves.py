@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
@@ -24,7 +25,7 @@ from ramify.ring_messages import (
     TreeChange,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local, rings
+from ramify.runtime.fleet import local
 from ramify.runtime.fleet.moves import MovePace, Need, choose
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.kv_transfer.files import ImageFolder
@@ -99,7 +100,7 @@ class Moving(Fleet):
         moves._store = ImageFolder(folder)
         for ring in self.rings:
             ring.page_bytes = PAGE_BYTES
-        ends = self.fleet._digests.page_ends(rings.np.array(held, rings.np.int32), "", 16)
+        ends = self.fleet._digests.page_ends(np.array(held, np.int32), "", 16)
         self.rings[0].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
 
     def files(self) -> list[Path]:
@@ -195,7 +196,7 @@ def test_a_replica_that_refuses_three_images_is_sent_no_more(moving: Moving) -> 
         for start, rid in zip(range(0, 2880, 320), "abcdefghi", strict=True)
     }
     for number, ids in enumerate(prompts.values()):
-        ends = moving.fleet._digests.page_ends(rings.np.array(ids, rings.np.int32), "", 16)
+        ends = moving.fleet._digests.page_ends(np.array(ids, np.int32), "", 16)
         moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
 
     def send(rid: str) -> list[Any]:

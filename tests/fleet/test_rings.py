@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
@@ -28,9 +29,9 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local, rings, shares
+from ramify.runtime.fleet import local, shares
 from ramify.runtime.fleet.local import LocalFleet
-from ramify.runtime.fleet.placement import NoReplica, Placement
+from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.ring import RingEvents
 
 PREFIX = tuple(range(1000))
@@ -147,7 +148,7 @@ def test_scopes_are_apart(fleet: Fleet) -> None:
 
 
 def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
-    ends = fleet.fleet._digests.page_ends(rings.np.array(PREFIX, rings.np.int32), "", 16)
+    ends = fleet.fleet._digests.page_ends(np.array(PREFIX, np.int32), "", 16)
     fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
     fleet.send(asked("a"))
     assert fleet.home("a") == 1
@@ -470,4 +471,4 @@ def test_only_one_replica_can_be_asked_for() -> None:
     placement = Placement(16)
     placement.join("a")
     with pytest.raises(NoReplica):
-        placement.place(rings.Work("r", (), 1, 1.0), 0.0, "b")
+        placement.place(Work("r", (), 1, 1.0), 0.0, "b")

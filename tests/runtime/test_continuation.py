@@ -37,7 +37,7 @@ def assert_same(again: Result, result: Result) -> None:
 def test_prompts_that_end_inside_a_token(tiny_model: Any, temperature: float) -> None:
     draw = random.Random(5)
     prompts = [[draw.choice(b"abcd :") for _ in range(draw.randint(2, 9))] for _ in range(20)]
-    asked = {"open_end": True, "max_tokens": 4, "ignore_eos": True, "temperature": temperature, "seed": 3}
+    asked = {"open_end": True, "max_tokens": 4, "ignore_eos": True, "temperature": temperature, "seed": 11}
     results = LocalScheduler(tiny_model, healer=Healer(vocabulary())).complete(prompts, **asked)
     assert {result.replaced for result in results} >= {0, 1, 2}
     for end in (1, 3):

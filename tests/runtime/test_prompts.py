@@ -116,7 +116,7 @@ class Recorder:
 
         monkeypatch.setattr(Frontend, "start", nothing)
         monkeypatch.setattr(Frontend, "generate", answered)
-        monkeypatch.setattr(Frontend, "info", SimpleNamespace(pooling="last", name="none"))
+        monkeypatch.setattr(Frontend, "info", SimpleNamespace(pooling="last", name="none", max_running=8))
         self.engine = Engine("none")
 
 
@@ -165,7 +165,7 @@ def test_nothing_wrong_is_sent(monkeypatch: pytest.MonkeyPatch, call: Any, field
     ],
 )
 def test_the_frontend_refuses_what_the_ring_cannot_read(wrong: Any, field: str) -> None:
-    frontend = Frontend(EngineConfig())
+    frontend = Frontend(EngineConfig(max_running=8))
     frontend._closed = None
     with pytest.raises(InvalidRequest) as refused:
         frontend._open(Generate(rid="r", **wrong))
