@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
@@ -63,10 +63,7 @@ def measure(file: Path, options: argparse.Namespace) -> None:
     prefill = min(engine.prefill(PROMPT) for _ in range(options.repeat))
     times = {}
     for rows in options.rows:
-        prompts = [engine.prompt(options.context) for _ in range(rows)]
-        for prompt in prompts:
-            engine.know(prompt)
-        times[rows] = min(engine.decode(prompts, options.steps).wall for _ in range(options.repeat))
+        times[rows] = min(step(engine, rows, options) for _ in range(options.repeat))
     bandwidth = max(bandwidth, read_bandwidth())
     prefill = min(prefill, *(engine.prefill(PROMPT) for _ in range(options.repeat)))
     rate = one * PROMPT / prefill
@@ -82,6 +79,14 @@ def measure(file: Path, options: argparse.Namespace) -> None:
         bound = "reading" if read / bandwidth > computed / rate else "computing"
         shares = f"{read / 1e9:>11.1f}{read / bandwidth:>6.0%}{computed / 1e9:>9.0f}{computed / rate:>6.0%}"
         print(f"{rows:>6}{seconds * 1e3:>9.2f}{rows / seconds:>10.0f}{shares}  {bound}", flush=True)
+
+
+def step(engine: LocalEngine, rows: int, options: argparse.Namespace) -> float:
+    """Seconds of a step of `rows` requests, whose prompts are known."""
+    prompts = [engine.prompt(options.context) for _ in range(rows)]
+    for prompt in prompts:
+        engine.know(prompt)
+    return engine.decode(prompts, options.steps).wall
 
 
 if __name__ == "__main__":
