@@ -154,5 +154,5 @@ def test_the_overlap_is_not_in_the_text() -> None:
     stream = TextStream(lambda ids: "".join(tokens[i] for i in ids), overlap=":", stop=["pl"])
     assert stream.push([1]).text == "//"
     assert stream.healed
-    assert stream.push([2, 3])[:2] == ("exam", "pl")
+    assert stream.push([2, 3]) == ("exam", "pl", 0)
     assert stream.text == "//exam"

@@ -39,11 +39,11 @@ CONSTRAINTS = [
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 1.3, "seed": 4, "top_k": 5},
-    {"temperature": 0.9, "seed": 5, "top_p": 0.7, "min_p": 0.05},
+    {"temperature": 1.0, "seed": 13},
+    {"temperature": 1.3, "seed": 14, "top_k": 5},
+    {"temperature": 0.9, "seed": 15, "top_p": 0.7, "min_p": 0.05},
     {"repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.4},
-    {"logit_bias": {65: 5.0, 97: -100.0, 300: 100.0}, "temperature": 1.0, "seed": 6},
+    {"logit_bias": {65: 5.0, 97: -100.0, 300: 100.0}, "temperature": 1.0, "seed": 16},
     {"logprobs": 3},
     {"min_tokens": 8},
 ]
@@ -114,7 +114,7 @@ def test_a_hostile_mix_says_the_same(model: Model) -> None:
     left_out: list[int] = []
     found = outputs(model, left_out.append)
     expected = outputs(model, None)
-    assert sum(rows > 0 for rows in left_out) > 15
+    assert sum(rows > 0 for rows in left_out) > 20
     for one, other in zip(found, expected, strict=True):
         assert one.error is None
         assert one.ids == other.ids
