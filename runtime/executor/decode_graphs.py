@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -155,12 +156,9 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every step that is planned, the largest first: the others reuse its memory."""
-        if not self.buffers.begin_captures():
-            return
-        for (index, _), step in self._steps.items():
-            self.buffers.clear(self.sizes[index])
-            self._run(index, step)
-            self.buffers.capture(step, lambda index=index, step=step: self._run(index, step))  # type: ignore[misc]
+        if self.buffers.begin_captures():
+            for (index, _), step in self._steps.items():
+                self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
     def run(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch of decodes; None where the batch is too large, or its plan has no

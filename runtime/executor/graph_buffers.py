@@ -123,6 +123,12 @@ class GraphBuffers:
         inputs[:2].zero_()
         inputs[2].fill_(self.pool.padding_page * self.pool.page_size)
 
+    def capture_padding(self, step: GraphStep, size: int, run: Callable[[], Tensor]) -> None:
+        """Run a step of `size` tokens over padding alone, then capture it."""
+        self.clear(size)
+        run()
+        self.capture(step, run)
+
     def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
         """Capture `run`, the step's, which has run before: kernels must not be compiled during a capture."""
         torch.cuda.synchronize()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,12 +134,9 @@ class TokenGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every step that is planned, the largest first: the others reuse its memory."""
-        if not self.buffers.begin_captures():
-            return
-        for (index, _), step in self._steps.items():
-            self.buffers.clear(self.sizes[index])
-            self._run(index, step)
-            self.buffers.capture(step, lambda index=index, step=step: self._run(index, step))  # type: ignore[misc]
+        if self.buffers.begin_captures():
+            for (index, _), step in self._steps.items():
+                self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
     def run(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch; None where it has too many tokens or requests, would be padded too
