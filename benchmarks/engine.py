@@ -24,40 +24,48 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from benchmarks.engine_local import LocalEngine
 from benchmarks.roofline import ceilings, kv_bytes, prefill_flop, weight_bytes
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.device import resolve_device
+from ramify.runtime.executor.device_defaults import with_defaults_of
 
 CONFIGS = Path(__file__).parent / "configs"
 SUFFIX = 64
 """Tokens of each branch behind the shared prefix."""
-PAGE_SIZE = 16
 
 Row = dict[str, Any]
 
 
 def engine_config(args: argparse.Namespace, **changes: Any) -> EngineConfig:
-    """With pages for the largest measurement."""
+    """With pages for the largest measurement, of the size that the device has by default."""
+    page = page_size_of(args.device)
     positions = max(
-        max(args.batches) * (args.context + 2 * PAGE_SIZE + args.steps),
+        max(args.batches) * (args.context + 2 * page + args.steps),
         2 * args.prompt,
-        max(args.prefixes, default=0) + args.branches * (SUFFIX + 2 * PAGE_SIZE + args.steps),
+        max(args.prefixes, default=0) + args.branches * (SUFFIX + 2 * page + args.steps),
     )
     longest = max(args.context, args.prompt, max(args.prefixes, default=0)) + SUFFIX + args.steps + 64
     return EngineConfig(
         device=args.device,
-        page_size=PAGE_SIZE,
-        num_pages=positions // PAGE_SIZE + 64,
+        page_size=page,
+        num_pages=positions // page + 64,
         context_length=longest,
         max_running=max(*args.batches, args.branches),
         chunk_tokens=args.chunk,
         max_waiting=4096,
         **changes,
     )
+
+
+def page_size_of(device: Literal["auto", "cpu", "cuda"]) -> int:
+    found = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device))).page_size
+    assert found is not None
+    return found
 
 
 def decodes(engine: LocalEngine, args: argparse.Namespace, bandwidth: float) -> Iterator[Row]:

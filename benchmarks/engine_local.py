@@ -20,6 +20,7 @@ from ramify.ring_messages import Failed, FlushCache, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hf_config import config_from_hf
@@ -78,8 +79,9 @@ class LocalEngine:
         self.runner.pool.k.zero_()
         self.runner.pool.v.zero_()
         pages = self.runner.pool.num_pages
-        self.positions = (pages - COW_PAGES) * config.page_size
-        self._cache = PrefixCache(pages, config.page_size)
+        self._page_size = self.runner.pool.page_size
+        self.positions = (pages - COW_PAGES) * self._page_size
+        self._cache = PrefixCache(pages, self._page_size)
         overlap = config.overlap if config.overlap is not None else self.device.type == "cuda"
         limits = Limits(
             context_length=self.model.config.context_length,
@@ -87,10 +89,9 @@ class LocalEngine:
             eos_token_ids=self.model.config.eos_token_ids,
             kv_tokens=self.positions,
         )
-        self._page_size = config.page_size
         self._failed: list[Reply | Failed] = []
         self._scheduler = Scheduler(
-            dataclasses.replace(config, overlap=overlap),
+            dataclasses.replace(with_defaults_of(config, self.device), overlap=overlap),
             limits,
             self.runner,
             self._cache,
@@ -149,11 +150,15 @@ class LocalEngine:
         return taken
 
     def _device_time(self) -> float:
-        """Seconds of one pass over the running requests' next tokens, with logits and greedy choice."""
-        extensions = [
-            Extension(request.ids, request.length - 1, request.length, request.pages.ids)
-            for request in self._scheduler._requests.running
-        ]
+        """Seconds of one pass over a token of each running request, with logits and greedy choice.
+
+        The token is the request's last one. Where that one begins a page, which the next step would take, it
+        is the one before it, whose pass takes the same time.
+        """
+        extensions = []
+        for request in self._scheduler._requests.running:
+            stop = min(request.length, len(request.pages.ids) * self._page_size)
+            extensions.append(Extension(request.ids, stop - 1, stop, request.pages.ids))
         batch = pack(extensions, self._page_size)
 
         def run() -> None:

@@ -19,13 +19,14 @@ from ramify.kernels.triton.plan import attention_config
 from ramify.kernels.triton.plan.attention_config import H100, Device
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.decode_graphs import ladder
+from ramify.runtime.executor.device_defaults import ON_CUDA
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.hf_config import config_from_hf
 
 CONFIGS = Path(__file__).parent / "configs"
 BATCHES = (1, 32, 256)
 CONTEXTS = (1024, 8192, 131072)
-PAGE_SIZE = 16
+PAGE_SIZE = ON_CUDA[0][1].page_size
 
 
 class Programs(NamedTuple):

@@ -31,7 +31,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.kernels.routing import ClampedGate
-from ramify.kernels.rows import BITS, FORMATS, INPUT_MULTIPLE, Format, Rows, in_place_of, padded
+from ramify.kernels.rows import (
+    BITS,
+    FORMATS,
+    INPUT_MULTIPLE,
+    Format,
+    Rows,
+    in_place_of,
+    lowest_of_steps,
+    padded,
+)
 
 LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
@@ -44,7 +53,7 @@ PANEL_MULTIPLE = 4
 LAYOUT = np.dtype([(name, np.int64) for name in (
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
     "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets", "gated", "results",
-    "looked_up", "tables_at", "order_at",
+    "looked_up", "raised", "tables_at", "order_at",
 )] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
@@ -54,6 +63,8 @@ SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 """By `scale_kind` of a layout."""
 
 TABLE_BF16_AT, TABLE_BYTES_AT = 64, 128
+RAISED = 128
+"""What int8 numbers are raised by where the processor multiplies unsigned bytes by signed ones."""
 
 
 def tables(table: Tensor) -> NDArray[np.uint8]:
@@ -115,6 +126,10 @@ class PackedWeight:
         """The address of a record of `LAYOUT`, and what it points to. Cached, as every call needs it."""
         record = np.zeros(1, LAYOUT)
         looked_up = len(self.table) > 0
+        raised = RAISED if looked_up or self.format == "int8" else 0
+        lowest = lowest_of_steps(self.table) if looked_up else None
+        if lowest is not None:
+            raised = -lowest
         codes = tables(self.table) if looked_up else _CODES
         alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
         record[0] = (
@@ -123,7 +138,7 @@ class PackedWeight:
             self.bias.data_ptr() if len(self.bias) else 0,
             FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
             SCALE_DTYPES.index(self.scales.dtype), self.has_offsets,
-            self.gated + (self.clamp is not None), self.results, looked_up, codes.ctypes.data,
+            self.gated + (self.clamp is not None), self.results, looked_up, raised, codes.ctypes.data,
             self.order.data_ptr() if len(self.order) else 0, alpha, limit,
         )  # fmt: skip
         return record.ctypes.data, (record, codes)

@@ -25,6 +25,7 @@ from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, Samplin
 from ramify.kernels.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
+    from ramify.kernels.flashinfer import FlashInferPlanner
     from ramify.kernels.triton.planner import Planner
 
 
@@ -280,6 +281,8 @@ class Ops:
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both."""
+    flashinfer: type[FlashInferPlanner] | None = None
+    """Attention by FlashInfer in the place of `planner`, without cascades and outside CUDA graphs."""
     matmul: MatMul | None = None
     """Products with unpacked weights; None for torch's own."""
     quantised_matmul: QuantisedMatMul | None = None
@@ -301,7 +304,7 @@ class Ops:
 
 
 def ops(
-    backend: Literal["cpu", "torch", "triton"],
+    backend: Literal["cpu", "torch", "triton", "flashinfer"],
     *,
     deterministic: bool = False,
     int8: bool = False,
@@ -310,7 +313,8 @@ def ops(
     """The operations of `backend`.
 
     deterministic : choose kernels whose bits do not depend on the batch
-    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights
+    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights, and attention's
+        weights of values to bfloat16
     float8 : the triton backend may round activations to float8 before float8 weights whose checkpoint says so
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
@@ -318,6 +322,7 @@ def ops(
     torch: the reference implementations.
     triton: kernels for NVIDIA GPUs. Each is compiled in seconds at its first call with a model's shapes and
         dtypes, and cached on disk.
+    flashinfer: attention by FlashInfer, the rest as triton.
 
     Raises
     ------
@@ -348,7 +353,7 @@ def ops(
                 "no compiler."
             ) from error
         return Ops(
-            attention.paged_attention,
+            functools.partial(attention.paged_attention, rounded=int8),
             kv_store.copy_pages,
             rope.rope_store_kv,
             norm.rms_norm,
@@ -356,7 +361,7 @@ def ops(
             gated_delta.output_gate,
             linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
-            flat_attention=functools.partial(attention.paged_attention, cascade=False),
+            flat_attention=functools.partial(attention.paged_attention, cascade=False, rounded=int8),
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
             expert_block=functools.partial(experts.expert_block, by_row=deterministic, int8=int8),
             layer_linear=(linear.int8_row_linear if deterministic else linear.int8_linear) if int8 else None,
@@ -377,7 +382,14 @@ def ops(
         return _torch_ops()
     if backend == "triton":
         return _triton_ops(deterministic, float8)
-    raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch' or 'triton'.")
+    if backend == "flashinfer":
+        if deterministic:
+            raise KernelUnavailable("the flashinfer attention backend has no deterministic form.")
+        from ramify.kernels.flashinfer import FlashInferPlanner, library
+
+        library()
+        return dataclasses.replace(_triton_ops(False, float8), planner=None, flashinfer=FlashInferPlanner)
+    raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch', 'triton' or 'flashinfer'.")
 
 
 def _torch_ops() -> Ops:

@@ -179,8 +179,14 @@ def in_place_of(table: Tensor | None, factors: Tensor) -> Tensor | None:
     """The offsets by which codes have the numbers of `table`; None if its steps are not all 1."""
     if table is None or not len(table):
         return torch.zeros_like(factors)
+    lowest = lowest_of_steps(table)
+    return None if lowest is None else factors * lowest
+
+
+def lowest_of_steps(table: Tensor) -> int | None:
+    """The number of code 0 in a table whose other numbers follow it in steps of 1; None for other tables."""
     steps = torch.equal(table.int(), torch.arange(16, dtype=torch.int32) + table[0])
-    return factors * table[0] if steps else None
+    return int(table[0]) if steps else None
 
 
 def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:

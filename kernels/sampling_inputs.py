@@ -6,7 +6,7 @@ A `check_*` function raises ValueError naming the argument that does not fit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +93,7 @@ class TokenCounts:
         self._prompt = prompt
         self._places: dict[int, int] = {}
         self._arrays = np.empty((2, 64), np.int32)
+        self._changed: set[int] | None = None
 
     @staticmethod
     def of(ids: np.ndarray, prompt_len: int) -> TokenCounts:
@@ -123,6 +124,14 @@ class TokenCounts:
                     self._arrays = np.concatenate([self._arrays, np.empty_like(self._arrays)], axis=1)
                 self._arrays[:, place] = token, 0
             self._arrays[1, place] += times
+            if self._changed is not None:
+                self._changed.add(place)
+
+    def take_changes(self) -> Collection[int]:
+        """The columns of `arrays` that have changed since the call before; all at the first call."""
+        changed = range(len(self._places)) if self._changed is None else self._changed
+        self._changed = set()
+        return changed
 
     def places_of(self, tokens: Iterable[int]) -> list[int]:
         """The column of each of `tokens` in `arrays`; -1 where it has none."""

@@ -9,14 +9,19 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISDIR
+from typing import TypeVar
 
 from ramify.errors import EngineError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_FLUSH = "flush of the cache"
 
 
 class NotWritable(EngineError):
@@ -107,29 +112,75 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
     name is complete. Of several processes one builds and the others wait. The remains of an interrupted
     build are removed by the next one.
     """
-    if entry.is_dir():
-        return entry
-    with _lock(entry.with_name(f".{entry.name}.lock")):
-        if entry.is_dir():  # another process has built it meanwhile
-            return entry
-        partial = entry.with_name(f".{entry.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            build(partial)
-            for path in partial.rglob("*"):
-                _flush(path)
-            partial.rename(entry)
-            _flush(entry.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    if not entry.is_dir():
+        with _lock(entry):
+            if not entry.is_dir():  # another process may have built it meanwhile
+                _publish(_built(entry, build), entry)
     return entry
 
 
+def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T]) -> T:
+    """`use` of the folder that `ensure` returns, without waiting for the disk.
+
+    Where this process has built the folder, `use` gets it under its other name; a thread flushes and renames
+    it afterwards. Files that `use` maps stay mapped.
+    """
+    if entry.is_dir():
+        return use(entry)
+    with contextlib.ExitStack() as lock:
+        lock.enter_context(_lock(entry))
+        if entry.is_dir():
+            return use(entry)
+        folder = _built(entry, build)
+        found = use(folder)
+        held = lock.pop_all()
+
+    def publish() -> None:
+        with held:
+            try:
+                _publish(folder, entry)
+            except OSError as error:
+                log.warning("%s could not be kept: %s", entry, error)
+
+    threading.Thread(target=publish, name=_FLUSH).start()
+    return found
+
+
+def finish() -> None:
+    """Wait for the threads of `opened`."""
+    for thread in threading.enumerate():
+        if thread.name == _FLUSH:
+            thread.join()
+
+
+def _built(entry: Path, build: Callable[[Path], None]) -> Path:
+    """The folder that is to become `entry`, filled."""
+    folder = entry.with_name(f".{entry.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        build(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _publish(folder: Path, entry: Path) -> None:
+    try:
+        for path in folder.rglob("*"):
+            _flush(path)
+        folder.rename(entry)
+        _flush(entry.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Lock `path` until the block or the process ends. The file stays, as removing it would let two processes
-    hold the lock: one on the old file and one on a new file."""
+def _lock(entry: Path) -> Iterator[None]:
+    """Lock a file beside `entry` until the block or the process ends. The file stays, as removing it would
+    let two processes hold the lock: one on the old file and one on a new file."""
+    path = entry.with_name(f".{entry.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a")
@@ -144,7 +195,10 @@ def _lock(path: Path) -> Iterator[None]:
         except BlockingIOError:
             log.warning("Waiting for %s, which is being made", path.parent.relative_to(home()))
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not, where a forked process has the file as well
 
 
 def _flush(path: Path) -> None:

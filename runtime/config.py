@@ -99,8 +99,8 @@ class EngineConfig:
     exact_activations: bool = False
     """Activations stay bfloat16 before quantised weights. Without this flag the CPU rounds them to int8
     before int8 and int4 weights, with a scale for each group of inputs, where that is faster (AVX512_VNNI
-    without AMX); GPUs of compute capability 8.9 and later round them to float8 for FP8 checkpoints that are
-    made for it."""
+    without AMX), and attention's weights to bfloat16; GPUs of compute capability 8.9 and later round them to
+    float8 for FP8 checkpoints that are made for it."""
     packed_cache_gb: float = 20.0
     """Disk for packed copies of weights, which later starts map instead of packing again, in GiB over all
     models: the least recently used are removed. 0: no copy is kept. `ramify cache` lists them."""
@@ -109,9 +109,10 @@ class EngineConfig:
     it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where torch finds a CUDA device, else cpu."""
-    attention_backend: Literal["auto", "cpu", "torch", "triton"] = "auto"
-    """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. torch: the
-    reference kernels, slow. auto: cpu or triton, by the device."""
+    attention_backend: Literal["auto", "cpu", "torch", "triton", "flashinfer"] = "auto"
+    """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. flashinfer: attention
+    by FlashInfer, where ramify-llm[flashinfer] is installed, without CUDA graphs. torch: the reference
+    kernels, slow. auto: cpu or triton, by the device."""
     cascade: bool | None = None
     """Cascade attention: a prefix that several requests share is read once for all of them, where that is
     faster. None: on with the cpu and triton backends."""
@@ -133,7 +134,8 @@ class EngineConfig:
     slower, and for models that run by transformers' code."""
     prefix_cache: Literal["radix", "naive"] = "radix"
     """naive: no sharing of prefixes, as a baseline."""
-    page_size: int = 16
+    page_size: int | None = None
+    """Tokens of a KV page. None: 16 on the CPU, 64 on a CUDA device."""
     kv_memory_gb: float | None = None
     """Memory for KV pages, in GiB; ignored when `num_pages` is given. None: on the CPU enough for 20,480
     tokens or two of the model's longest contexts, at most 1; on a CUDA device what `memory_fraction`
@@ -184,10 +186,10 @@ class EngineConfig:
     grammar_memory_gb: float = 1.0
     """Memory that compiling a constraint may take, in GiB."""
     replicas: int = 1
-    """Copies of the model in processes of their own, each with its own KV pages: num_pages, kv_memory_gb,
-    max_running and threads are for each. On the CPU they divide the cores, on CUDA each has a GPU. One that
-    dies is replaced, and its requests go on elsewhere meanwhile. On one CPU machine two are usually slower
-    than one."""
+    """Replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
+    kv_memory_gb, max_running and threads are for each. On the CPU replicas divide the cores; on CUDA each
+    has a GPU. A replica that dies is replaced, and its requests go on elsewhere meanwhile. On one CPU machine
+    two are usually slower than one."""
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
     in vLLM's format. Events have prompts' token ids, and there is no key: a HOST that other machines can
@@ -201,8 +203,8 @@ class EngineConfig:
     On CUDA each has a GPU; on the CPU they divide the cores, which is slower than one process. kv_memory_gb,
     memory_fraction and threads are for each."""
     prefill_replicas: int = 0
-    """Of the replicas, those that compute prompts alone: the others take the pages and generate, so that long
-    prompts do not delay their steps. No more tokens a second come out."""
+    """The number of replicas, less than replicas, that compute prompts alone. The others take the pages and
+    generate, so that long prompts do not delay their steps. No more tokens a second come out."""
     seed: int = 0
     """The seed of requests without one of their own."""
     log_level: str = "warning"

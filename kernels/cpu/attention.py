@@ -10,6 +10,9 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
+Scores are dots of pairs of bfloat16 where the processor has them (AVX512_BF16). Weights times values are
+float32, or on request (`rounded`) such dots as well, which takes half as many operations.
+
 So every number of the output comes from the same operations in the same order. The bits are the same alone or
 in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of threads.
 """
@@ -67,10 +70,12 @@ def _build_body(sources: str) -> Any:
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
         scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+        items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
         index = vl.fetch_increment(frame.counters)
         while index < frame.item_count:
-            attend(frame, carray(vl.as_pointer(frame.items), frame.item_count, ITEM)[index], scratch)
-            index = vl.fetch_increment(frame.counters)
+            later = vl.fetch_increment(frame.counters)
+            attend(frame, items[index], items[min(later, frame.item_count - 1)], scratch)
+            index = later
 
     return body
 
@@ -161,11 +166,11 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
 
 
 def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 25, *[types.float64] * 2, *[types.int64] * 5))
+    @compiled(types.int64(*[types.int64] * 26, *[types.float64] * 2, *[types.int64] * 5))
     def run(  # type: ignore[no-untyped-def]
         q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
         group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped,
-        sinks, tokens, order, cascade, query_factor, score_factor,
+        sinks, tokens, order, cascade, rounded, query_factor, score_factor,
         threads, team, body, arena, arena_bytes,
     ):  # fmt: skip
         """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
@@ -177,6 +182,7 @@ def _build_run(sources: str) -> Any:
         frame.page_size, frame.out, frame.out_token = page_size, out, out_token
         frame.group, frame.dim, frame.bf16 = group, dim, bf16
         frame.dots = dots_of(bf16, dim)
+        frame.rounded = rounded and frame.dots
         frame.value_row = 4 * vl.round_up(dim, PANEL)
         frame.window, frame.capped, frame.sinks = window, capped, sinks
         frame.query_factor, frame.score_factor = query_factor, score_factor
@@ -292,11 +298,14 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     cascade: bool = True,
+    rounded: bool = False,
 ) -> torch.Tensor:
     """As `reference.attention.paged_attention`.
 
     cascade : where it is faster, read the pages of a common prefix once for all sequences that share it. The
         bits of the result are the same.
+    rounded : for bfloat16, the weights of values may be rounded to bfloat16, which is done where the
+        processor is faster with it
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
@@ -320,7 +329,7 @@ def paged_attention(
             group, dim, bf16, kv_heads, sequences,
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
             window, soft_cap > 0.0, 0 if sinks is None else sinks.data_ptr(), tokens,
-            arena.order(sequences), cascade,
+            arena.order(sequences), cascade, rounded,
             query_factor, score_factor,
             torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
         )  # fmt: skip

@@ -49,9 +49,11 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
 
     in_place : (name, bytes of a vector, its loader), if the rows of B are scattered: row i lies at b + the
         int64 at b_row + 8 i. `ahead` is another such table, of rows to prefetch.
-    kind : with _PAIRS each number of A and of B is a pair of bfloat16
+    kind : with _PAIRS each number of A and of B is a pair of bfloat16. In place, rows 2 i and 2 i + 1 of B
+        make the pairs, and `depth` counts pairs.
     """
     name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
+    together = 2 if in_place and kind == _PAIRS else 1
 
     def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
         a, a_row, b, b_row, c, c_row, depth, ahead = args
@@ -63,13 +65,20 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
             if in_place is None:
                 at = builder.add(b, builder.mul(b_row, loop.index))
             else:
-                entry = builder.add(b_row, builder.shl(loop.index, _i64(3)))
-                at = builder.add(b, builder.load(pointer(builder, entry, _i64)))
-                entry = builder.add(ahead, builder.shl(loop.index, _i64(3)))
-                later = builder.add(b, builder.load(pointer(builder, entry, _i64)))
-                for byte in range(0, vector_bytes * vectors, 64):
-                    prefetch_line(builder, builder.add(later, _i64(byte)))
-            right = [load(builder, builder.add(at, _i64(vector_bytes * v))) for v in range(vectors)]
+                found = []
+                for row in range(together):
+                    offset = builder.add(builder.mul(loop.index, _i64(8 * together)), _i64(8 * row))
+                    entry = builder.add(b_row, offset)
+                    found.append(builder.add(b, builder.load(pointer(builder, entry, _i64))))
+                    entry = builder.add(ahead, offset)
+                    later = builder.add(b, builder.load(pointer(builder, entry, _i64)))
+                    for byte in range(0, vector_bytes * vectors, 64):
+                        prefetch_line(builder, builder.add(later, _i64(byte)))
+                at = found[0]
+            if together == 2:
+                right = _interleaved(builder, found, vectors)
+            else:
+                right = [load(builder, builder.add(at, _i64(vector_bytes * v))) for v in range(vectors)]
             offset = builder.shl(loop.index, _i64(2))
             for row in range(rows):
                 left = builder.load(pointer(builder, builder.add(starts[row], offset), _f32))
@@ -84,6 +93,22 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
                 store_vector(builder, builder.add(at, _i64(BYTES * v)), builder.load(grid[row][v]))
 
     return llvm_function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
+
+
+def _interleaved(builder: ir.IRBuilder, rows: list[ir.Value], vectors: int) -> list[ir.Value]:
+    """Two rows of bfloat16 as `vectors` vectors of pairs, one of each row."""
+    words = ir.VectorType(ir.IntType(16), 2 * LANES)
+    found = []
+    for first in range(0, vectors, 2):
+        both = [
+            builder.load(pointer(builder, builder.add(row, _i64(BYTES // 2 * first)), words), align=2)
+            for row in rows
+        ]
+        for half in range(2):
+            lanes = [LANES * half + lane // 2 + 2 * LANES * (lane % 2) for lane in range(2 * LANES)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), lanes)
+            found.append(builder.shuffle_vector(*both, mask))
+    return found
 
 
 def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -117,6 +142,9 @@ def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None, kind: st
 
 _wide_f32 = _panel(PANEL_VECTORS, ("f32", BYTES, load_vector))
 _wide_bf16 = _panel(PANEL_VECTORS, ("bf16", BYTES // 2, load_widened))
+_wide_pairs = _wide_bf16
+if DOTS:
+    _wide_pairs = _panel(PANEL_VECTORS, ("bf16_pairs", BYTES // 2, load_widened), _PAIRS)
 
 
 def _multiplier(single: Any, double: Any, wide: Any) -> Any:
@@ -151,18 +179,35 @@ if DOTS:
 
 
 @part
-def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
-    """As `multiply`, bit for bit, with the rows of B read in place: row i at pool + int64 offsets[i].
+def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
+    """As `multiply`, bit for bit, with the rows of B read in place: row i at pool + int64 offsets[i]; with
+    `dots` as `multiply_pairs`, where two rows of B make the pairs and `depth` counts them.
 
     Prefetches the rows of another such table, `ahead`, one row a step: a burst of requests fills the
     processor's queue and stalls it (10 GB/s a core instead of 20). Widens a row of B once for every six
     rows of A. `columns` must be a multiple of PANEL.
     """
     for column in range(0, columns, PANEL):
-        if bf16:
+        if dots:
+            _wide_pairs(a, a_row, pool + 2 * column, offsets, c + 4 * column, c_row, rows, depth, ahead)
+        elif bf16:
             _wide_bf16(a, a_row, pool + 2 * column, offsets, c + 4 * column, c_row, rows, depth, ahead)
         else:
             _wide_f32(a, a_row, pool + 4 * column, offsets, c + 4 * column, c_row, rows, depth, ahead)
+
+
+def _pair_rows() -> Any:
+    """A function that writes 2 LANES columns of two bfloat16 rows as a row of pairs."""
+
+    def fill(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, out: ir.Value, *_: ir.Value) -> None:
+        for index, pairs in enumerate(_interleaved(builder, [one, other], 2)):
+            store_vector(builder, builder.add(out, _i64(BYTES * index)), pairs)
+
+    return llvm_function("ramify_pair_rows", 5, fill)
+
+
+pair_rows = _pair_rows()
+"""Takes (one, other, out, 0, 0), addresses."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:

@@ -28,6 +28,7 @@ FRAME = record(
     "value_row",  # bytes of a row of widened values or of their sums
     "bf16",
     "dots",  # whether scores are computed by dots of bfloat16 pairs
+    "rounded",  # whether weights are rounded to bfloat16, to multiply values by such dots
     "window", "capped",
     "sinks",  # a float32 for each query head; 0: none
     "rows",  # rows that a thread's scratch memory has room for

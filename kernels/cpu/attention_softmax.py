@@ -20,7 +20,10 @@ NO_SCORE = np.float32(-3e38)
 
 @part
 def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
-    """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`."""
+    """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`.
+
+    With `frame.rounded` the weights become bfloat16, and their sums are those of the rounded weights.
+    """
     maxima = block
     sums = block + 4 * vl.round_up(segment.queries * frame.group, TILE_ROWS)
     row = scores
@@ -61,7 +64,11 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     total = vl.splat_f32(0.0)
     for column in range(0, count, LANES):
         x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
-        vl.store(row + 4 * column, x)
+        if frame.rounded:
+            vl.store_bf16(row + 2 * column, x)
+            x = vl.load_bf16(row + 2 * column)
+        else:
+            vl.store(row + 4 * column, x)
         total = vl.add(total, x)
     return top, vl.sum_lanes(total)
 

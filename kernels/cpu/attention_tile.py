@@ -14,6 +14,7 @@ from ramify.kernels.cpu.attention_loops import (
     multiply,
     multiply_in_place,
     multiply_pairs,
+    pair_rows,
     transpose_bf16,
     transpose_bf16_pairs,
     transpose_f32,
@@ -31,7 +32,8 @@ IN_PLACE_ROWS = 8
 
 
 @part
-def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
+def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
+    """`later` is the item whose first block is prefetched with the last block of this one."""
     rows = item.queries * frame.group
     queries = scratch
     scores = queries + vl.round_up(4 * frame.rows * frame.dim, 64)
@@ -53,7 +55,8 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
     if frame.dots:
         query_row = 2 * frame.dim
     segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
-    _locate(frame, segments[0], segments[0].begin, next_offsets)
+    _locate(frame, segments[0], segments[0].begin, next_offsets, 0)
+    after = carray(vl.as_pointer(later.segments), 1, SEGMENT)[0]
     for index in range(item.segment_count):
         segment = segments[index]
         first, rows = segment.first * frame.group, segment.queries * frame.group
@@ -63,11 +66,12 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
             start = at * BLOCK
             count = min(BLOCK, segment.high - start)
             if at + 1 < segment.end:
-                _locate(frame, segment, at + 1, next_offsets)
+                _locate(frame, segment, at + 1, next_offsets, 0)
             elif index + 1 < item.segment_count:
-                _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets)
+                _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, 0)
             else:
-                next_offsets = offsets
+                shift = (later.kv_head - item.kv_head) * frame.head_bytes
+                _locate(frame, after, after.begin, next_offsets, shift)
             _copy_keys(frame, frame.k + head, offsets, next_offsets, count, keys)
             if frame.dots:
                 pairs = frame.dim // 2
@@ -75,6 +79,7 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
             else:
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count)
             softmax_rows(frame, item, segment, start, count, scores, block)
+            depth = (count + 1) // 2 if frame.rounded else count
             weighted = block + vl.round_up(8 * vl.round_up(rows, TILE_ROWS), 64)
             if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
                 multiply_in_place(
@@ -84,15 +89,23 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
                     offsets,
                     next_offsets,
                     frame.bf16 != 0,
+                    frame.rounded != 0,
                     weighted,
                     value_row,
                     rows,
-                    count,
+                    depth,
                     frame.dim,
                 )
             else:
                 _copy_values(frame, frame.v + head, offsets, count, values)
-                multiply(scores, SCORE_ROW, values, value_row, weighted, value_row, rows, count, frame.dim)
+                if frame.rounded:
+                    multiply_pairs(
+                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim
+                    )
+                else:
+                    multiply(
+                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim
+                    )
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
             else:
@@ -143,8 +156,8 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 
 
 @part
-def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
-    """Write the byte offset in the pool of each position of a block to `offsets`.
+def _locate(frame, segment, block, offsets, shift):  # type: ignore[no-untyped-def]
+    """Write the byte offset in the pool of each position of a block, plus `shift`, to `offsets`.
 
     A position that no query sees gets the offset of the nearest visible one: the pages there may hold
     anything, and a weight of 0 times NaN is NaN.
@@ -154,7 +167,7 @@ def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
     first, last = max(start, low), min(start + BLOCK, high) - 1
     page = first // page_size
     slot = first - page * page_size
-    row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes
+    row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + shift
     to = offsets
     for _ in range(start, first):
         vl.write_i64(to, row)
@@ -162,7 +175,7 @@ def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
     left = last - first + 1
     while left > 0:
         run = min(left, page_size - slot)
-        row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes
+        row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + shift
         for _ in range(run):
             vl.write_i64(to, row)
             to += 8
@@ -213,7 +226,18 @@ def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore
 
 @part
 def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
-    """Values as (BLOCK, dim) float32."""
+    """Values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of bfloat16."""
+    if frame.rounded:
+        to = values
+        for index in range(0, count, 2):
+            one, other = (
+                pool + vl.read_i64(offsets + 8 * index),
+                pool + vl.read_i64(offsets + 8 * index + 8),
+            )
+            for d in range(0, frame.dim, 2 * LANES):
+                pair_rows(one + 2 * d, other + 2 * d, to + 4 * d, 0, 0)
+            to += frame.value_row
+        return
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
     size = 2 if bf16 else 4
     wide, panels = dim - dim % LANES, dim - dim % PANEL

@@ -49,7 +49,7 @@ or 0; `whole_norms` says that q_norm and k_norm are over all heads."""
 
 STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
-    "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade",
+    "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade", "rounded",
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
     "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
@@ -165,7 +165,8 @@ def _build(sources: str) -> Any:
                     step.page_bytes, step.head_bytes, step.row_bytes, step.page_size,
                     step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
                     step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
-                    layer.window, 0, layer.sinks, step.tokens, step.order, step.cascade, query_factor, 1.0,
+                    layer.window, 0, layer.sinks, step.tokens, step.order, step.cascade, step.rounded,
+                    query_factor, 1.0,
                     step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
                 )  # fmt: skip
             elif operation == 3:
@@ -207,7 +208,7 @@ class LayerStack:
     k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
     cascade : as in `paged_attention`
     by_row : use products whose bits do not depend on the number of rows, as `row_linear`
-    int8 : use products that may round x to int8, as `int8_linear`
+    int8 : use products that may round x to int8, as `int8_linear`, and `rounded` attention
     """
 
     def __init__(
@@ -242,6 +243,7 @@ class LayerStack:
         step["layers"], step["layer_count"] = self._records.ctypes.data, len(layers)
         step["heads"], step["kv_heads"], step["dim"] = heads, kv_heads, dim
         step["bf16"], step["cascade"], step["page_size"] = size == 2, cascade, page_size
+        step["rounded"] = int8
         step["page_bytes"], step["head_bytes"], step["row_bytes"] = (
             stride * size for stride in self._pages[0].stride()[:3]
         )

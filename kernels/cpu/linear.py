@@ -10,8 +10,8 @@ There are four ways to multiply; all accumulate in float32:
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
 number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
 
-The rows of x are prepared first (`packed_linear/rows.py`), by all threads if they are many. A work item is
-four panels and a block of rows; threads take items in turn. Bias, gate and the addition to a residual are
+The rows of x are prepared first (`packed_linear/rows.py`). A work item is four panels and a block of rows;
+threads take items in turn. Bias, gate and the addition to a residual are
 applied while the products are in the processor's cache.
 """
 
@@ -36,7 +36,7 @@ from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_te
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.cpu.packed_linear.int8 import VNNI
+from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES, VNNI
 from ramify.kernels.cpu.packed_linear.items import (
     BY_DOTS,
     BY_F32,
@@ -66,13 +66,14 @@ ITEMS_A_THREAD = 8
 """Rows are divided into blocks until each thread has this many items, so that threads end together."""
 LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
 """Rows of a block. With more than 128, x would leave the second-level cache between two items."""
-ROWS_AT_ONCE = 4
-"""Rows of x that a thread prepares at a time."""
-PREPARED_TOGETHER = 1 << 16
-"""Bytes of prepared rows from which all threads prepare them; fewer are prepared by one thread."""
+ROWS_AT_ONCE = MOST_ROWS
+"""Rows of x that a thread prepares at a time: those that a kernel takes, which may be interleaved."""
 
 FRAME_BYTES = FRAME.itemsize
-COUNTER_BYTES = 128
+TEAM, PREPARE, PREPARED, MULTIPLY = 0, 64, 128, 192
+"""Counters of a call, in cache lines of their own: threads that are there, items of preparing that are taken
+and that are done, items of multiplying that are taken."""
+COUNTER_BYTES = 256
 
 
 def _build_body(sources: str) -> Any:
@@ -81,19 +82,34 @@ def _build_body(sources: str) -> Any:
         """The body of each thread: take items until none are left."""
         sources  # noqa: B018
         head = carray(data, 1, FRAME)[0]
-        frame, place = head, 0
+        frame, place, start = head, 0, 0
         layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        scratch = head.scratch + vl.fetch_increment(head.counters + 64) * head.scratch_bytes
+        scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
         block = scratch
-        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
         vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
         vl.write_i64(block + 8 * code.C_ROW, C_ROW)
         vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
         vl.write_i64(block + 8 * code.TABLES, layout.tables_at)
         vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
         vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
+        vl.write_i64(block + 8 * code.RAISED, layout.raised)
         vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
-        by_tiles = head.way == BY_TILES and not head.preparing
+        index = vl.fetch_increment(head.counters + PREPARE)
+        while index < head.prepare_total:
+            while index >= frame.prepare_end:
+                place, start = place + 1, frame.prepare_end
+                frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
+                layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+            first = (index - start) * ROWS_AT_ONCE
+            for row in range(first, min(first + ROWS_AT_ONCE, frame.room)):
+                prepare(frame, layout, row, scratch)
+            vl.fetch_increment(head.counters + PREPARED)
+            index = vl.fetch_increment(head.counters + PREPARE)
+        vl.spin_until(head.counters + PREPARED, head.prepare_total)
+        frame, place, start = head, 0, 0
+        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
+        by_tiles = head.way == BY_TILES
         if by_tiles:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
             config = scratch + code.BLOCK_BYTES + C_BYTES
@@ -105,21 +121,17 @@ def _build_body(sources: str) -> Any:
             vl.write_i64(config + 48, 0x1010101010101010)
             vl.write_i64(block + 8 * code.B, config)
             configure(block)
-        index = vl.fetch_increment(head.counters)
+        index = vl.fetch_increment(head.counters + MULTIPLY)
         while index < head.total:
-            while index >= frame.start + frame.count:
-                place += 1
+            while index >= frame.end:
+                place, start = place + 1, frame.end
                 frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
                 layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-            item = index - frame.start
-            if head.preparing:
-                for row in range(item * ROWS_AT_ONCE, min((item + 1) * ROWS_AT_ONCE, frame.room)):
-                    prepare(frame, layout, row, scratch)
-            elif by_tiles:
-                multiply_by_tiles(frame, layout, item, scratch)
+            if by_tiles:
+                multiply_by_tiles(frame, layout, index - start, scratch)
             else:
-                multiply(frame, layout, item, scratch)
-            index = vl.fetch_increment(head.counters)
+                multiply(frame, layout, index - start, scratch)
+            index = vl.fetch_increment(head.counters + MULTIPLY)
         if by_tiles:
             release(block)
 
@@ -140,7 +152,7 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
         frame.items *= frame.row_blocks
     frame.sums_row = 0
     if way == BY_INT8:
-        frame.sums_row = 8 * (layout.padded // layout.group)
+        frame.sums_row = GROUP_BYTES * (layout.padded // layout.group)
     elif layout.offsets and way != BY_TILES:
         frame.sums_row = 4 * (layout.padded // layout.group)
     frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
@@ -177,22 +189,19 @@ def launch(frames, products, threads, team, body):  # type: ignore[no-untyped-de
     """Run the located products whose frames lie from `frames` on: first prepare x, then multiply."""
     head = carray(vl.as_pointer(frames), 1, FRAME)[0]
     head.frames = frames
-    for preparing in range(1, -1, -1):
-        head.total, rows = 0, 0
-        for place in range(products):
-            frame = carray(vl.as_pointer(frames + place * FRAME_BYTES), 1, FRAME)[0]
-            frame.start = head.total
-            frame.count = (frame.room + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE if preparing else frame.items
-            head.total += frame.count
-            rows += frame.room
-        head.preparing = preparing
-        vl.write_i64(head.counters, 0)
-        vl.write_i64(head.counters + 64, 0)
-        alone = preparing and rows * head.prepared_row < PREPARED_TOGETHER
-        if threads == 1 or alone:
-            call_address(body, frames)
-        else:
-            run_on_team(team, body, frames, min(threads, head.total))
+    preparing, items = 0, 0
+    for place in range(products):
+        frame = carray(vl.as_pointer(frames + place * FRAME_BYTES), 1, FRAME)[0]
+        preparing += (frame.room + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+        items += frame.items
+        frame.prepare_end, frame.end = preparing, items
+    head.prepare_total, head.total = preparing, items
+    for counter in range(0, COUNTER_BYTES, 64):
+        vl.write_i64(head.counters + counter, 0)
+    if threads == 1:
+        call_address(body, frames)
+    else:
+        run_on_team(team, body, frames, min(threads, items))
 
 
 def _build_run(sources: str) -> Any:

@@ -18,7 +18,7 @@ UNFIT = 1
 """Exit status for a model that would not run."""
 _OPTIONS = (
     *("device", "dtype", "quantization", "model_impl"),
-    *("context_length", "kv_memory_gb", "max_running", "chunk_tokens"),
+    *("context_length", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
     *("draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` that the figures and refusals depend on."""
@@ -115,7 +115,7 @@ def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
 
     rows.append(("steps", f"{found.max_running:,} requests, {found.chunk_tokens:,} prompt tokens"))
     if found.device == "cpu":
-        rows.append(("pages", f"for {tokens(found.kv_tokens)}"))
+        rows.append(("pages", f"of {found.page_size}, for {tokens(found.kv_tokens)}"))
     rows.append(
         (
             "memory",

@@ -15,6 +15,7 @@ from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
+    from ramify.kernels.flashinfer import FlashInferPlanner
     from ramify.kernels.triton.plan.attention_plan import Plan
     from ramify.kernels.triton.planner import Planner
 
@@ -95,18 +96,65 @@ class PlannedAttention:
         return attend
 
 
+class FlashInferAttention:
+    """As `PlannedAttention`, by another library; a model with attention sinks is refused before."""
+
+    def __init__(self, planners: Mapping[int, FlashInferPlanner], scale: float) -> None:
+        self.planners, self.scale = planners, scale
+
+    def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
+        lengths = (np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens))
+        table, starts, lens = lengths
+        for planner in self.planners.values():
+            planner.plan(table, starts, lens)
+
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
+            if sinks is not None:
+                raise ValueError("FlashInfer's wrappers ignore attention sinks.")
+            return self.planners[window].run(q, k_pages, v_pages)
+
+        return attend
+
+    def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """Compile or load every kernel that a step can need."""
+        for planner in self.planners.values():
+            planner.warm_up(k_pages, v_pages)
+
+    def most_state_bytes(self) -> int:
+        """The bytes of all workspaces."""
+        from ramify.kernels.flashinfer import OWN_BYTES, WORKSPACE
+
+        return WORKSPACE + OWN_BYTES * len(self.planners)
+
+
 def has_cascade(ops: Ops) -> bool:
     return ops.planner is not None or ops.flat_attention is not None
 
 
 def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
-) -> CalledAttention | PlannedAttention:
+) -> CalledAttention | PlannedAttention | FlashInferAttention:
     """The attention of a model on its pages. `cascade` has no effect where the kernels have none."""
+    windows: Iterable[int] = set(model.windows)
+    if ops.flashinfer is not None:
+        wrapped = {
+            window: ops.flashinfer(
+                heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                dtype=pool.dtype,
+                page_size=pool.page_size,
+                window=window,
+                scale=model.score_scale,
+                soft_cap=model.attention_soft_cap,
+                device=pool.k.device,
+            )
+            for window in windows
+        }
+        return FlashInferAttention(wrapped, model.score_scale)
     if ops.planner is None:
         return CalledAttention(ops, model.score_scale, model.attention_soft_cap, cascade=cascade)
     make = ops.planner
-    windows: Iterable[int] = set(model.windows)
     planners = {
         window: make(
             heads=model.num_heads,

@@ -11,9 +11,8 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.attention import PlannedAttention, has_cascade
+from ramify.runtime.executor.attention import CalledAttention, PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.batch_limits import with_limits_of
 from ramify.runtime.executor.decode_graphs import bytes_beside, ladder
 from ramify.runtime.executor.device import (
     Backend,
@@ -22,6 +21,7 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
+from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
     FRACTION,
@@ -65,8 +65,9 @@ def build_runners(
     """
     device = resolve_device(config, 0 if ranks is None else ranks.index)
     check_memory(config, device)
-    config = with_limits_of(config, device)
+    config = with_defaults_of(config, device)
     assert config.max_running is not None
+    assert config.page_size is not None
     backend, ops = resolve_ops(config, device)
     graphs = _wants_graphs(config, device, ops)
     cascade = _wants_cascade(config, backend, ops)
@@ -120,13 +121,13 @@ def build_runners(
         pool = _pool(config, shape, pages, dtype, device)
         runner = Runner(model, pool, ops, cascade=cascade, states=states)
         # A first pass of the draft model that compiles kernels would be taken for its usual time.
-        if (device.type == "cuda" and backend == "triton") or model is draft:
+        if (device.type == "cuda" and backend != "torch") or model is draft:
             runner.warm_up()
         # The library's code may read the device's values on the host, which no graph can.
         if graphs and isinstance(model, Model):
-            longest = min(shape.context_length, pages * config.page_size)
+            longest = min(shape.context_length, pages * pool.page_size)
             tokens = [] if states is not None else _buckets(config, longest)
-            runner.capture_graphs(sizes, -(-longest // config.page_size), tokens)
+            runner.capture_graphs(sizes, -(-longest // pool.page_size), tokens)
         if ranks is not None and ranks.index == 0:
             runner.ranks = ranks  # from now on passes are told, those above were the same on all ranks
         return runner
@@ -139,6 +140,7 @@ def build_runners(
 def _pool(
     config: EngineConfig, shape: ModelShape, pages: int, dtype: torch.dtype, device: torch.device
 ) -> KvPool:
+    assert config.page_size is not None
     size, float8 = config.page_size, config.kv_cache_dtype == "fp8"
     return KvPool(shape, num_pages=pages, page_size=size, dtype=dtype, device=device, float8=float8)
 
@@ -184,6 +186,7 @@ def _measured(
     shape = model.config
     assert config.max_running is not None
     assert config.chunk_tokens is not None
+    assert config.page_size is not None
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
     pool = _pool(config, shape, pages, dtype, device)
@@ -198,7 +201,7 @@ def _measured(
     def taken(runner: Runner, extensions: list[Extension]) -> int:
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        hidden = runner.forward(pack(extensions, config.page_size))
+        hidden = runner.forward(pack(extensions, runner.pool.page_size))
         if runner.has_head:
             logits = runner.logits(hidden[-batch:])
             torch.argmax(logits, dim=-1)
@@ -233,17 +236,17 @@ def _unmeasured(
     """Bytes that no measured step takes: softmax states of steps that cut sequences into parts, and what
     graphs take."""
     attention = runner.attention
-    if not isinstance(attention, PlannedAttention):
+    if isinstance(attention, CalledAttention):
         return 0
     most = attention.most_state_bytes()
     if not graphs:
         return most
+    assert isinstance(attention, PlannedAttention)
     assert config.max_running is not None
     shape, sizes = runner.model.config, ladder(config.max_running)
-    free = torch.cuda.mem_get_info(device)[0] * config.page_size
-    positions = min(
-        free // page_bytes(shape, config.page_size, runner.pool.k.dtype), sizes[-1] * shape.context_length
-    )
+    token_bytes = page_bytes(shape, 1, runner.pool.k.dtype)
+    free = torch.cuda.mem_get_info(device)[0]
+    positions = min(free // token_bytes, sizes[-1] * shape.context_length)
     tokens = sizes[-1]
     if shape.states is None:
         tokens = max(tokens, _buckets(config, shape.context_length)[-1])

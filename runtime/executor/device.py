@@ -13,10 +13,11 @@ from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.config import ModelShape
 
 log = logging.getLogger("ramify")
 
-Backend = Literal["cpu", "torch", "triton"]
+Backend = Literal["cpu", "torch", "triton", "flashinfer"]
 
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
@@ -69,6 +70,8 @@ def resolve_page_dtype(
     reason = None
     if backend == "cpu":
         reason = "the cpu attention backend reads pages in the model's dtype"
+    elif backend == "flashinfer":
+        reason = "the flashinfer attention backend reads pages in the model's dtype here"
     elif backend == "triton" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         reason = "this GPU's compute capability is below 8.9"
     if reason is not None:
@@ -113,6 +116,8 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         )
     if backend == "torch" and config.deterministic:
         raise _indeterminate()
+    if backend == "flashinfer":
+        return backend, flashinfer_ops(config, device)
     if backend == "cpu":
         return backend, cpu_ops(config)
     return backend, ops("torch") if backend == "torch" else triton_ops(config, device)
@@ -121,9 +126,58 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
 def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
     """The Triton kernels as the configuration wants them; activations become float8 where `device` multiplies
     float8 natively, from compute capability 8.9 on."""
+    return ops("triton", deterministic=bool(config.deterministic), float8=_rounds(config, device))
+
+
+def _rounds(config: EngineConfig, device: torch.device) -> bool:
+    """Activations become float8 before float8 weights."""
     native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    float8 = native and not config.exact_activations
-    return ops("triton", deterministic=bool(config.deterministic), float8=float8)
+    return native and not config.exact_activations
+
+
+def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:
+    """Attention by FlashInfer, the rest as `triton_ops`. Raises `UnsupportedField` where it cannot run."""
+    if device.type != "cuda":
+        raise UnsupportedField(
+            f"attention_backend is 'flashinfer', which needs a CUDA device; the device is {device.type}.",
+            field="attention_backend",
+            remedy="Choose cpu or torch.",
+        )
+    if config.deterministic:
+        raise UnsupportedField(
+            "deterministic is set, and attention_backend is 'flashinfer', whose bits depend on the batch.",
+            field="deterministic",
+            remedy="Choose triton.",
+        )
+    try:
+        return ops("flashinfer", float8=_rounds(config, device))
+    except KernelUnavailable as error:
+        raise UnsupportedField(
+            f"attention_backend is 'flashinfer', and {error}",
+            field="attention_backend",
+            remedy="pip install 'ramify-llm[flashinfer]', or choose triton.",
+        ) from error
+
+
+def check_attention(config: EngineConfig, shape: ModelShape, dtype: torch.dtype) -> None:
+    """Raises `UnsupportedField` for a model whose attention the backend that was asked for does not have."""
+    if config.attention_backend != "flashinfer":
+        return
+    from ramify.kernels.flashinfer import HEAD_DIMS
+
+    lacks = []
+    if shape.head_dim not in HEAD_DIMS:
+        lacks.append(f"heads of {shape.head_dim} numbers (it has {', '.join(map(str, HEAD_DIMS))})")
+    if any(shape.sinks):
+        lacks.append("attention sinks")  # its wrappers take them, and most of its kernels ignore them
+    if dtype not in (torch.bfloat16, torch.float16):
+        lacks.append(f"dtype {str(dtype).removeprefix('torch.')}")
+    if lacks:
+        raise UnsupportedField(
+            f"attention_backend is 'flashinfer', which lacks what this model needs: {'; '.join(lacks)}.",
+            field="attention_backend",
+            remedy="Choose triton, or leave it out.",
+        )
 
 
 def cpu_ops(config: EngineConfig) -> Ops:

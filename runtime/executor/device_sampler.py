@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.device_counts import DeviceCounts
 from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling_inputs import LogProbabilities
 from ramify.runtime.executor.attention import to_device
-from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, edits_of, options_of, stacked
+from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, row_edits, stacked
 from ramify.sampling_params import SamplingParams
 
 
@@ -22,6 +23,7 @@ class DeviceSampler:
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
+        self._counts = DeviceCounts(device)
         self._words = torch.empty(0, 0, dtype=torch.int32)
         """Where masks are put together, pinned for a CUDA device: allocating pinned memory in each step, and
         copying the masks to it, would double the work."""
@@ -32,7 +34,7 @@ class DeviceSampler:
     def begin(
         self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> DeviceDrawing:
-        edits = edits_of(rows, self._device)
+        edits = self._counts.edits(row_edits(rows))
         before = None if edits is None else self._ops.edit_logits(logits, edits)
         tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:

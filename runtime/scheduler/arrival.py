@@ -11,13 +11,13 @@ import msgspec
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.ring_messages import GrammarFailed, GrammarReady, Submit
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
 from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.outputs.appending import OutputAppender
+from ramify.runtime.scheduler.outputs.scoring import ChoiceTree, Scorer, ScoringState
 from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.scoring import ChoiceTree, Scorer, ScoringState
 
 if TYPE_CHECKING:
     from ramify.grammar.matcher import Grammar

@@ -19,7 +19,7 @@ from ramify.errors import EngineError, RamifyError
 from ramify.messages import Finish
 from ramify.ring_messages import Abort, Failed, Reply
 from ramify.runtime.scheduler.counters import Counters
-from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.outputs.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.programs.budgets import Budgets
 from ramify.runtime.scheduler.programs.programs import Programs

@@ -21,9 +21,9 @@ from ramify.runtime.scheduler.states import RequestStates
 class RequestPages:
     """Moves pages between requests and the prefix cache."""
 
-    def __init__(self, cache: PrefixCache, page_size: int) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
-        self.page_size = page_size
+        self.page_size = cache.page_size
         self.leases = ProgramLeases(cache)
         self.states = RequestStates(cache)
         self.give_way: Callable[[], bool] = lambda: False

@@ -24,7 +24,7 @@ from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.radix.observe.evicted import Lost
 from ramify.ring_messages import Submit
 from ramify.runtime.model.lora.names import tree_scope
-from ramify.runtime.scheduler.pooling import PooledStates
+from ramify.runtime.scheduler.outputs.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program
 from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
 from ramify.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ramify.runtime.model.lora.adapters import Adapter
     from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.constraints.healing import Healing
-    from ramify.runtime.scheduler.scoring import ScoringState
+    from ramify.runtime.scheduler.outputs.scoring import ScoringState
 
 FORCED_RUN = 16
 """A request whose prompt is computed counts as decoding while at most this number of tokens is to be

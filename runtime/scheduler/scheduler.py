@@ -21,10 +21,11 @@ from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.admission import Admission
-from ramify.runtime.scheduler.appending import OutputAppender
+from ramify.runtime.scheduler.admission.admission import Admission
+from ramify.runtime.scheduler.admission.chunk_size import ChunkSize
+from ramify.runtime.scheduler.admission.policy import POLICIES
+from ramify.runtime.scheduler.admission.precedence import Precedence, Turn
 from ramify.runtime.scheduler.arrival import Arrivals
-from ramify.runtime.scheduler.chunk_size import ChunkSize
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.control import Control
@@ -32,21 +33,20 @@ from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.forward import ForwardPass
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.next_tokens import RequestSampler
-from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.outputs.appending import OutputAppender
+from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler
+from ramify.runtime.scheduler.outputs.output import StepOutputs
+from ramify.runtime.scheduler.outputs.scoring import ComputedSpan, Scorer
+from ramify.runtime.scheduler.outputs.verification import Predicting, Verifier
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.policy import POLICIES
-from ramify.runtime.scheduler.precedence import Precedence, Turn
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request, ScheduledRequest
-from ramify.runtime.scheduler.scoring import ComputedSpan, Scorer
 from ramify.runtime.scheduler.speculation.acceptance import rows_of
 from ramify.runtime.scheduler.speculation.alternation import Alternation
 from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 from ramify.runtime.scheduler.transfers import Transfers
-from ramify.runtime.scheduler.verification import Predicting, Verifier
 
 if TYPE_CHECKING:
     from ramify.grammar.retokenize import Retokenizer
@@ -58,7 +58,7 @@ log = logging.getLogger("ramify")
 class Scheduler:
     """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs.
 
-    `config` has numbers for `max_running` and `chunk_tokens` (`executor.batch_limits`).
+    `config` has numbers for what depends on the device (`executor.device_defaults`).
     `draft_runner` has the draft model; the pages of its pool have the numbers of those in the model's.
     `kv_identity` tells KV apart (`ramify.runtime.kv_transfer.identity`); without it no page is transferred.
     """
@@ -82,7 +82,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._runner = runner
-        self._pages = pages = RequestPages(cache, config.page_size)
+        self._pages = pages = RequestPages(cache)
         self._programs = programs = Programs()
         self._outputs = StepOutputs()
         self.counters = counters = Counters(clock)
@@ -109,7 +109,7 @@ class Scheduler:
         self._scorer = Scorer(runner, pages, requests)
         sampler, masks = RequestSampler(runner, limits), MaskFiller()
         overlap = OverlapScheduling(runner, pages)
-        self._forward = ForwardPass(runner, masks, overlap, pages.states, config.page_size, draft_model)
+        self._forward = ForwardPass(runner, masks, overlap, pages.states, pages.page_size, draft_model)
         self._appender = OutputAppender(
             limits, self._outputs, sampler, counters, requests.finish, config.jump_forward
         )
@@ -244,7 +244,7 @@ class Scheduler:
         self, running: Sequence[Request], budget: int, plan: list[ScheduledRequest]
     ) -> tuple[int, bool]:
         """Schedule `running`. Returns the budget that is left, and whether one of them was retracted."""
-        retracted, page_size = False, self._config.page_size
+        retracted, page_size = False, self._pages.page_size
         for request in running:
             pages = request.pages
             if pages.lock is None:

@@ -36,7 +36,7 @@ from ramify.ring_messages import (
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.files import ExistingFile, NewFile
 from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter
-from ramify.runtime.scheduler.admission import RESERVED_PAGES
+from ramify.runtime.scheduler.admission.admission import RESERVED_PAGES
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.pages import RequestPages

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from benchmarks import engine
+from benchmarks.engine_local import LocalEngine
 from benchmarks.roofline import kv_bytes, prefill_flop, weight_bytes
 from ramify.kernels.registry import ops
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
 
@@ -56,6 +58,19 @@ def test_a_run_prints_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row["host_s"] == pytest.approx(max(0.0, row["seconds"] - row["device_s"]))
     printed = capsys.readouterr().out
     assert all(case in printed for case in rows)
+
+
+def test_steps_may_end_at_the_border_of_a_page(tmp_path: Path) -> None:
+    shape = tmp_path / "tiny.json"
+    shape.write_text(json.dumps(TINY))
+    config = EngineConfig(device="cpu", dtype="float32", page_size=16, num_pages=64, speculation=False)
+    local = LocalEngine(shape, config)
+    prompts = [local.prompt(20), local.prompt(64)]
+    for prompt in prompts:
+        local.know(prompt)
+    for steps in range(1, 17):  # one of them ends at a border
+        step = local.decode(prompts, steps)
+        assert step.device > 0
 
 
 def test_the_bytes_of_a_decode() -> None:

@@ -15,8 +15,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.batch_limits import with_limits_of
 from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model
@@ -78,7 +78,7 @@ class Local:
             return model
 
         gc.collect()  # a scheduler and its requests point at each other, and hold the pages of a test before
-        config = with_limits_of(config_of(options), torch.device("cuda"))
+        config = with_defaults_of(config_of(options), torch.device("cuda"))
         self.runner = build_runner(config, load)
         pages = self.runner.pool.num_pages
         self.runner.pool.k.fill_(float("nan"))

@@ -113,8 +113,8 @@ def test_each_chosen_expert_is_read_once() -> None:
     start = int(work["end"]) - memory.ctypes.data
     frames = memory[start : start + 2 * FRAME.itemsize].view(FRAME)
     assert frames["rows"].tolist() == [64, 64]
-    assert frames["start"].tolist() == [0, frames[0]["count"]]
-    assert frames[0]["total"] == frames["count"].sum()
+    assert frames["end"].tolist() == [frames[0]["items"], frames["items"].sum()]
+    assert frames[0]["total"] == frames["items"].sum()
     assert torch.equal(got, got[:1].expand_as(got))
 
 

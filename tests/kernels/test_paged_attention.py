@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 
@@ -10,6 +11,7 @@ import torch
 
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.codegen import team
+from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.reference import attention as twin
 
 from .attention_cases import MIXED, Batch, alone, make_batch, oracle
@@ -23,6 +25,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["exact", "rounded"])
+def rounded(request, monkeypatch):
+    ways = functools.partial(cpu.paged_attention, rounded=request.param)
+    monkeypatch.setattr(cpu, "paged_attention", ways)
 
 
 def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
@@ -310,3 +318,11 @@ def test_refusals_name_the_argument(implementation, change, words):
 
 def test_good_arguments_of_the_refusals_are_good():
     check(GOOD)
+
+
+@pytest.mark.skipif(not DOTS, reason="weights are rounded where there are dots of bfloat16 (AVX512_BF16)")
+def test_rounded_weights_change_bfloat16_alone():
+    for dtype in DTYPES:
+        batch = make_batch(MIXED, dtype=dtype)
+        ways = [cpu.paged_attention(*batch, scale=0.125, rounded=rounded) for rounded in (False, True)]
+        assert torch.equal(*ways) == (dtype == torch.float32)

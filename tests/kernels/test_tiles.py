@@ -25,10 +25,10 @@ def multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns):
     return 0
 
 
-@njit(i64(*[i64] * 10))
-def multiply_in_place(a, a_row, pool, offsets, bf16, c, c_row, rows, depth, columns):
+@njit(i64(*[i64] * 11))
+def multiply_in_place(a, a_row, pool, offsets, bf16, dots, c, c_row, rows, depth, columns):
     attention_loops.multiply_in_place(
-        a, a_row, pool, offsets, offsets, bf16 != 0, c, c_row, rows, depth, columns
+        a, a_row, pool, offsets, offsets, bf16 != 0, dots != 0, c, c_row, rows, depth, columns
     )
     return 0
 
@@ -114,9 +114,26 @@ def test_products_in_place_have_the_bits_of_products_of_a_copy(rows, bf16):
     copy = pool[picked].float()
     c, expected = torch.full((2, 12, columns), torch.nan)
     out = (c.data_ptr(), 4 * columns, rows, depth, columns)
-    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), bf16, *out)
+    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), bf16, False, *out)
     out = (expected.data_ptr(), 4 * columns, rows, depth, columns)
     multiply(a.data_ptr(), 4 * depth, copy.data_ptr(), 4 * columns, *out)
+    assert torch.equal(c[:rows], expected[:rows])
+
+
+@pytest.mark.skipif(not dots.DOTS, reason="dots are not taken on this processor")
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8])
+def test_pairs_in_place_have_the_bits_of_pairs_of_a_copy(rows):
+    depth, columns = 19, 2 * attention_loops.PANEL
+    a = torch.randn(12, 2 * depth).bfloat16()
+    pool = torch.randn(50, columns).bfloat16()
+    picked = torch.randperm(50)[: 2 * depth]
+    offsets = picked * columns * 2
+    copy = pool[picked].view(depth, 2, columns).transpose(1, 2).contiguous()
+    c, expected = torch.full((2, 12, columns), torch.nan)
+    out = (c.data_ptr(), 4 * columns, rows, depth, columns)
+    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), True, True, *out)
+    out = (expected.data_ptr(), 4 * columns, rows, depth, columns)
+    multiply_pairs(a.data_ptr(), 4 * depth, copy.data_ptr(), 4 * columns, *out)
     assert torch.equal(c[:rows], expected[:rows])
 
 

@@ -23,8 +23,11 @@ LONG = (
     "test_cascade",
     "test_model",
     "test_token_graphs",
+    "test_engine",
+    "test_ops",
+    "test_float8_pages",
 )
-"""Half a minute each."""
+"""Eight seconds to half a minute each."""
 
 
 @pytest.mark.timeout(900)

@@ -163,7 +163,8 @@ def test_unpacked_weights_and_pages_are_those_of_the_runner(quantised: Path) -> 
     )
     assert isinstance(runner.model, Model)
     assert found.weight_bytes == loaded_bytes(runner.model)
-    assert found.kv_tokens == (runner.pool.num_pages - COW_PAGES) * config.page_size
+    assert found.kv_tokens == (runner.pool.num_pages - COW_PAGES) * runner.pool.page_size
+    assert found.page_size == runner.pool.page_size == 16
     assert found.kv_bytes_per_token == page_bytes(runner.model.config, 1, torch.float32)
     room = int(0.9 * CPU.memory) - found.weight_bytes - WORKSPACE
     assert found.kv_tokens_at_most == room // found.kv_bytes_per_token
@@ -177,7 +178,7 @@ def test_states_are_counted_as_the_engine_makes_them() -> None:
         context_length=1 << 18, windows=(0,) * 12, states=states,
     )  # fmt: skip
     slots = states_in(EngineConfig(max_running=128), shape, CPU_BYTES, torch.device("cpu"))
-    facts, problem = report._kv(shape, CPU, EngineConfig(max_running=128), "bfloat16", 0)
+    facts, problem = report._kv(shape, CPU, EngineConfig(max_running=128, page_size=16), "bfloat16", 0)
     room = int(0.9 * CPU.memory) - WORKSPACE - (slots + 1) * states.bytes
     assert (problem, slots) == (None, 13)
     assert facts["kv_tokens_at_most"] == room // facts["kv_bytes_per_token"]

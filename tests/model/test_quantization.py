@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from ramify import cache
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.kernels.packed import pack, unpack
 from ramify.kernels.registry import ops
@@ -85,9 +87,13 @@ def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
         assert isinstance(entry, torch.Tensor if plain else Rows), name
 
 
-def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+def loaded(
+    path: Path, quantization: str, dtype: torch.dtype = torch.float32, *, flushed: bool = True, **options: Any
+) -> Model:
     files = ModelFiles(name="tiny", weights=path, tokenizer=path.parent)
     model = load_model(files, dtype=dtype, quantization=quantization, packed=True, **options)
+    if flushed:
+        cache.finish()
     linear = ops("cpu").linear
     assert linear is not None
     model.use_linear(linear)
@@ -257,6 +263,22 @@ def test_the_second_load_only_maps(
 
 def entries(home: Path) -> list[Path]:
     return sorted(path for path in home.glob("packed/*/*") if path.is_dir())
+
+
+def test_a_model_does_not_wait_for_the_disk(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, flush = threading.Event(), cache._flush
+    monkeypatch.setattr(cache, "_flush", lambda path: (go_on.wait(30), flush(path)))
+    model = loaded(written(LLAMA, tmp_path), "gguf", flushed=False)
+    (unfinished,) = entries(home)
+    assert unfinished.name.endswith(".partial"), "a process that dies now leaves nothing that is trusted"
+    go_on.set()
+    before = logits(model, prompt())
+    cache.finish()
+    (entry,) = entries(home)
+    assert unfinished.name == f".{entry.name}.partial"
+    assert torch.equal(logits(model, prompt()), before), "what is mapped stays"
 
 
 def test_another_file_is_packed_anew_and_the_old_one_goes(home: Path, tmp_path: Path) -> None:

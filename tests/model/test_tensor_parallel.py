@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from ramify import cache
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import ops
 from ramify.runtime.model import packed_cache
@@ -143,6 +144,7 @@ def test_each_rank_has_packed_weights_of_its_own_on_disk(
     own_families.reference_of("llama", folder, **SIZES)
     for _ in "packed", "mapped":
         assert_parts_equal(folder, quantization="int4", packed=True)
+        cache.finish()
     entries = [path.name for path in (tmp_path / "home/packed").iterdir()]
     parts = [sum(f"-{part}of2-" in name for name in entries) for part in (1, 2)]
     assert (parts, len(entries)) == ([1, 1], 3), "the whole model has the third"

@@ -56,7 +56,7 @@ class Replay:
         self._now = 0.0
         self._hints = hints
         self.cache = PrefixCache(num_pages, page_size, num_states=num_states, clock=lambda: self._now)
-        self._pages = RequestPages(self.cache, page_size)
+        self._pages = RequestPages(self.cache)
         self._programs = Programs()
         self._running: dict[Call, Request] = {}
         self._waiting: list[Request] = []

@@ -16,8 +16,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.batch_limits import with_limits
 from ramify.runtime.executor.device import resolve_ops
+from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.memory import states_in
 from ramify.runtime.executor.runner import Runner
@@ -76,7 +76,7 @@ class LocalScheduler:
     ) -> None:
         options.setdefault("num_pages", 256)
         options.setdefault("dtype", "float32")
-        self.config = with_limits(EngineConfig(check_pages=True, **options), None)
+        self.config = with_defaults(EngineConfig(check_pages=True, **options), None)
         weights = model if isinstance(model, Path) else weights
         self._kernels = resolve_ops(self.config, torch.device("cpu"))[1]
         model = self._loaded(model)

@@ -14,10 +14,10 @@ from collections import defaultdict
 
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Submit
-from ramify.runtime.scheduler.admission import Admission
+from ramify.runtime.scheduler.admission.admission import Admission
+from ramify.runtime.scheduler.admission.policy import POLICIES
 from ramify.runtime.scheduler.lifecycle import ORDER
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ class Simulation:
     def __init__(self, policy: str, max_running: int, num_pages: int, page_size: int = 16) -> None:
         self.now = 0.0
         self._cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
-        self._pages = RequestPages(self._cache, page_size)
+        self._pages = RequestPages(self._cache)
         self._programs = Programs()
         self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running, self._retract)
         self._waiting: list[Request] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.scheduler.chunk_size import LEAST, ChunkSize
+from ramify.runtime.scheduler.admission.chunk_size import LEAST, ChunkSize
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from tests.runtime.local import LocalScheduler
 

@@ -16,7 +16,6 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.batch_limits import with_limits, with_limits_of
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder
 from ramify.runtime.executor.device import (
@@ -25,6 +24,7 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
+from ramify.runtime.executor.device_defaults import with_defaults, with_defaults_of
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
@@ -191,7 +191,7 @@ def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.Mon
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     for chunk, prefill in ((100, 100), (4096, tiny_model.config.context_length)):
-        config = EngineConfig(dtype="float32", chunk_tokens=chunk, max_running=24)
+        config = EngineConfig(dtype="float32", chunk_tokens=chunk, max_running=24, page_size=16)
         memory = build._measured(config, tiny_model, ops("cpu"), torch.float32, CPU)
         assert memory == DeviceMemory(total=100, used=70, workspace=prefill + 24)
 
@@ -223,13 +223,13 @@ def test_pages_by_number_by_size_and_by_default(tiny_model: Any) -> None:
     size = page_bytes(shape, 16, torch.float32)
 
     def pages(device: torch.device, **options: Any) -> int | None:
-        return pages_in(EngineConfig(**options), shape, torch.float32, device)
+        return pages_in(EngineConfig(page_size=16, **options), shape, torch.float32, device)
 
     assert pages(CPU) == CPU_TOKENS // 16
     long = dataclasses.replace(shape, context_length=CPU_TOKENS)
-    assert pages_in(EngineConfig(), long, torch.float32, CPU) == CPU_CONTEXTS * CPU_TOKENS // 16
+    assert pages_in(EngineConfig(page_size=16), long, torch.float32, CPU) == CPU_CONTEXTS * CPU_TOKENS // 16
     large = dataclasses.replace(shape, head_dim=1000 * shape.head_dim)
-    assert pages_in(EngineConfig(), large, torch.float32, CPU) == GIB // (1000 * size)
+    assert pages_in(EngineConfig(page_size=16), large, torch.float32, CPU) == GIB // (1000 * size)
     assert pages(CPU, kv_memory_gb=0.5) == pages(CUDA, kv_memory_gb=0.5) == GIB // 2 // size
     assert pages(CUDA, num_pages=7, kv_memory_gb=3.0) == 7
     assert pages(CUDA) is None, "what is left is measured"
@@ -272,24 +272,27 @@ def test_a_ladder_reaches_its_end_and_pads_by_a_third_or_by_its_steps(largest: i
 
 
 @pytest.mark.parametrize(
-    ("gib", "limits"), [(None, (128, 512)), (23.6, (256, 2048)), (47, (512, 8192)), (79, (1024, 8192))]
+    ("gib", "numbers"),
+    [(None, (128, 512, 16)), (23.6, (256, 2048, 64)), (47, (512, 8192, 64)), (79, (1024, 8192, 64))],
 )
-def test_a_step_takes_what_the_device_can(gib: float | None, limits: tuple[int, int]) -> None:
+def test_a_step_takes_what_the_device_can_in_pages_for_it(
+    gib: float | None, numbers: tuple[int, int, int]
+) -> None:
     memory = None if gib is None else int(gib * GIB)
-    config = with_limits(EngineConfig(), memory)
-    assert (config.max_running, config.chunk_tokens) == limits
-    given = with_limits(EngineConfig(max_running=7), memory)
-    assert (given.max_running, given.chunk_tokens) == (7, limits[1])
-    assert with_limits(given, None) == given
-    assert EngineConfig(replicas=2).most_requests(limits[0]) == 2 * limits[0] + config.max_waiting
+    config = with_defaults(EngineConfig(), memory)
+    assert (config.max_running, config.chunk_tokens, config.page_size) == numbers
+    given = with_defaults(EngineConfig(max_running=7, page_size=8), memory)
+    assert (given.max_running, given.chunk_tokens, given.page_size) == (7, numbers[1], 8)
+    assert with_defaults(given, None) == given
+    assert EngineConfig(replicas=2).most_requests(numbers[0]) == 2 * numbers[0] + config.max_waiting
 
 
 def test_the_memory_is_that_of_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * GIB)
     )
-    assert with_limits_of(EngineConfig(), CUDA).max_running == 1024
-    assert with_limits_of(EngineConfig(), CPU).max_running == 128
+    assert with_defaults_of(EngineConfig(), CUDA).max_running == 1024
+    assert with_defaults_of(EngineConfig(), CPU).max_running == 128
 
 
 @pytest.mark.parametrize(

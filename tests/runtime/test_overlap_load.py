@@ -89,7 +89,7 @@ def serve(
     pages = max_running * 80
     limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16)
     failed: list[Any] = []
-    cache = PrefixCache(pages, config.page_size)
+    cache = PrefixCache(pages, 16)
     runner: Any = ImitatedRunner(device)
     none: Any = None
     scheduler = Scheduler(config, limits, runner, cache, none, failed.append, lambda: device.now)

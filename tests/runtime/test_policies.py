@@ -10,8 +10,8 @@ import pytest
 
 from ramify.messages import ProgramHint
 from ramify.ring_messages import EndProgram, Submit
-from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
-from ramify.runtime.scheduler.policy import HighestResponseRatioNext
+from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
+from ramify.runtime.scheduler.admission.policy import HighestResponseRatioNext
 from ramify.runtime.scheduler.programs.programs import LEAST_LEFT, PRIOR_SERVICE, Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ramify.grammar.compile.job import answer
 from ramify.ring_messages import ChoiceTokens, Submit
-from ramify.runtime.scheduler import admission, precedence
-from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES
-from ramify.runtime.scheduler.precedence import PATIENCE_S, SHARE, Precedence
+from ramify.runtime.scheduler.admission import admission, precedence
+from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES
+from ramify.runtime.scheduler.admission.precedence import PATIENCE_S, SHARE, Precedence
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams

@@ -41,6 +41,21 @@ def test_a_repeated_prompt_computes_one_token(tiny_model: Any) -> None:
     assert local.scheduler.counters.computed_tokens - before == 1
 
 
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_forks_share_every_token_in_small_and_large_pages(
+    tiny_model: Any, tiny_oracle: Any, page_size: int
+) -> None:
+    local = LocalScheduler(tiny_model, page_size=page_size, num_pages=4096 // page_size)
+    trunk = prompt_of(200)
+    local.complete([trunk], max_tokens=0)
+    for fork in (1, 15, 16, 17, 63, 64, 65, 127, 130, 192, 199):
+        prompt = [*trunk[:fork], (trunk[fork] + 1) % 256, 7]
+        result = local.complete([prompt], max_tokens=4, temperature=0.0, ignore_eos=True)[0]
+        assert result.usage is not None
+        assert result.usage.cached_tokens == fork
+        assert result.ids == greedy(tiny_oracle, prompt, 4).ids
+
+
 def test_max_tokens_0_caches_the_prompt(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     prompt = prompt_of(50)

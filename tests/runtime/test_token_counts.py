@@ -9,7 +9,7 @@ import pytest
 
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.ring_messages import Submit
-from ramify.runtime.scheduler.next_tokens import uniform
+from ramify.runtime.scheduler.outputs.next_tokens import uniform
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 

@@ -24,11 +24,11 @@ from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Failed, Submit
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.batch_limits import with_limits
+from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.next_tokens import RequestSampler, Sampled
+from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler, Sampled
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
@@ -163,7 +163,7 @@ class Hostile:
 
     def __init__(self, seed: int, *, jump: bool) -> None:
         config = EngineConfig(num_pages=256, page_size=4, jump_forward=jump, check_pages=True)
-        config = with_limits(config, None)
+        config = with_defaults(config, None)
         limits = Limits(context_length=900, vocab_size=tiny().size, eos_token_ids=(STOP,), kv_tokens=1000)
         self.jobs: list[Any] = []
         self.failed: list[Failed] = []

@@ -26,6 +26,7 @@ SCALE_KIND = 20  # of a weight's scales: F16, F32 or BF16
 B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
 TABLES = 23  # what the codes of int4 stand for: `packed.tables`
 OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
+RAISED = 25  # what was added to the weights to make them unsigned, for int8 x
 BLOCK_BYTES = 8 * 32
 
 F16, F32, BF16 = 0, 1, 2

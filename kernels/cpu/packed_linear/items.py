@@ -18,7 +18,7 @@ from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.code import WIDTH
 from ramify.kernels.cpu.packed_linear.int8 import VNNI
-from ramify.kernels.packed import PANEL_MULTIPLE
+from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
 BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
@@ -28,15 +28,16 @@ FRAME = record(
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
     "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
     "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at", "x_rows_at",
-    "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room", "extra",
-    "extra_from", "start", "count", "total", "frames",
+    "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room", "extra", "extra_from",
+    "prepare_end", "end", "prepare_total", "total", "frames",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of one product, which the threads share.
 
 Several products of one form and size, by different matrices, run as one call: their frames lie one after the
-other. Of the `total` items of such a call, each has `count` from `start` on; `frames` (its own
-address), `total`, `preparing`, `counters`, `scratch` and `scratch_bytes` of the first frame count for all.
+other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; those of
+a frame end at `prepare_end` and `end`. These totals, `frames` (its own address), `counters`, `scratch` and
+`scratch_bytes` of the first frame count for all.
 """
 
 MOST_ROWS = max(tiles.ROWS)
@@ -210,7 +211,7 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
         elif frame.way == BY_INT8:
             if layout.form == 1:
                 _int8_int8(frame, layout, block, first, rows)
-            elif layout.looked_up:
+            elif layout.raised == RAISED:
                 _table_int8(frame, layout, block, first, rows)
             else:
                 _int4_int8(frame, layout, block, first, rows)

@@ -14,7 +14,7 @@ from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.int8 import round_int4, round_int8
-from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8
+from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, MOST_ROWS, kernel_rows
 
 
 @part
@@ -86,9 +86,14 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     if not at or frame.norm_at or layout.order_at or layout.inputs != layout.padded:
         _copy_row(frame, layout, at, spare, spare + 4 * layout.padded)
         at = spare
+    # The rows of a kernel's call are interleaved: four inputs of each row side by side.
+    first = place - place % MOST_ROWS
+    rows = kernel_rows(frame.rows - first)
+    inside = place - first
     vl.write_i64(block + 8 * code.X, at)
-    vl.write_i64(block + 8 * code.C, to)
-    vl.write_i64(block + 8 * code.SUMS, sums)
+    vl.write_i64(block + 8 * code.C, frame.prepared + first * frame.prepared_row + 4 * inside)
+    vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
+    vl.write_i64(block + 8 * code.X_ROW, 4 * rows)
     if layout.form == 1:
         round_int8(block)
     else:

@@ -30,7 +30,7 @@ from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.next_tokens import RequestSampler
+from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import PageTable, Request, ScheduledRequest, common_prefix
 from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, StepCost, rows_of

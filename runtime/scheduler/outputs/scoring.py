@@ -35,7 +35,7 @@ from ramify.ring_messages import Submit
 from ramify.runtime.executor.attention import index_select, to_device
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.next_tokens import LOGPROB_ROWS
+from ramify.runtime.scheduler.outputs.next_tokens import LOGPROB_ROWS
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams

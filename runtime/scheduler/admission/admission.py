@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from ramify.priority import MOST
 from ramify.radix.lock import Match
+from ramify.runtime.scheduler.admission.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.request import Request, common_prefix
 
 WINDOW = 256

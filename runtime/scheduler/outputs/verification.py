@@ -15,11 +15,11 @@ import torch
 
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.next_tokens import RequestSampler, Sampled
+from ramify.runtime.scheduler.outputs.appending import OutputAppender
+from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler, Sampled
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.request import Logprob, Request
 from ramify.runtime.scheduler.speculation.alternation import Alternation

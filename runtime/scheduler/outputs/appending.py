@@ -10,8 +10,8 @@ import torch
 from ramify.messages import Continuation, Finish
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.next_tokens import RequestSampler
-from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler
+from ramify.runtime.scheduler.outputs.output import StepOutputs
 from ramify.runtime.scheduler.request import Logprob, Request
 
 JUMP_CONTEXT = 16

@@ -1,0 +1,55 @@
+"""Sizes of steps and of pages, where the configuration leaves them to the device.
+
+Imports no torch: `ramify inspect` asks as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from ramify.runtime.config import EngineConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceDefaults(NamedTuple):
+    """Defaults of the options with these names."""
+
+    max_running: int
+    chunk_tokens: int
+    page_size: int
+
+
+ON_CPU = DeviceDefaults(128, 512, 16)
+ON_CUDA = (
+    (64 << 30, DeviceDefaults(1024, 8192, 64)),
+    (32 << 30, DeviceDefaults(512, 8192, 64)),
+    (0, DeviceDefaults(256, 2048, 64)),
+)
+"""From this number of bytes of device memory on. vLLM's and SGLang's defaults: 256 to 1,024 requests; 8,192
+tokens, and 2,048 on cards of 16 and 24 GiB, which compute 8,192 tokens of an 8B model in over a second."""
+
+
+def defaults_of(memory: int | None) -> DeviceDefaults:
+    """memory : bytes of the CUDA device; None: the device is the CPU"""
+    if memory is None:
+        return ON_CPU
+    return next(defaults for least, defaults in ON_CUDA if memory >= least)
+
+
+def with_defaults(config: EngineConfig, memory: int | None) -> EngineConfig:
+    """`config` with a number for each of `DeviceDefaults`: the one that was given, or the device's."""
+    of_device = defaults_of(memory)._asdict()
+    missing = {name: number for name, number in of_device.items() if getattr(config, name) is None}
+    return dataclasses.replace(config, **missing) if missing else config
+
+
+def with_defaults_of(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """As `with_defaults`, for a device of this machine."""
+    if device.type != "cuda":
+        return with_defaults(config, None)
+    import torch
+
+    return with_defaults(config, torch.cuda.get_device_properties(device).total_memory)
