@@ -537,5 +537,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 0
     """Requests in one batch of a replica, and `chunk_tokens`: prompt tokens in one of its steps."""
     chunk_tokens: int = 0
+    page_size: int = 0
+    """Tokens of a KV page."""
     pooling: str = "last"
     """How the model's folder says that texts are embedded: a `Pooling`, or the name of what is not served."""

@@ -34,6 +34,9 @@ from ramify.messages import (
 )
 from ramify.sampling_params import SamplingParams
 
+INTERNAL = "~"
+"""Begins the ids of the runtime's own questions and requests; no client's request has such an id."""
+
 # --- to the scheduler -------------------------------------------------------------------------------
 
 

@@ -40,15 +40,18 @@ def without_left_recursion(rules: Mapping[str, Expression]) -> dict[str, Express
     Raises `InvalidConstraint` beyond `MAX_ROUNDS` or `MAX_PARTS`.
     """
     found = dict(rules)
+    groups = _groups(found)
     for _ in range(MAX_ROUNDS):
-        groups = _groups(found)
         if not groups:
-            return found
+            break
         found = productive(_Elimination(found).without(groups))
-    raise InvalidConstraint(
-        f"The rule {_groups(found)[0][0]!r} begins with itself in too many ways.",
-        remedy="Write what it repeats with * or +.",
-    )
+        groups = _groups(found)
+    if groups:
+        raise InvalidConstraint(
+            f"The rule {groups[0][0]!r} begins with itself in too many ways.",
+            remedy="Write what it repeats with * or +.",
+        )
+    return found
 
 
 def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:

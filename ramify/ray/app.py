@@ -110,7 +110,6 @@ class Frontend:
         logging.getLogger("ramify").setLevel(self._config.log_level.upper())
         make_fleet = functools.partial(
             ListedFleet,
-            self._config.page_size,
             transport=HandleTransport(model, deployment.version),
             listed=listed.here,
             drain_s=self._config.drain_s,

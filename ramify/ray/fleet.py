@@ -27,7 +27,6 @@ class ListedFleet(RingFleet):
 
     def __init__(
         self,
-        page_size: int,
         *,
         transport: Transport,
         listed: ListedReplicas,
@@ -37,7 +36,7 @@ class ListedFleet(RingFleet):
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
-        super().__init__(page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
+        super().__init__(receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._transport = transport
         self._images = RemoteImages()
         self.move_pages(lambda: self._images)

@@ -8,14 +8,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Generate
 from ramify.ray.images import ReplicaImages
-from ramify.ray.wire import Goodbye, Hello, ToSession, decode_message, encode_answer, encode_item
+from ramify.ray.wire import (
+    Goodbye,
+    Hello,
+    ToSession,
+    decode_message,
+    encode_answer,
+    encode_item,
+    frontend_of,
+)
 from ramify.ring_messages import (
     Abort,
     ExportPrefix,
@@ -31,16 +39,17 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.ring import HEARTBEAT, SILENT_S
 from ramify.runtime.frontend.supervisor import RingSupervisor
 
 log = logging.getLogger("ramify")
 
-SILENT_S = 30.0
-"""A session whose frontend has sent nothing for this long ends; frontends send a heartbeat every 2 s."""
-STALE_S = 30.0
-"""A ring that has been silent for this long is unhealthy; a step takes seconds at most."""
-HEARTBEAT = "heartbeat"
-"""The request id of questions whose answers only show that the ring lives."""
+
+class _Asked(NamedTuple):
+    """Whose request or question it is, and the id that it has there."""
+
+    session: Session
+    rid: str
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,7 +64,8 @@ class _Adapter:
 class Session:
     """What is on its way to one frontend, and which of its requests run."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, name: str, now: float) -> None:
+        self.name = name
         self.heard_at = now
         self.running: dict[str, asyncio.Future[None]] = {}
         """By request id: resolved when the request has ended."""
@@ -90,6 +100,11 @@ class Session:
             if self._ended and not self._queue:
                 return
 
+    def ring_id(self, rid: str) -> str:
+        """The id in the ring of a request or question: frontends, and sessions of one frontend after the
+        other, may give equal ids."""
+        return f"{self.name}/{rid}"
+
     def forget(self, rid: str) -> None:
         future = self.running.pop(rid, None)
         if future is not None and not future.done():
@@ -115,13 +130,13 @@ class RingHost:
             gave_up=self._gave_up,
         )
         self._sessions: dict[str, Session] = {}
-        self._asked: dict[str, Session] = {}
-        """By request id: whose request or question it is."""
+        self._asked: dict[str, _Asked] = {}
+        """By their ids in the ring."""
         self._loading: dict[str, tuple[str, LoadLora]] = {}
-        """By request id: the session and its order to load an adapter."""
+        """By its id in the ring: the session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}
         """By name. A frontend that starts anew loads what the one before it had."""
-        self._images = ReplicaImages(self._ring.send, config.page_size)
+        self._images = ReplicaImages(self._ring.send)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None
 
@@ -137,22 +152,27 @@ class RingHost:
         await self._ring.aclose()
 
     def check(self) -> None:
-        """Raises `EngineError` where the ring is gone, or has been silent for `STALE_S`."""
+        """Raises `EngineError` where the ring is gone, or has been silent for `SILENT_S`."""
         if self._gone is not None:
             raise self._gone
-        if self._up.is_set() and self._ring.heartbeat_age_s > STALE_S:
+        if self._up.is_set() and self._ring.heartbeat_age_s > SILENT_S:
             raise EngineError(f"The scheduler has been silent for {self._ring.heartbeat_age_s:.1f} s.")
 
     # --- sessions ---------------------------------------------------------------------------------
 
     async def session(self, name: str) -> AsyncIterator[bytes]:
-        """The items of a new session, which begins when the ring is up. Closing the iterator ends it."""
+        """The items of a new session, which begins when the ring is up. Closing the iterator ends it.
+
+        The frontend's sessions before it end: a stream may break on the frontend's side alone.
+        """
+        for before in [one for one in self._sessions if frontend_of(one) == frontend_of(name)]:
+            self._end(before, "The frontend has a new session.")
         await self._up.wait()
         if self._gone is not None:
             raise self._gone
         assert self._ring.info is not None
         self._end_silent()
-        session = self._sessions[name] = Session(time.monotonic())
+        session = self._sessions[name] = Session(name, time.monotonic())
         session.put(
             Hello(
                 info=self._ring.info,
@@ -193,7 +213,8 @@ class RingHost:
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
-        answer, image = await self._images.export(decoded, self._ring.page_bytes)
+        info = self._ring.info  # set before there are sessions
+        answer, image = await self._images.export(decoded, self._ring.page_bytes, info.page_size)
         return encode_answer(answer), image
 
     async def import_(self, name: str, message: bytes, image: object) -> bytes | None:
@@ -215,10 +236,13 @@ class RingHost:
         elif isinstance(message, UnloadLora) and self._leave_adapter(name, message.name):
             session.put(Reply(rid=rid))
         elif rid != HEARTBEAT:  # the ring has heartbeats of its own, whose answers go to all
-            if rid and not isinstance(message, Abort):
-                self._asked[rid] = session
-            if isinstance(message, LoadLora):
-                self._loading[rid] = (name, message)
+            if rid:
+                ring_id = session.ring_id(rid)
+                message = msgspec.structs.replace(message, rid=ring_id)
+                if not isinstance(message, Abort):
+                    self._asked[ring_id] = _Asked(session, rid)
+                if isinstance(message, LoadLora):
+                    self._loading[ring_id] = (name, message)
             self._ring.send(message)
 
     def _has(self, message: LoadLora) -> bool:
@@ -242,8 +266,8 @@ class RingHost:
             return
         for rid in list(session.running):
             session.forget(rid)
-            self._asked.pop(rid, None)
-            self._ring.send(Abort(rid=rid))
+            self._asked.pop(session.ring_id(rid), None)
+            self._ring.send(Abort(rid=session.ring_id(rid)))
         for adapter in [key for key, one in self._adapters.items() if name in one.users]:
             if not self._leave_adapter(name, adapter):
                 self._ring.send(UnloadLora(rid="", name=adapter))
@@ -253,8 +277,12 @@ class RingHost:
         now = time.monotonic()
         for name, session in list(self._sessions.items()):
             if now - session.heard_at > SILENT_S:
-                self._close(name)
-                session.end("The frontend has been silent.")
+                self._end(name, "The frontend has been silent.")
+
+    def _end(self, name: str, reason: str) -> None:
+        session = self._sessions[name]
+        self._close(name)
+        session.end(reason)
 
     def _end_all(self, reason: str) -> None:
         self._up.clear()
@@ -285,19 +313,20 @@ class RingHost:
                 for session in self._sessions.values():
                     session.put(message)
             elif (asked := self._asked.pop(message.rid, None)) is not None:
-                asked.put(message)
-                asked.forget(message.rid)
+                asked.session.put(msgspec.structs.replace(message, rid=asked.rid))
+                asked.session.forget(asked.rid)
 
     def _share_out(self, message: StepText) -> None:
         by_session: dict[Session, list[Any]] = {}
         for chunk in message.chunks:
-            session = self._asked.get(chunk.rid)
-            if session is None:
+            asked = self._asked.get(chunk.rid)
+            if asked is None:
                 continue
-            by_session.setdefault(session, []).append(chunk)
+            session, rid = asked
+            by_session.setdefault(session, []).append(msgspec.structs.replace(chunk, rid=rid))
             if chunk.finish is not None:
                 del self._asked[chunk.rid]
-                session.forget(chunk.rid)
+                session.forget(rid)
         for session, chunks in by_session.items():
             session.put(StepText(chunks=tuple(chunks)))
 

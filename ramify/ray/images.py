@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ramify.errors import EngineError, InvalidRequest, RamifyError, WorkerDied, from_info
-from ramify.ring_messages import ExportPrefix, Failed, ImportPrefix, Reply, Texts
+from ramify.ring_messages import INTERNAL, ExportPrefix, Failed, ImportPrefix, Reply, Texts
 from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.tasks import Tasks
 
@@ -58,25 +58,25 @@ class ReplicaImages:
     file stays.
 
     send : sends a message into the ring
-    page_size : tokens of a page
     """
 
-    def __init__(self, send: Callable[[ExportPrefix | ImportPrefix], None], page_size: int) -> None:
+    def __init__(self, send: Callable[[ExportPrefix | ImportPrefix], None]) -> None:
         self._send = send
-        self._page_size = page_size
         self._images = Images(self._post, self._new_rid)
         self._asked: dict[str, asyncio.Future[Reply]] = {}
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._tasks = Tasks()
 
-    async def export(self, message: ExportPrefix, page_bytes: int) -> tuple[Reply | Failed, bytes | None]:
+    async def export(
+        self, message: ExportPrefix, page_bytes: int, page_size: int
+    ) -> tuple[Reply | Failed, bytes | None]:
         """The answer to `message`, and the image: None where it failed.
 
-        page_bytes : of a page of this ring
+        page_bytes, page_size : bytes and tokens of a page of this ring
         """
         # Twice: as a file, and as an object in the same shared memory.
-        room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // self._page_size
+        room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // page_size
         try:
             work = self._images.export(message.ids, message.scope, message.skip, room=room)
             done, image = await self._tasks.finish(work)
@@ -125,8 +125,7 @@ class ReplicaImages:
         return await asked
 
     def _new_rid(self) -> str:
-        """One that no frontend gives to a request."""
-        return f"image-{self._name}-{next(self._numbers)}"
+        return f"{INTERNAL}image-{self._name}-{next(self._numbers)}"
 
 
 def _failed(rid: str, error: RamifyError | OSError) -> Failed:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import logging
 import secrets
 import time
 
 from ramify.errors import EngineClosed, EngineError, WorkerDied
 from ramify.messages import ModelInfo
-from ramify.ray.host import HEARTBEAT
 from ramify.ray.images import RemoteImages
-from ramify.ray.wire import Goodbye, Hello, Transport, decode_answer, decode_item, encode_message
+from ramify.ray.wire import (
+    Goodbye,
+    Hello,
+    Transport,
+    decode_answer,
+    decode_item,
+    encode_message,
+    session_id,
+)
 from ramify.ring_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
-from ramify.runtime.fleet.ring import RingEvents
+from ramify.runtime.fleet.ring import HEARTBEAT, HEARTBEAT_S, RingEvents
 
 log = logging.getLogger("ramify")
 
-HEARTBEAT_S = 2.0
 RETRY_S = 0.5
 """Between two attempts to open a session with a replica that Ray still lists."""
 
@@ -37,6 +44,8 @@ class RemoteRing:
         self._images = images
         self._events = events
         self._up = False
+        self._frontend = secrets.token_hex(8)
+        self._sessions = itertools.count()
         self._session = ""
         self._number = 0
         self._last_message = time.monotonic()
@@ -136,7 +145,7 @@ class RemoteRing:
 
     async def _read(self) -> None:
         while True:
-            self._session, self._number = secrets.token_hex(8), 0
+            self._session, self._number = session_id(self._frontend, next(self._sessions)), 0
             self._listening = asyncio.create_task(self._listen(self._session))
             try:
                 (result,) = await asyncio.gather(self._listening, return_exceptions=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ramify.errors import ProgramError
+from ramify.errors import EngineClosed, ProgramError
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.window import Row, Window
@@ -57,7 +57,8 @@ class RowFeed:
         lost: Called with the error when the backend has given no answer for `give_up_after` seconds. Rows
             that were not answered fail with it.
 
-    Raises what the backend raises when it is asked for its model.
+    Raises what the backend raises when it is asked for its model. Where the feed's thread ends by an error,
+    all rows fail with it, those that come later too.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class RowFeed:
         self._arrived = threading.Event()
         self._wake: Callable[[], None] = lambda: None
         self._closed = False
+        self._failure: BaseException | None = None
+        """What has ended the thread."""
         threading.Thread(target=self._run, name="ramify-rows", daemon=True).start()
 
     def run(self, values: Any, key: Any = None) -> Future[Any]:
@@ -87,6 +90,9 @@ class RowFeed:
         future: Future[Any] = Future()
         number = next(self._numbers)
         with self._lock:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
             self._futures[number] = future
         self._inbox.rows.append(Row(number, values, key=key))
         self._arrived.set()
@@ -95,7 +101,8 @@ class RowFeed:
         return future
 
     def close(self) -> None:
-        """Start no row any more. Rows that run are abandoned when the next of them has ended."""
+        """Start no row any more. Rows that run are abandoned when the next of them has ended; they fail then,
+        as those that wait do."""
         self._closed = True
         self._arrived.set()
 
@@ -109,20 +116,27 @@ class RowFeed:
                 else:
                     self._run_threads()
             except BaseException as failure:
-                self._fail_all(failure)
+                self._end(failure)
                 raise
             if self._closed:
+                self._end(EngineClosed("The rows' feed has been closed."))
                 return
             if self._breaker.gave_up:
                 error = self._breaker.unrun()
                 self._lost(error)
                 self._fail_all(error)
 
+    def _end(self, failure: BaseException) -> None:
+        with self._lock:
+            self._failure = failure
+        self._fail_all(failure)
+
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
             futures, self._futures = self._futures, {}
         for future in futures.values():
-            future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def _set_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -152,10 +166,13 @@ class RowFeed:
     def _ended(self, row: Row, state: ProgramState) -> None:
         with self._lock:
             future = self._futures.pop(row.index, None)
+        if future is not None:
+            result, error = None, None
+            try:
+                result = self._finish(row, state)
+            except BaseException as failure:
+                error = failure
+            if future.set_running_or_notify_cancel():
+                future.set_result(result) if error is None else future.set_exception(error)
         if state.error() is None:
             self.window.learn(row, state._branch.text)
-        if future is not None:
-            try:
-                future.set_result(self._finish(row, state))
-            except BaseException as error:
-                future.set_exception(error)

@@ -5,7 +5,8 @@
     both ways               a call for each image of cached pages, with its answer (`ramify.ray.images`)
 
 A session is one life of a ring as one frontend sees it: it begins with `Hello`, and its stream ends when the
-ring dies. The calls carry texts, numbers, bytes, and references to objects of Ray's store, which Ray pickles.
+ring dies, or with the frontend's next session. The calls carry texts, numbers, bytes, and references to
+objects of Ray's store, which Ray pickles.
 """
 
 from __future__ import annotations
@@ -35,6 +36,17 @@ class Goodbye(Message, frozen=True, kw_only=True):
 
 
 ToSession = ToFrontend | Hello | Goodbye
+
+
+def session_id(frontend: str, number: int) -> str:
+    """The id of a frontend's session with a replica; the replica ends those of smaller numbers."""
+    return f"{frontend}.{number}"
+
+
+def frontend_of(session: str) -> str:
+    """Whose session it is."""
+    return session.rpartition(".")[0] or session
+
 
 _encoder = msgspec.msgpack.Encoder()
 _items: msgspec.msgpack.Decoder[list[ToSession]] = msgspec.msgpack.Decoder(list[ToSession])

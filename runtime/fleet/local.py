@@ -35,12 +35,12 @@ class LocalFleet(RingFleet):
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
-        super().__init__(config.page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
+        super().__init__(receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._config = config
         self.move_pages(ImageFolder)
-        self.prefill = frozenset(map(str, range(config.prefill_replicas)))
+        self._router.prefill = frozenset(map(str, range(config.prefill_replicas)))
         for index, share in enumerate(shares(config)):
-            self.hold(
+            self._members.hold(
                 str(index), functools.partial(self._make, str(index), share, workers if index == 0 else None)
             )
 
@@ -48,7 +48,7 @@ class LocalFleet(RingFleet):
         """Start one ring and then the others, which find compiled kernels and packed weights on disk."""
         first, *others = list(self._replicas.items())
         try:
-            await self.start_ring(*first)
+            await self._members.start(*first)
             if self._config.prefill_replicas and not first[1].ring.page_bytes:
                 raise UnsupportedField(
                     "Pages of models with linear attention layers are not moved, so no replica can compute"
@@ -56,7 +56,7 @@ class LocalFleet(RingFleet):
                     field="prefill_replicas",
                     remedy="Leave prefill_replicas out.",
                 )
-            await _all(self.start_ring(*one) for one in others)
+            await _all(self._members.start(*one) for one in others)
         except BaseException:
             await self.aclose()
             raise
@@ -80,7 +80,7 @@ class LocalFleet(RingFleet):
             await self._add(name)
         except Exception as error:
             if not any(replica.usable for replica in self._replicas.values()):
-                self._give_up(error if isinstance(error, EngineError) else EngineError(str(error)))
+                self._members.give_up(error if isinstance(error, EngineError) else EngineError(str(error)))
             raise
 
     async def _add(self, name: str) -> None:
@@ -90,7 +90,7 @@ class LocalFleet(RingFleet):
         self, name: str, share: Share, workers: PrestartedWorkers | None, events: RingEvents
     ) -> RingSupervisor:
         busy = functools.partial(self._busy, name)
-        return RingSupervisor(self._config, workers, share=share, busy=busy, **events._asdict())
+        return RingSupervisor(self._config, workers, share=share, name=name, busy=busy, **events._asdict())
 
     def _busy(self, name: str) -> bool:
         """The replica has something to answer."""

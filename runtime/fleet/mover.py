@@ -14,10 +14,10 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from ramify.errors import InvalidRequest
 from ramify.messages import Generate
 from ramify.radix.observe.digest import Digests
 from ramify.ring_messages import (
+    INTERNAL,
     Abort,
     ExportPrefix,
     Failed,
@@ -37,8 +38,17 @@ from ramify.ring_messages import (
     ToTokenizer,
 )
 from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.moves import LEAST_TOKENS, Move, MovePace, Need, choose, limited
+from ramify.runtime.fleet.moves import (
+    LEAST_TOKENS,
+    MOST_LIMIT_S,
+    Move,
+    MovePace,
+    Need,
+    choose,
+    limited,
+)
 from ramify.runtime.fleet.placement import Placement, Work
+from ramify.runtime.fleet.ring import Later, Timer
 from ramify.runtime.kv_transfer.files import ImageFolder
 from ramify.runtime.kv_transfer.store import ImageStore
 from ramify.sampling_params import SamplingParams
@@ -49,21 +59,17 @@ log = logging.getLogger("ramify")
 PATIENCE = 4.0
 """Times the expected time that a prompt may take on a replica for prompts."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
+MOST_BYTES = 2 << 30
+"""Of images on their way to or from one replica at once; one alone may be larger. On a Ray cluster each is
+in its machine's memory three times for moments: a file, the actor's copy, and an object."""
 EVACUATE_S = 10.0
 """For the prefixes of a replica that drains."""
 EVACUATED_TOKENS = 1 << 16
-PREFIXES = "prefixes"
+PREFIXES = f"{INTERNAL}prefixes"
 """The id of the question for them."""
 MOST_REFUSALS = 3
 """Images in a row that a replica refuses of another one before nothing is moved between the two any more: on
 machines with other processors the same model has other keys and values."""
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-Later = Callable[[float, Callable[[], None]], Timer]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -74,6 +80,7 @@ class _InProgress:
     """The digest of the last page."""
     image: str
     """Its name in the store."""
+    bytes: int
     began: float
     waiting: list[tuple[str, Callable[[], None]]]
     """Requests, and what sends each."""
@@ -99,7 +106,6 @@ class Mover:
     def __init__(
         self,
         placement: Placement,
-        page_size: int,
         *,
         send: Callable[[str, ToTokenizer], None],
         page_bytes: Callable[[], int],
@@ -108,15 +114,14 @@ class Mover:
         later: Later | None = None,
     ) -> None:
         self._placement = placement
-        self._page_size = page_size
         self._send = send
         self._page_bytes = page_bytes
         self._clock = clock
         self._later = later
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
-        self._late: dict[str, tuple[str, str]] = {}
-        """Source and image of exports that have ended and may be written still, until they are answered."""
+        self._late: dict[str, _InProgress] = {}
+        """Moves that have ended while their image may be written still, until the source has answered."""
         self._make_store = make_store
         self._store: ImageStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
@@ -126,6 +131,11 @@ class Mover:
         """By replica: what `evacuate` waits for."""
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
+
+    def seconds_for(self, pages: int) -> float:
+        """For pages to come from another replica, as measured; infinite where they do not."""
+        page_bytes = self._page_bytes()
+        return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
     def fetch(
         self,
@@ -144,9 +154,9 @@ class Mover:
         True where `then` is called once, later; False where the request is to be sent at once.
         """
         page_bytes = self._page_bytes()
-        if not work.digests or not page_bytes or _needs_states(request):
+        if not work.digests or not page_bytes or needs_states(request):
             return False
-        now, size = self._clock(), self._page_size
+        now, size = self._clock(), self._placement.page_size
         held = self._placement.held(target, work.digests)
         expected = (work.tokens - self._placement.missing(work.rid)) // size
         if joined := self._joined(target, work.digests[held:]):
@@ -161,7 +171,7 @@ class Mover:
         move = choose(need, sources, self._pace, size, page_bytes)
         if move is None:
             return self._prefill(target, work, request, ids, scope, need, then)
-        if not self._has_room(move):
+        if not self._has_room(move, target):
             return False
         self._start(move, target, work.digests[move.end - 1], ids, scope, (work.rid, then))
         return True
@@ -178,22 +188,25 @@ class Mover:
     ) -> bool:
         """Let a replica for prompts compute the whole pages that `target` lacks, and move them there."""
         end, now = len(work.digests), self._clock()
-        gained = (end - need.expected) * self._page_size
+        gained = (end - need.expected) * self._placement.page_size
         if gained < LEAST_TOKENS:
             return False
         rid = self._new_rid()
-        part = dataclasses.replace(work, rid=rid, tokens=end * self._page_size, output=0.0, program="")
+        tokens = end * self._placement.page_size
+        part = dataclasses.replace(work, rid=rid, tokens=tokens, output=0.0, program="")
         source = self._placement.place_prefill(part, now)
         if source is None:
             return False
         # Its queue, which has this prompt by now, at its pace.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
-        move = Move(source, need.held, end, gained, limited(PATIENCE * queue_s))
-        if source == target or not self._has_room(move):
+        # A ring's first prompts are slower than the fleet's pace: kernels are loaded, pages are touched.
+        limit_s = limited(PATIENCE * queue_s) if self._placement.measured(source) else MOST_LIMIT_S
+        move = Move(source, need.held, end, gained, limit_s)
+        if source == target or not self._has_room(move, target):
             self._placement.ended(rid)
             return False
         prompt = msgspec.structs.replace(
-            Generate(rid=rid, prompt=(tuple(ids[: end * self._page_size]),), sampling=_NO_TOKENS),
+            Generate(rid=rid, prompt=(tuple(ids[:tokens]),), sampling=_NO_TOKENS),
             scope=request.scope,
             lora=request.lora,
             lora_revision=request.lora_revision,
@@ -218,6 +231,12 @@ class Mover:
         """How many prompts the replica computes for others, or has computed and exports."""
         moves = self._moves.values()
         return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
+
+    def asked_of(self, name: str) -> list[str]:
+        """The requests that wait for a prompt which the replica computes."""
+        moves = self._moves.values()
+        computing = [one for one in moves if one.export is not None and one.move.source == name]
+        return [rid for one in computing for rid, _ in one.waiting]
 
     def forget(self, rid: str) -> None:
         """The request `rid`, which may wait here, is aborted: send it at once."""
@@ -257,26 +276,35 @@ class Mover:
         """Move one prefix from `name` to `target`, if that pays."""
         if not self._placement.has(target) or not self._takes(target, name):
             return
-        size, page_bytes = self._page_size, self._page_bytes()
+        size, page_bytes = self._placement.page_size, self._page_bytes()
         digests = self._digests.page_ends(np.array(prefix.ids, np.int32), prefix.scope, size)
         held = self._placement.held(target, digests)
         need = Need(held, held, self._placement.pace(target, self._clock()))
         move = choose(need, [(name, len(digests))], self._pace, size, page_bytes)
-        if move is None or not self._has_room(move):
+        if move is None or not self._has_room(move, target):
             return
         done = asyncio.Event()
         move = dataclasses.replace(move, limit_s=min(move.limit_s, left_s))
         self._start(move, target, digests[-1], prefix.ids, prefix.scope, ("", done.set))
         await done.wait()
 
-    def _has_room(self, move: Move) -> bool:
-        """There is a store for the image, with room for it."""
+    def _has_room(self, move: Move, target: str) -> bool:
+        """There is a store for the image, with room for it beside those on their way."""
+        size = self._size(move)
+        others = [*self._moves.values(), *self._late.values()]
+        for name in (move.source, target):
+            at_once = sum(one.bytes for one in others if name in (one.move.source, one.target))
+            if at_once and at_once + size > MOST_BYTES:
+                return False
         try:
             self._store = self._store or self._make_store()
-            return self._store.has_room((move.end - move.first) * self._page_bytes())
+            return self._store.has_room(size + sum(one.bytes for one in others))
         except OSError as error:
             log.warning("cached pages are not moved: %s", error)
             return False
+
+    def _size(self, move: Move) -> int:
+        return (move.end - move.first) * self._page_bytes()
 
     def _start(
         self,
@@ -292,11 +320,12 @@ class Mover:
         """`prompt`: computed by the source first."""
         assert self._store is not None
         rid = rid or self._new_rid()
-        found = _InProgress(move, target, end, self._store.new(), self._clock(), [waiting])
+        image, now = self._store.new(), self._clock()
+        found = _InProgress(move, target, end, image, self._size(move), now, [waiting])
         self._moves[rid] = found
         later = self._later or asyncio.get_running_loop().call_later
         found.timer = later(move.limit_s, lambda: self._release(found, 0))
-        size = self._page_size
+        size = self._placement.page_size
         message = ExportPrefix(
             rid=rid,
             ids=tuple(ids[: move.end * size]),
@@ -318,8 +347,7 @@ class Mover:
             self._end(rid, 0)
 
     def _new_rid(self) -> str:
-        """One that no client gives to a request."""
-        return f"move-{self._name}-{next(self._numbers)}"
+        return f"{INTERNAL}move-{self._name}-{next(self._numbers)}"
 
     def answered(self, name: str, answer: Reply | Texts | Failed) -> bool:
         """Take the answer of a replica; False where it is not about a move."""
@@ -327,7 +355,7 @@ class Mover:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
         if answer.rid in self._late:
-            self._remove(self._late.pop(answer.rid)[1])
+            self._remove(self._late.pop(answer.rid).image)
             return True
         found = self._moves.get(answer.rid)
         if found is None:
@@ -367,8 +395,8 @@ class Mover:
         for rid, found in list(self._moves.items()):
             if name in (found.target, found.move.source):
                 self._end(rid, 0)
-        for rid in [rid for rid, (source, _) in self._late.items() if source == name]:
-            self._remove(self._late.pop(rid)[1])
+        for rid in [rid for rid, one in self._late.items() if one.move.source == name]:
+            self._remove(self._late.pop(rid).image)
 
     def close(self) -> None:
         """Forget all moves and remove their images."""
@@ -400,7 +428,7 @@ class Mover:
             self._placement.ended(rid)
         self._remove(found.image)
         if found.exporting:
-            self._late[rid] = found.move.source, found.image
+            self._late[rid] = found
         self._release(found, gained)
 
     def _remove(self, image: str) -> None:
@@ -425,6 +453,6 @@ class Mover:
             send()
 
 
-def _needs_states(request: Generate) -> bool:
+def needs_states(request: Generate) -> bool:
     """The answer is read off the prompt's hidden states, which are computed anyway."""
     return request.pooling is not None or request.sampling.prompt_logprobs_start is not None

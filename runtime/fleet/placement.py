@@ -5,7 +5,7 @@ the work that it has, plus the tokens of the prompt that it does not hold, at it
 follow from that alone:
 
 - A branch goes where its program is, as long as the queue there is shorter than what it would compute again
-  elsewhere.
+  elsewhere, or until its pages have come there, where they can move.
 - The siblings of a fork are charged once for what they share: the pages that one of them will compute are
   promised to the others.
 - New work goes where least is left. `place` reserves in the same call, so that two requests at the same
@@ -15,9 +15,10 @@ follow from that alone:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+from ramify.runtime.fleet.moves import LEAST_TOKENS
 
 OUTPUT_WEIGHT = 0.3
 """Work of an output token, in prompt tokens. It costs 2.5 times a prompt token, but a new request does not
@@ -97,10 +98,13 @@ class _Replica:
 
 
 class Placement:
-    """Places requests on replicas. Times are seconds of any one clock."""
+    """Places requests on replicas. Times are seconds of any one clock.
 
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+    page_size : tokens of a page of every replica; 0 until the first replica has told it
+    """
+
+    def __init__(self, page_size: int = 0) -> None:
+        self.page_size = page_size
         self._index = PrefixIndex()
         self._replicas: dict[str, _Replica] = {}
         self._reservations: dict[str, _Reservation] = {}
@@ -146,9 +150,20 @@ class Placement:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def place(self, work: Work, now: float, only: str | None = None, *, force: bool = False) -> str:
+    def place(
+        self,
+        work: Work,
+        now: float,
+        only: str | None = None,
+        *,
+        force: bool = False,
+        move_s: Callable[[int], float] | None = None,
+    ) -> str:
         """The replica for `work`, whose cost is reserved there; with `only` that one, with `force` also where
         it drains. Raises `NoReplica`.
+
+        `move_s` gives the seconds in which a number of cached pages come from another replica; None where
+        they do not.
 
         Costs O(replicas + log pages + pages that it computes).
         """
@@ -156,13 +171,17 @@ class Placement:
         best: tuple[float, str, int] | None = None
         held = self._index.pages(work.digests, promised=True)
         nothing = MISS_WEIGHT * self._missing(work, 0)
+        there = 0 if move_s is None else max(self._index.pages(work.digests).values(), default=0)
         takers = self._taking(only, prefill=False, draining=force)
         for name, replica in takers or self._taking(only, prefill=True, draining=force):
             pages = held.get(name, 0)
-            left = replica.work + (MISS_WEIGHT * self._missing(work, pages) if pages else nothing)
-            if home not in (None, name):
-                left += STAY
-            cost = left * self._pace_of(replica, now)
+            pace = self._pace_of(replica, now)
+            missing_s = (MISS_WEIGHT * self._missing(work, pages) if pages else nothing) * pace
+            if move_s is not None and (there - pages) * self.page_size >= LEAST_TOKENS:
+                rest_s = MISS_WEIGHT * self._missing(work, there) * pace
+                missing_s = min(missing_s, move_s(there - pages) + rest_s)
+            left = replica.work if home in (None, name) else replica.work + STAY
+            cost = left * pace + missing_s
             if best is None or cost < best[0]:
                 best = (cost, name, pages)
         if best is None:
@@ -255,6 +274,10 @@ class Placement:
         found = self._reservations.get(rid)
         return 0 if found is None else int(found.prompt)
 
+    def measured(self, replica: str) -> bool:
+        """The replica has answered, so that its pace is its own."""
+        return self._replicas[replica].pace.value > 0
+
     def pace(self, replica: str, now: float) -> float:
         """Seconds for a token of work, as measured."""
         return self._pace_of(self._replicas[replica], now)
@@ -283,7 +306,7 @@ class Placement:
 
     def _missing(self, work: Work, pages: int) -> float:
         """The prompt tokens to be computed where `pages` of its pages are held; the last one always is."""
-        return max(work.tokens - pages * self._page_size, 1)
+        return max(work.tokens - pages * self.page_size, 1)
 
     def _reserve(self, work: Work, name: str, pages: int, now: float) -> None:
         replica = self._replicas[name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ramify.errors import InvalidRequest, WorkerDied
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.ring_messages import (
     Detokenize,
     Failed,
@@ -19,13 +20,16 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.faults import errors_logged, unsendable
-from ramify.runtime.fleet.ring import SILENT_S, Replica, State
+from ramify.runtime.fleet.ring import SILENT_S, Later, Replica, State, Timer
 from ramify.runtime.fleet.stats import merged
 
 log = logging.getLogger("ramify")
 
 Answer = Reply | Texts | Failed
 
+ADAPTER_S = 120.0
+"""A question about an adapter that has not been answered by all for this long fails. A replica that hangs is
+replaced before; this is for one that answers heartbeats, and whose files' disk does not."""
 MOST_DEATHS = 2
 """A question that was asked of more replicas that died than this fails: it may be what kills them."""
 
@@ -39,19 +43,29 @@ class _Question:
     waiting: set[str] = dataclasses.field(default_factory=set)
     answers: dict[str, Answer] = dataclasses.field(default_factory=dict)
     deaths: int = 0
+    timer: Timer | None = None
 
 
 class Questions:
-    """What has been asked and not answered. `replicas` are those of the fleet, by name, now."""
+    """What has been asked and not answered.
 
-    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+    replicas : those of the fleet, by name, now
+    later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
+    """
+
+    def __init__(self, replicas: Mapping[str, Replica], later: Later | None = None) -> None:
         self._replicas = replicas
+        self.later = later
         self._asked: dict[str, _Question] = {}
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
         """`done` gets the answer, those of several replicas merged; a `Failed` where it cannot be sent."""
-        self._ask(_Question(message, done))
+        question = _Question(message, done)
+        self._ask(question)
+        if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is question:
+            later = self.later or asyncio.get_running_loop().call_later
+            question.timer = later(ADAPTER_S, lambda: self._give_up(question))
 
     def answered(self, name: str, answer: Answer) -> None:
         question = self._asked.get(answer.rid)
@@ -82,10 +96,13 @@ class Questions:
         return [rid for rid, question in self._asked.items() if name in question.waiting]
 
     def forget(self, rid: str) -> None:
-        self._asked.pop(rid, None)
+        question = self._asked.pop(rid, None)
+        if question is not None and question.timer is not None:
+            question.timer.cancel()
 
     def clear(self) -> None:
-        self._asked.clear()
+        for rid in list(self._asked):
+            self.forget(rid)
 
     # --- internals --------------------------------------------------------------------------------
 
@@ -134,7 +151,7 @@ class Questions:
         if not question.answers and question.deaths <= MOST_DEATHS:
             self._ask(question)
             return
-        del self._asked[_rid(message)]
+        self.forget(_rid(message))
         try:
             answer = self._answer(question)
         except Exception as error:
@@ -142,6 +159,25 @@ class Questions:
             answer = Failed(rid=_rid(message), error=unsendable(error).to_info())
         with errors_logged("taking an answer"):
             question.done(answer)
+
+    def _give_up(self, question: _Question) -> None:
+        """The time is over: those that have not answered fail, and forget the adapter once they have it."""
+        message = question.message
+        late, question.waiting = question.waiting, set()
+        names = ", ".join(sorted(late))
+        within = f"within {ADAPTER_S:g} s"
+        text = (
+            f"Replicas that have not answered {within}: {names}." if late else f"No replica came up {within}."
+        )
+        failed = Failed(rid=_rid(message), error=EngineError(text).to_info())
+        for name in late:
+            question.answers[name] = failed
+            if isinstance(message, LoadLora):
+                with errors_logged("unloading an adapter"):
+                    self._replicas[name].ring.send(UnloadLora(rid="", name=message.name))
+        if not late:
+            question.answers[""] = failed
+        self._finish(question)
 
     def _answer(self, question: _Question) -> Answer:
         message = question.message

@@ -10,15 +10,28 @@ import msgspec
 
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import ModelInfo
-from ramify.ring_messages import ToFrontend, ToTokenizer
+from ramify.ring_messages import INTERNAL, ToFrontend, ToTokenizer
 
 State = Literal["starting", "up", "draining", "gone"]
 """Of a replica: it takes nothing yet, or is being replaced; it takes requests; it takes no new ones; it will
 not come back by itself."""
 
 
+HEARTBEAT_S = 2.0
+"""How often a scheduler is asked for its counters, so that a message comes back even from an idle ring."""
+HEARTBEAT = f"{INTERNAL}heartbeat"
+"""The id of these questions, whose answers only show that the ring lives."""
 SILENT_S = 30.0
-"""A ring without a message for this long hangs: a step takes seconds at most, and it is asked every 2 s."""
+"""A ring without a message for this long hangs, as a step takes seconds at most; a frontend that has sent a
+replica nothing for this long is gone."""
+
+
+class Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""Calls a function after a number of seconds, unless the timer is cancelled."""
 
 
 class FleetRing(Protocol):

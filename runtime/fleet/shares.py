@@ -81,7 +81,9 @@ def share_of(config: EngineConfig, index: int) -> Share:
         return shares(config)[index]
     if index >= (cores := len(usable_cores())):
         raise UnsupportedField(
-            f"There are {index} replicas, and this process can use {cores} cores.", field="replicas"
+            f"There are {index} replicas, and this process can use {cores} cores.",
+            field="replicas",
+            remedy="Drain a replica first, or give this process more cores and start it again.",
         )
     share = shares(dataclasses.replace(config, replicas=index + 1))[index]
     if share.gpu is None:

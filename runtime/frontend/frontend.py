@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +21,6 @@ from ramify.errors import (
     EngineError,
     InvalidRequest,
     Overloaded,
-    PromptTooLong,
     RamifyError,
     UnsupportedField,
     WorkerDied,
@@ -31,18 +29,15 @@ from ramify.errors import (
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
 from ramify.priority import checked_priority
 from ramify.ring_messages import (
-    Abort,
+    INTERNAL,
     AwaitTools,
     Detokenize,
     EndProgram,
-    ExportPrefix,
     Failed,
     FlushCache,
     GetSnapshot,
     GetStats,
     GetTree,
-    ImportPrefix,
-    LoadLora,
     Reply,
     Snapshot,
     StepText,
@@ -51,18 +46,17 @@ from ramify.ring_messages import (
     TokenIds,
     Tokenize,
     TreeChange,
-    UnloadLora,
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.faults import unsendable
 from ramify.runtime.fleet.index import EventNumbers
 from ramify.runtime.fleet.ring import SILENT_S, ReplicaStatus, State, status_of
 from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
-from ramify.runtime.frontend.prompts import check_types
-from ramify.runtime.frontend.quarantine import Quarantine
+from ramify.runtime.frontend.prompts import check_prompt
+from ramify.runtime.frontend.replies import Question, Replies
+from ramify.runtime.frontend.requests import Requests
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
@@ -73,22 +67,6 @@ if TYPE_CHECKING:
     from ramify.runtime.fleet.local import LocalFleet
 
 log = logging.getLogger("ramify")
-
-Question = (
-    GetStats
-    | GetSnapshot
-    | FlushCache
-    | LoadLora
-    | UnloadLora
-    | Tokenize
-    | Detokenize
-    | ExportPrefix
-    | ImportPrefix
-)
-"""The messages that the ring answers by `Reply` or `Texts`."""
-
-MAX_TOKEN_CHARACTERS = 128
-"""No vocabulary has a longer token; the longest are runs of spaces."""
 
 
 class Frontend:
@@ -106,18 +84,16 @@ class Frontend:
     ) -> None:
         self._config = config
         self._ring: RingSupervisor | LocalFleet = self._make_ring(workers, make_fleet)
-        self._outputs: dict[str, OutputQueue] = {}
-        self._replies: dict[str, asyncio.Future[Reply | Texts]] = {}
+        self._requests = Requests(self._ring)
+        self._replies = Replies(lambda message: self._ring.send(message))
         self._rid_prefix = secrets.token_hex(4)
         self._rid_count = 0
         self._seeds = random.Random(config.seed)
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
-        self._empty = asyncio.Event()
         self._tasks = Tasks()
-        self._images = Images(self._ask, self.new_rid)
-        self._quarantine = Quarantine(self._ring.send_alone, self._ring.end_alone)
-        self._loras = Loras(self._post, self.new_rid, self._model_names)
+        self._images = Images(self._ask, self._question_id)
+        self._loras = Loras(self._replies.post, self._question_id, self._model_names)
         self._kv_events: KVEvents | None = None
         self._tree = EventNumbers()
         """Of the tree's events where there is one ring."""
@@ -129,7 +105,7 @@ class Frontend:
                 workers,
                 receive=self._receive,
                 died=self._count_death,
-                busy=lambda: bool(self._outputs or self._replies),
+                busy=lambda: bool(self._requests.outputs or self._replies.waiting),
                 restarted=self._send_again,
                 gave_up=self._fail_all,
             )
@@ -139,11 +115,11 @@ class Frontend:
             make_fleet = functools.partial(LocalFleet, self._config, workers)
         fleet = make_fleet(
             receive=self._receive,
-            lost=self._move,
+            lost=lambda error, rids: self._requests.move(error, rids),
             restarted=lambda: self._loras.restore(),
             gave_up=self._fail_all,
         )
-        fleet.tree_changed = self._tree_changed
+        fleet.watch_trees(self._tree_changed)
         return fleet
 
     # --- life -------------------------------------------------------------------------------------
@@ -166,12 +142,7 @@ class Frontend:
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and wait at most `seconds` for the running ones."""
         self._draining = True
-        if self._outputs:
-            self._empty.clear()
-            try:
-                await asyncio.wait_for(self._empty.wait(), seconds)
-            except TimeoutError:
-                log.warning("%d requests were still running after %g s", len(self._outputs), seconds)
+        await self._requests.wait_empty(seconds)
 
     async def aclose(self) -> None:
         """Stop the ring; requests that are running fail with `EngineClosed`."""
@@ -202,7 +173,7 @@ class Frontend:
 
     @property
     def in_flight(self) -> int:
-        return len(self._outputs)
+        return len(self._requests.outputs)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -234,7 +205,7 @@ class Frontend:
         """The replicas now; one where the engine was started with one."""
         if isinstance(self._ring, RingSupervisor):
             state: State = "starting" if self._ring.restarting or self._ring.info is None else "up"
-            return [status_of("0", self._ring, state, len(self._outputs))]
+            return [status_of("0", self._ring, state, self.in_flight)]
         fleet = self._ring
         return [
             status_of(name, replica.ring, replica.state, fleet.requests_of(name))
@@ -273,6 +244,9 @@ class Frontend:
         self._rid_count += 1
         return f"{self._rid_prefix}-{self._rid_count}"
 
+    def _question_id(self) -> str:
+        return INTERNAL + self.new_rid()
+
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; the last has `finish` set. Closing the iterator aborts it.
 
@@ -292,40 +266,25 @@ class Frontend:
                 if chunk.finish is not None:
                     return
         finally:
-            self._close(request.rid)
+            self._requests.close(request.rid)
 
     def abort(self, rid_prefix: str) -> int:
         """End the requests whose id is `rid_prefix` or begins with it and "-" or "#". Returns how many."""
-        found = [
-            rid
-            for rid in self._outputs
-            if rid == rid_prefix or rid.startswith((rid_prefix + "-", rid_prefix + "#"))
-        ]
-        return self._abort(found)
+        return self._requests.abort(self._requests.named(rid_prefix))
 
     def abort_all(self) -> int:
         """End all requests. Returns how many."""
-        return self._abort(list(self._outputs))
-
-    def _abort(self, rids: Sequence[str]) -> int:
-        for rid in rids:
-            output = self._outputs[rid]
-            output.aborted = True
-            if self._quarantine.waits(output):  # no ring has it
-                output.end_aborted()
-            else:
-                self._ring.send(Abort(rid=rid))
-        return len(rids)
+        return self._requests.abort(list(self._requests.outputs))
 
     async def stats(self) -> SchedulerStats:
-        reply = await self._ask(GetStats(rid=self.new_rid()))
+        reply = await self._ask(GetStats(rid=self._question_id()))
         assert isinstance(reply, Reply)
         assert reply.stats is not None
         return reply.stats
 
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
         """The scheduler's state, with at most `nodes` nodes of its tree and `programs` queued programs."""
-        reply = await self._ask(GetSnapshot(rid=self.new_rid(), nodes=nodes, programs=programs))
+        reply = await self._ask(GetSnapshot(rid=self._question_id(), nodes=nodes, programs=programs))
         assert isinstance(reply, Reply)
         assert reply.stats is not None
         assert reply.snapshot is not None
@@ -352,7 +311,7 @@ class Frontend:
 
     async def flush_cache(self) -> None:
         """Drop every cached page that no running request uses."""
-        await self._ask(FlushCache(rid=self.new_rid()))
+        await self._ask(FlushCache(rid=self._question_id()))
 
     async def export_prefix(
         self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
@@ -393,8 +352,8 @@ class Frontend:
     async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
         """The ids of each prompt, with special tokens or without. Raises `InvalidRequest`."""
         for prompt in prompts:
-            self._check_prompt(prompt)
-        reply = await self._ask(Tokenize(rid=self.new_rid(), prompts=tuple(prompts), special=special))
+            check_prompt(prompt, self.max_prompt_tokens)
+        reply = await self._ask(Tokenize(rid=self._question_id(), prompts=tuple(prompts), special=special))
         assert isinstance(reply, Texts)
         return reply.prompts
 
@@ -403,7 +362,7 @@ class Frontend:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The texts of ids: of all, and with `skip_special_tokens` of all but special tokens."""
         reply = await self._ask(
-            Detokenize(rid=self.new_rid(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
+            Detokenize(rid=self._question_id(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
         )
         assert isinstance(reply, Texts)
         return reply.whole, reply.text
@@ -424,17 +383,23 @@ class Frontend:
         if self._draining:
             raise EngineClosed("The engine is shutting down and takes no new requests.")
         limit = self._config.most_requests(self._config.max_running or self.info.max_running)
-        if len(self._outputs) >= limit:
+        if self.in_flight >= limit:
             raise Overloaded(
-                f"{len(self._outputs)} requests are running or queued; the limit is {limit}.",
+                f"{self.in_flight} requests are running or queued; the limit is {limit}.",
                 remedy="Send it again later.",
                 retry_after=1.0,
             )
         if request.sampling.n != 1:
             raise InvalidRequest("n must be 1 here: send one request per choice.", field="n")
-        if request.rid in self._outputs:
+        if request.rid.startswith(INTERNAL):
+            raise InvalidRequest(
+                f"The request id {request.rid!r} begins with {INTERNAL!r}: those ids are the engine's own.",
+                field="rid",
+                remedy="Give another id, or none.",
+            )
+        if request.rid in self._requests.outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
-        self._check_prompt(request)
+        check_prompt(request, self.max_prompt_tokens)
         revision = self._loras.revision(request.lora)
         checked_priority(request.priority)
         request.sampling.check()
@@ -445,79 +410,22 @@ class Frontend:
         if request.sampling.seed is None and request.sampling.temperature > 0.0:
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)
-        output = self._outputs[request.rid] = OutputQueue(request)
-        try:
-            self._ring.send(request)
-        except UnicodeEncodeError:
-            self._outputs.pop(request.rid, None)
-            raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
-        except Exception as error:
-            self._outputs.pop(request.rid, None)
-            raise unsendable(error) from error
-        return output
-
-    def _check_prompt(self, request: Generate) -> None:
-        """Refuse what is no prompt, and what cannot fit: tokenising it would keep other requests waiting."""
-        check_types(request)
-        texts = [part for part in request.prompt if isinstance(part, str)]
-        texts += [message.content for message in request.chat or ()]
-        most = self.max_prompt_tokens * MAX_TOKEN_CHARACTERS
-        if (size := sum(map(len, texts))) > most:
-            raise PromptTooLong(
-                f"The prompt has {size} characters; this engine takes at most {self.max_prompt_tokens}"
-                f" tokens, and at most {most} characters.",
-                field="prompt",
-                remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
-            )
-
-    def _close(self, rid: str) -> None:
-        output = self._outputs.pop(rid, None)
-        if output is not None and not output.ended:
-            self._ring.send(Abort(rid=rid))
-            output.ended = True
-            self._quarantine.next()
-        if not self._outputs:
-            self._empty.set()
+        return self._requests.begin(request)
 
     async def _ask(self, message: Question) -> Reply | Texts:
         self._check_open()
-        return await self._post(message)
-
-    def _post(self, message: Question) -> asyncio.Future[Reply | Texts]:
-        """Send a question at once; the future has the answer."""
-        future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
-        self._replies[message.rid] = future
-        future.add_done_callback(lambda _: self._replies.pop(message.rid, None))
-        try:
-            self._ring.send(message)
-        except Exception as error:
-            future.set_exception(unsendable(error))
-        return future
+        return await self._replies.post(message)
 
     # --- the ring ---------------------------------------------------------------------------------
 
     def _receive(self, message: ToFrontend) -> None:
         if isinstance(message, StepText):
-            for chunk in message.chunks:
-                output = self._outputs.get(chunk.rid)
-                if output is not None and not output.ended:
-                    output.put(chunk)
-                    if output.ended and chunk.finish is None:  # its text differs; the ring would go on
-                        self._ring.send(Abort(rid=chunk.rid))
-            if self._quarantine.busy:
-                self._quarantine.next()
+            self._requests.take(message.chunks)
         elif isinstance(message, Failed):
-            output = self._outputs.get(message.rid)
-            if output is not None:
-                output.fail(from_info(message.error))
-                self._quarantine.next()
-            future = self._replies.get(message.rid)
-            if future is not None and not future.done():
-                future.set_exception(from_info(message.error))
+            self._requests.fail(message.rid, from_info(message.error))
+            self._replies.fail(message.rid, from_info(message.error))
         elif isinstance(message, Reply | Texts):
-            future = self._replies.get(message.rid)
-            if future is not None and not future.done():
-                future.set_result(message)
+            self._replies.take(message)
         elif isinstance(message, TreeChange):
             if not self._tree.follows(message.epoch, message.number, whole=message.whole):
                 self._ring.send(GetTree())
@@ -530,54 +438,20 @@ class Frontend:
             self._kv_events.told(replica, change)
 
     def _count_death(self, error: WorkerDied) -> bool:
-        """Fail all replies, and a request over which the ring died often enough. Returns whether a request
-        that ran alone is to blame."""
+        """The ring has died. Returns whether a request that ran alone is to blame."""
         self._tree = EventNumbers()
         self._tree_changed("", None)
-        to_blame = self._quarantine.died(list(self._outputs.values()), error)
-        self._quarantine.forget()
-        self._fail_replies(error)
+        to_blame = self._requests.count_death(error)
+        self._replies.fail_all(error)
         return to_blame
 
     def _send_again(self) -> None:
-        """Send the requests to the new ring, with the output that they have."""
+        """There is a new ring: it gets the adapters and the requests."""
         self._loras.restore()
-        self._resend(self._outputs.values())
-
-    def _move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """A replica that had the requests `rids` has died, or without an error is drained: send them again,
-        for others to go on with. Returns whether one that ran alone is to blame."""
-        outputs = [self._outputs[rid] for rid in rids if rid in self._outputs]
-        to_blame = error is not None and self._quarantine.died(outputs, error)
-        self._resend(outputs)
-        return to_blame
-
-    def _resend(self, outputs: Iterable[OutputQueue]) -> None:
-        """Send requests that were in a ring which is gone; suspects one after the other."""
-        going_on = [output for output in outputs if not output.ended]
-        for output in going_on:
-            if output.suspect and output.aborted:
-                output.end_aborted()
-        going_on = [output for output in going_on if not output.ended]
-        self._quarantine.add([output for output in going_on if output.suspect])
-        for output in going_on:
-            try:
-                if not output.suspect:
-                    self._ring.send(output.rest())
-                if output.aborted:
-                    self._ring.send(Abort(rid=output.request.rid))
-            except Exception as error:
-                log.exception("a request could not be sent again: %s", output.request.rid)
-                output.fail(unsendable(error))
+        self._requests.send_again()
 
     def _fail_all(self, error: EngineError) -> None:
         """End every request and question with `error`, which new ones get as well."""
         self._closed = error
-        for output in list(self._outputs.values()):
-            output.fail(error)
-        self._fail_replies(error)
-
-    def _fail_replies(self, error: RamifyError) -> None:
-        for future in list(self._replies.values()):
-            if not future.done():
-                future.set_exception(copy.copy(error))
+        self._requests.fail_all(error)
+        self._replies.fail_all(error)

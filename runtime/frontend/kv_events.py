@@ -1,6 +1,6 @@
 """KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
 
-A block is a page of `page_size` tokens. Its hash is the digest of all tokens up to its end
+A block is a page. Its hash is the digest of all tokens up to its end
 (`ramify.radix.observe.digest`), 64 bits, equal in every process: routers take it as a name, and compute their
 own hashes from `token_ids`. Example with pages of 4, after a prompt of ten tokens and one that shares five:
 
@@ -70,8 +70,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
 class HeldBlocks:
     """The blocks that any replica holds. `names` has the engine's LoRA adapters, name → what is loaded."""
 
-    def __init__(self, page_size: int, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
-        self._page_size = page_size
+    def __init__(self, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
         self._names = names
         self._replicas: dict[str, set[int]] = {}
         self._holders: Counter[int] = Counter()
@@ -125,14 +124,15 @@ class HeldBlocks:
         revision, _, salt = run.scope.partition(":")
         # An adapter that is not loaded any more has its revision as its name: never that of the model alone.
         lora = next((name for name, one in self._names().items() if one.revision == revision), revision)
-        ids = memoryview(run.tokens).cast("i")[start * self._page_size : end * self._page_size]
+        tokens = memoryview(run.tokens).cast("i")
+        page_size = len(tokens) // len(run.digests)
         before = run.before if start == 0 else run.digests[start - 1]
         salted = salt and before is None
         return BlockStored(
             block_hashes=list(run.digests[start:end]),
             parent_block_hash=before,
-            token_ids=ids.tolist(),
-            block_size=self._page_size,
+            token_ids=tokens[start * page_size : end * page_size].tolist(),
+            block_size=page_size,
             lora_id=None,
             medium=MEDIUM,
             lora_name=lora or None,
@@ -152,7 +152,7 @@ class KVEvents:
         except OSError as error:
             raise EngineError(f"kv_events: {error.strerror}", remedy="Give another port.") from None
         self._topic = config.kv_events_topic
-        self._blocks = HeldBlocks(config.page_size, names)
+        self._blocks = HeldBlocks(names)
         self._encoder = msgspec.msgpack.Encoder()
 
     def begin(self, model: str) -> None:

@@ -6,12 +6,14 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ChatMessage, Generate, Segment
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """Text, token ids, or segments: texts and lists of ids, one after the other."""
 
+MAX_TOKEN_CHARACTERS = 128
+"""No vocabulary has a longer token; the longest are runs of spaces."""
 KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 
@@ -64,6 +66,26 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
         for name in ("role", "content"):
             if not isinstance(value := getattr(message, name), str):
                 raise _refused(value, f"chat[{index}].{name}", "text")
+
+
+def check_prompt(request: Generate, most_tokens: int) -> None:
+    """Refuse what is no prompt, and what cannot fit: tokenising it would keep other requests waiting.
+
+    most_tokens : of a prompt that the engine takes
+
+    Raises `InvalidRequest` and `PromptTooLong`.
+    """
+    check_types(request)
+    texts = [part for part in request.prompt if isinstance(part, str)]
+    texts += [message.content for message in request.chat or ()]
+    most = most_tokens * MAX_TOKEN_CHARACTERS
+    if (size := sum(map(len, texts))) > most:
+        raise PromptTooLong(
+            f"The prompt has {size} characters; this engine takes at most {most_tokens}"
+            f" tokens, and at most {most} characters.",
+            field="prompt",
+            remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+        )
 
 
 def _segment(given: Any, field: str) -> Segment:

@@ -16,7 +16,7 @@ from ramify.messages import Generate, ModelInfo
 from ramify.ring_messages import Abort, GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.ring import SILENT_S
+from ramify.runtime.fleet.ring import HEARTBEAT, HEARTBEAT_S, SILENT_S
 from ramify.runtime.fleet.shares import Share
 from ramify.runtime.model.fingerprint import fingerprint
 from ramify.runtime.model.hub.resolve import ModelFiles, resolve
@@ -24,9 +24,6 @@ from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 log = logging.getLogger("ramify")
-
-HEARTBEAT_S = 2.0
-"""How often the scheduler is asked for its counters, so that a message comes back even from an idle ring."""
 
 RESTART_LIMIT = 3
 """After more restarts than this within RESTART_WINDOW_S the supervisor gives up."""
@@ -42,6 +39,8 @@ class RingSupervisor:
         Processes for the first ring, if they were started early.
     share
         What its processes get of the machine, where there are several replicas.
+    name
+        Of the replica, where there are several; the log says it.
     receive
         Called with every message from the ring.
     died
@@ -61,6 +60,7 @@ class RingSupervisor:
         workers: PrestartedWorkers | None,
         *,
         share: Share | None = None,
+        name: str = "",
         receive: Callable[[ToFrontend], None],
         died: Callable[[WorkerDied], bool],
         restarted: Callable[[], None],
@@ -70,6 +70,7 @@ class RingSupervisor:
         self._config = config
         self._workers = workers
         self._share = share
+        self._of = f"replica {name}: " if name else ""
         self._receive = receive
         self._died = died
         self._restarted = restarted
@@ -196,7 +197,7 @@ class RingSupervisor:
         self._begin_restart(f"The {role} process died")
 
     def _begin_restart(self, reason: str) -> None:
-        log.error("%s; restarting the ring", reason)
+        log.error("%s%s; restarting the ring", self._of, reason)
         self._restart = asyncio.create_task(self._replace_ring(reason))
 
     async def _replace_ring(self, reason: str) -> None:
@@ -227,9 +228,9 @@ class RingSupervisor:
             await self._start_ring()
         except Exception as failure:
             if isinstance(failure, RamifyError):
-                log.error("the ring could not be restarted: %s", failure)
+                log.error("%sthe ring could not be restarted: %s", self._of, failure)
             else:
-                log.exception("the ring could not be restarted")
+                log.exception("%sthe ring could not be restarted", self._of)
             self._running = False
             self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
         else:
@@ -247,4 +248,4 @@ class RingSupervisor:
                 self._begin_restart(f"The ring said nothing for {SILENT_S:g} s")
                 continue
             with contextlib.suppress(EngineError):  # the ring was stopped at this moment
-                self.send(GetStats(rid="heartbeat"))
+                self.send(GetStats(rid=HEARTBEAT))

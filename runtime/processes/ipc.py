@@ -168,18 +168,24 @@ class Publisher:
             loop.call_soon(self.answer)
 
     def answer(self) -> None:
-        """Answer the requests for replays that have come."""
-        while len(self._sockets) > 1:
-            try:
-                request = self._sockets[1].recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(request) != 3 or len(request[2]) != 8:
-                continue
-            for number, payload in self._kept:
-                if number >= request[2]:
-                    self._replay(request[0], self.topic.encode(), number, payload)
-            self._replay(request[0], b"", self.END, b"")
+        """Answer a request for a replay, if one has come.
+
+        One a call: a subscriber that asks again at once would keep the loop from all else.
+        """
+        if len(self._sockets) < 2:
+            return  # closed
+        try:
+            request = self._sockets[1].recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        if self._loop is not None:  # the descriptor is edge-triggered, and another one may have come
+            self._loop.call_soon(self.answer)
+        if len(request) != 3 or len(request[2]) != 8:
+            return
+        for number, payload in self._kept:
+            if number >= request[2]:
+                self._replay(request[0], self.topic.encode(), number, payload)
+        self._replay(request[0], b"", self.END, b"")
 
     def _replay(self, asker: bytes, *frames: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # too much waits for it

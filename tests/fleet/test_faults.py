@@ -49,7 +49,7 @@ def ends_by_name(fleet: Fleet, rid: str) -> None:
     assert failed.rid == rid
     assert "a bug" in failed.error.message
     left = fleet.fleet
-    assert rid not in {**left._unplaced, **left._running, **left._held}
+    assert rid not in left._router.requests
     assert rid not in left._placement._reservations
 
 
@@ -177,6 +177,7 @@ class Stubs:
 
         async def start(self: RingSupervisor) -> None:
             self._ring = Stub()  # type: ignore[assignment]
+            self.info = model_info("")
             self._running = True
             stubs.rings.append(self._ring)  # type: ignore[arg-type]
 
@@ -211,7 +212,7 @@ def test_a_question_that_cannot_be_sent_fails_and_is_forgotten(
         with pytest.raises(InvalidRequest, match="Unicode"):
             await stubs.frontend.load_lora("x", "/\ud800")
         await asyncio.sleep(0)
-        assert not stubs.frontend._replies
+        assert not stubs.frontend._replies.waiting
         for index in range(replicas):
             await stubs.kill(index)
         assert len(stubs.rings) == 2 * replicas
@@ -252,13 +253,13 @@ def test_a_request_that_cannot_be_sent_again_fails_alone(
         frontend = stubs.frontend
         await frontend.start()
         tasks = {rid: asyncio.ensure_future(ask(frontend, rid)) for rid in ("bad", "good")}
-        while len(frontend._outputs) < 2:
+        while len(frontend._requests.outputs) < 2:
             await asyncio.sleep(0)
 
         def raises() -> Generate:
             raise ValueError("a bug")
 
-        frontend._outputs["bad"].rest = raises  # type: ignore[method-assign]
+        frontend._requests.outputs["bad"].rest = raises  # type: ignore[method-assign]
         before = list(stubs.rings)
         for ring in before:
             ring.sent.clear()
@@ -281,7 +282,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.Monkey
         chunks = stubs.frontend.generate(Generate(rid="r", prompt=((1,),)))
         with pytest.raises(EngineError, match="a bug"):
             await anext(chunks)
-        assert not stubs.frontend._outputs
+        assert not stubs.frontend._requests.outputs
 
     asyncio.run(run())
 
@@ -320,9 +321,9 @@ def test_a_suspect_that_waits_can_be_aborted(replicas: int, monkeypatch: pytest.
         await asyncio.sleep(0)
         for _ in range(2):
             fleet: Any = frontend._ring
-            home = int(fleet._running["a"].replica) if replicas > 1 else 0
+            home = int(fleet._router.requests["a"].replica) if replicas > 1 else 0
             await stubs.kill(home)
-        (waiting,) = frontend._quarantine._waiting
+        (waiting,) = frontend._requests.quarantine._waiting
         before = sum(len(ring.sent) for ring in stubs.rings)
         assert frontend.abort(waiting.request.rid) == 1
         (chunk,) = await asyncio.wait_for(tasks.pop(waiting.request.rid), 5)
@@ -331,7 +332,7 @@ def test_a_suspect_that_waits_can_be_aborted(replicas: int, monkeypatch: pytest.
         (other,) = tasks.values()
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
-        assert not frontend._quarantine.busy
+        assert not frontend._requests.quarantine.busy
 
     asyncio.run(run())
 
@@ -356,6 +357,7 @@ def test_where_one_replica_does_not_start_none_stays(monkeypatch: pytest.MonkeyP
                 ended.append(number)
                 raise
             self._ring = Stub()  # type: ignore[assignment]
+            self.info = model_info("")
 
         monkeypatch.setattr(RingSupervisor, "start", start)
         with pytest.raises(EngineError, match="out of memory"):
@@ -432,7 +434,7 @@ def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) 
     async def run() -> None:
         for ring in fleet.rings:
             ring.info = model_info("before")
-        fleet.fleet.info = fleet.rings[0].info
+        fleet.fleet._members.info = fleet.rings[0].info
         for index, fingerprint in ((0, "after"), (1, "before")):
             fleet.kill(index)
             fleet.rings[index].info = model_info(fingerprint)
@@ -450,7 +452,7 @@ def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) 
 
 
 def model_info(fingerprint: str) -> Any:
-    return SimpleNamespace(name="model", fingerprint=fingerprint)
+    return SimpleNamespace(name="model", fingerprint=fingerprint, page_size=16)
 
 
 def test_prompts_for_others_count_and_keep_suspects_away(
@@ -466,7 +468,7 @@ def test_prompts_for_others_count_and_keep_suspects_away(
     assert move.move.limit_s == MOST_LIMIT_S, "its pace is a guess"
     assert rings.requests_of("0") == 1
     rings.send_alone(Generate(rid="suspect", prompt=((1, 2, 3),)))
-    assert rings._ward == "1"
+    assert rings._router.ward == "1"
     drain = DrainOfPrompts(found, prompt)
     asyncio.run(drain.run())
     assert drain.waited == [True, True]
@@ -482,7 +484,7 @@ class DrainOfPrompts:
 
     async def run(self) -> None:
         found = self.fleet
-        found.fleet.before_leaving = None
+        found.fleet._members.before_leaving = None
         task = asyncio.ensure_future(found.fleet.drain("0", 5.0))
         await asyncio.sleep(0)
         self.waited.append(not task.done())

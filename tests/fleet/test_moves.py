@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet import local
-from ramify.runtime.fleet.moves import MovePace, Need, choose
+from ramify.runtime.fleet.moves import MOST_LIMIT_S, MovePace, Need, choose
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.kv_transfer.files import ImageFolder
 from tests.fleet.test_rings import FakeRing, Fleet, asked
@@ -70,37 +69,18 @@ def test_the_pace_of_moves_is_measured() -> None:
 # --- requests that wait -------------------------------------------------------------------------
 
 
-class Timers:
-    """Timers that a test lets run out."""
-
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def __call__(self, seconds: float, call: Callable[[], None]) -> Any:
-        self.due.append(call)
-        due = self.due
-
-        class Timer:
-            def cancel(self) -> None:
-                if call in due:
-                    due.remove(call)
-
-        return Timer()
-
-
 class Moving(Fleet):
     """Two replicas, of which the first holds `held`; new requests go to the second."""
 
     def __init__(self, folder: Path, held: tuple[int, ...] = PREFIX, **options: Any) -> None:
         super().__init__(**options)
-        self.timers = Timers()
         moves = self.fleet.mover
         assert moves is not None
         moves._later = self.timers
         moves._store = ImageFolder(folder)
         for ring in self.rings:
             ring.page_bytes = PAGE_BYTES
-        ends = self.fleet._digests.page_ends(np.array(held, np.int32), "", 16)
+        ends = self.fleet._router._digests.page_ends(np.array(held, np.int32), "", 16)
         self.rings[0].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
 
     def files(self) -> list[Path]:
@@ -132,7 +112,7 @@ def moving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
     place = Placement.place
     monkeypatch.setattr(
-        Placement, "place", lambda self, work, now, only=None, force=False: place(self, work, now, "1")
+        Placement, "place", lambda self, work, now, only=None, **options: place(self, work, now, "1")
     )
     return Moving(tmp_path)
 
@@ -196,7 +176,7 @@ def test_a_replica_that_refuses_three_images_is_sent_no_more(moving: Moving) -> 
         for start, rid in zip(range(0, 2880, 320), "abcdefghi", strict=True)
     }
     for number, ids in enumerate(prompts.values()):
-        ends = moving.fleet._digests.page_ends(np.array(ids, np.int32), "", 16)
+        ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
         moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
 
     def send(rid: str) -> list[Any]:
@@ -247,7 +227,7 @@ def test_a_death_ends_the_move(moving: Moving, dead: int) -> None:
     else:
         assert moving.lost == [["a"]], "the frontend sends it again"
         assert not moving.sent()
-        assert not moving.fleet._held
+        assert "a" not in moving.fleet._router.requests
     moving.imported(message)
     assert len(moving.sent()) == (dead == 0)
 
@@ -273,6 +253,40 @@ def test_without_room_nothing_moves(moving: Moving, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ImageFolder, "room", lambda self: 10 * PAGE_BYTES)
     moving.send(asked("a", 7))
     assert moving.sent() == ["a"]
+
+
+def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, third = PREFIX[::-1], PREFIX[500:] + PREFIX[:500]
+    for number, ids in enumerate((other, third)):
+        ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
+        moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+    monkeypatch.setattr("ramify.runtime.fleet.mover.MOST_BYTES", 100 * PAGE_BYTES)
+
+    def send(rid: str, *ids: int) -> bool:
+        """Whether it waits for pages."""
+        moving.send(Generate(rid=rid, prompt=(ids,)))
+        return rid not in moving.sent()
+
+    assert send("a", *PREFIX, 7)
+    message = moving.exporting()
+    assert not send("b", *other, 7), "62 pages are on their way, and it has as many"
+    moving.timers.due[0]()
+    assert moving.sent() == ["b", "a"]
+    assert not send("c", *other, 8), "the source may write the first image still"
+    moving.exported(message)
+    monkeypatch.setattr("ramify.runtime.fleet.mover.MOST_BYTES", 10 * PAGE_BYTES)
+    assert send("d", *third, 9), "one alone may be larger"
+
+
+def test_room_is_counted_once(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are not written yet do not show in what is free."""
+    other = PREFIX[::-1]
+    ends = moving.fleet._router._digests.page_ends(np.array(other, np.int32), "", 16)
+    moving.rings[0].receive(TreeChange(epoch=1, number=2, added=tuple(ends)))
+    monkeypatch.setattr(ImageFolder, "room", lambda self: 130 * PAGE_BYTES)
+    moving.send(asked("a", 7))
+    moving.send(Generate(rid="b", prompt=((*other, 7),)))
+    assert moving.sent() == ["b"]
 
 
 def test_a_closed_fleet_leaves_no_file(moving: Moving, tmp_path: Path) -> None:
@@ -407,6 +421,7 @@ def test_without_its_partner_a_replica_does_both(roles: Moving) -> None:
     roles.send(asked("a", 7))
     prefill(roles)
     roles.kill(0)
+    roles.send(asked("a", 7))  # as the frontend does
     assert roles.sent() == ["a"]
     roles.send(asked("b", 8))
     assert roles.sent() == ["a", "b"]
@@ -414,6 +429,38 @@ def test_without_its_partner_a_replica_does_both(roles: Moving) -> None:
     roles.kill(1)
     roles.send(asked("c", 9))
     assert prefill(roles).rid == "c"
+
+
+def test_a_death_over_a_prompt_counts_against_those_that_asked_for_it(roles: Moving) -> None:
+    roles.send(asked("a", 7))
+    computed(roles, prefill(roles))
+    message = roles.exporting()
+    roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))
+    prefill(roles)
+    roles.kill(0)
+    assert roles.lost == [["b"]], "the prompt of the other one had been computed"
+    assert roles.sent() == ["a"]
+    work = roles.fleet._placement.work_of("1")
+    roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))  # as the frontend does
+    assert roles.sent() == ["a", "b"]
+    assert roles.fleet._placement.work_of("1") > work > WHOLE, "its first place there is free again"
+    assert all(one.sent for one in roles.fleet._router.requests.values())
+    roles.exported(message)
+    assert not roles.files()
+
+
+def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
+    """It loads kernels, and is slower than the fleet's pace says."""
+    roles.send(asked("a", 7))
+    computed(roles, prefill(roles))
+    roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))
+    prefill(roles)
+    roles.kill(0)
+    roles.rings[0].came_back()
+    roles.send(Generate(rid="c", prompt=(PREFIX[1:],)))
+    first, second, anew = roles.timers.seconds
+    assert first == anew == MOST_LIMIT_S
+    assert second < MOST_LIMIT_S / 2
 
 
 def test_roles_need_pages_that_can_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,35 @@ def test_a_program_stays_where_its_pages_are() -> None:
     assert placement.place(work(np.concatenate([text, tokens(2, 100)]), program="p"), 0.0) == first
 
 
+@pytest.mark.parametrize(("move_s", "home"), [(0.2, "b"), (2.0, "a"), (None, "a")])
+def test_a_new_replica_gets_work_where_its_pages_come_sooner_than_its_turn(
+    move_s: float | None, home: str
+) -> None:
+    """At 1 ms a token: the first replica has 800 tokens of work, and holds 2,000 of the prompt's 2,010."""
+    placement, text = fleet("a"), tokens(1, 2010)
+    placement.apply("a", TreeEvents(1, 1, DIGESTS.page_ends(text, "", PAGE)))
+    placement._pace.learn(1.0, 1000)
+    for seed in range(8):
+        placement.place(work(tokens(100 + seed, 100), output=0), 0.0)
+    placement.join("b")
+    asked: list[int] = []
+
+    def seconds(pages: int) -> float:
+        asked.append(pages)
+        return move_s or 0.0
+
+    one = work(text, output=0)
+    assert placement.place(one, 0.0, move_s=None if move_s is None else seconds) == home
+    assert set(asked) == (set() if move_s is None else {125})
+    if home == "b":
+        placement.fetched(one.rid, 2000, 0.3)
+        assert placement.work_of("b") == pytest.approx(10)
+    short = np.concatenate([text[:48], tokens(3, 600)])
+    asked.clear()
+    placement.place(work(short), 0.0, move_s=seconds)
+    assert not asked, "48 tokens are not moved"
+
+
 def test_simultaneous_requests_see_each_other() -> None:
     placement = fleet("a", "b", "c", "d")
     for i in range(32):

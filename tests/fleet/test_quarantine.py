@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.
 
     async def start(self: RingSupervisor) -> None:
         self._ring = Ring(self)  # type: ignore[assignment]
+        self.info: Any = SimpleNamespace(fingerprint="", page_size=16)
         self._running = True
         rings.append(self._ring)  # type: ignore[arg-type]
 
@@ -95,7 +97,7 @@ def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.
             if rounds % 50 == 0 and len(late) < 6:  # others come in meanwhile
                 late.append(asyncio.ensure_future(asked(frontend, f"late{rounds}", 7)))
             await asyncio.sleep(0)
-        assert not frontend._quarantine.busy
+        assert not frontend._requests.quarantine.busy
         await frontend.aclose()
         return await asyncio.gather(*tasks, *late, return_exceptions=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
 from ramify.ring_messages import (
+    INTERNAL,
     Abort,
     AwaitTools,
     EndProgram,
@@ -33,6 +35,7 @@ from ramify.runtime.fleet import local, shares
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.ring import RingEvents
+from ramify.sampling_params import SamplingParams
 
 PREFIX = tuple(range(1000))
 
@@ -50,7 +53,7 @@ class FakeRing:
         self.gave_up: Callable[[EngineError], None] = options["gave_up"]
         self.restarting = False
         self.heartbeat_age_s = 0.0
-        self.info = None
+        self.info: Any = SimpleNamespace(name="model", fingerprint="", page_size=config.page_size or 16)
         self.max_prompt_tokens = 100
         self.pids: dict[str, int] = {}
         self.closed = False
@@ -74,6 +77,27 @@ class FakeRing:
         return found
 
 
+class Timers:
+    """Timers that a test lets run out."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+        self.seconds: list[float] = []
+        """What each was set to, also those that are over."""
+
+    def __call__(self, seconds: float, call: Callable[[], None]) -> Any:
+        self.due.append(call)
+        self.seconds.append(seconds)
+        due = self.due
+
+        class Timer:
+            def cancel(self) -> None:
+                if call in due:
+                    due.remove(call)
+
+        return Timer()
+
+
 class Fleet:
     """A started `LocalFleet` and what it has told the frontend."""
 
@@ -83,6 +107,7 @@ class Fleet:
         self.errors: list[WorkerDied | None] = []
         self.gave_up: list[EngineError] = []
         self.restarts = 0
+        self.timers = Timers()
         self.fleet = LocalFleet(
             EngineConfig(replicas=2, device="cpu", **options),
             None,
@@ -91,6 +116,7 @@ class Fleet:
             restarted=self._restarted,
             gave_up=self.gave_up.append,
         )
+        self.fleet._questions.later = self.timers
         asyncio.run(self.fleet.start())
         self.rings: list[Any] = list(self.fleet._rings.values())
         self.send = self.fleet.send
@@ -148,7 +174,7 @@ def test_scopes_are_apart(fleet: Fleet) -> None:
 
 
 def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
-    ends = fleet.fleet._digests.page_ends(np.array(PREFIX, np.int32), "", 16)
+    ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 16)
     fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
     fleet.send(asked("a"))
     assert fleet.home("a") == 1
@@ -157,9 +183,23 @@ def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
     assert fleet.rings[1].take(GetTree), "number 2 was lost"
 
 
+def test_the_first_replica_tells_the_size_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    fleet = Fleet(page_size=64)
+    ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 64)
+    fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    fleet.send(asked("a", sampling=SamplingParams(max_tokens=0)))
+    assert fleet.home("a") == 1
+    assert fleet.fleet._placement.work_of("1") == 1000 - 15 * 64, "the tree holds 15 whole pages"
+    made: list[FakeRing] = []
+    with pytest.raises(EngineError, match="far has pages of 16 tokens, and the others of 64"):
+        asyncio.run(fleet.fleet.add("far", make(made)))
+    assert made[0].closed
+
+
 def test_what_trees_hold_is_passed_on_in_order_and_without_gaps(fleet: Fleet) -> None:
     told: list[tuple[str, Any]] = []
-    fleet.fleet.tree_changed = lambda name, change: told.append((name, change))
+    fleet.fleet.watch_trees(lambda name, change: told.append((name, change)))
     first = TreeChange(epoch=1, number=1, added=(7,))
     late = TreeChange(epoch=1, number=4, added=(9,))
     whole = TreeChange(epoch=1, number=4, added=(7, 8, 9), whole=True)
@@ -191,7 +231,19 @@ def test_a_prompt_that_cannot_be_tokenised_is_refused_by_its_replica(fleet: Flee
     home = fleet.rings[fleet.home("a")]
     home.receive(Failed(rid="a", error=error))
     assert fleet.got == [Failed(rid="a", error=error)]
-    assert not fleet.fleet._running
+    assert not fleet.fleet._router.requests
+
+
+def test_a_clients_id_is_none_of_a_question(fleet: Fleet) -> None:
+    fleet.send(asked("place-a"))
+    fleet.send(asked("prefixes"))
+    fleet.send(Generate(rid="a", prompt=("text",)))
+    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
+    error = InvalidRequest("no").to_info()
+    fleet.rings[0].receive(Failed(rid=question.rid, error=error))
+    assert not fleet.got
+    assert fleet.home("a") in (0, 1), "it is placed, and its replica refuses it"
+    assert question.rid.startswith(INTERNAL)
 
 
 def test_ids_that_no_prompt_has_are_refused_by_the_replica(fleet: Fleet) -> None:
@@ -218,7 +270,7 @@ def test_what_is_done_counts_no_more(fleet: Fleet) -> None:
     chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
     fleet.rings[home].receive(StepText(chunks=(chunk,)))
     assert fleet.got[-1].chunks == (chunk,)
-    assert not fleet.fleet._running
+    assert not fleet.fleet._router.requests
     assert fleet.fleet._placement.work_of(str(home)) == pytest.approx(0, abs=1e-6)
     fleet.send(Abort(rid="a"))
     assert not fleet.rings[home].take(Abort)
@@ -331,7 +383,7 @@ def test_a_draining_replica_ends_what_it_has_and_gets_nothing(fleet: Fleet) -> N
     async def before(name: str) -> None:
         seen.append(fleet.fleet.replicas[name].state)
 
-    fleet.fleet.before_leaving = before
+    fleet.fleet._members.before_leaving = before
     drained(
         fleet,
         str(home),
@@ -408,8 +460,11 @@ def test_a_restarted_replica_has_its_name_and_the_only_one_keeps_requests(fleet:
 
 def test_with_no_core_left_no_replica_is_added(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares.os, "sched_getaffinity", lambda pid: {0, 1})
-    with pytest.raises(UnsupportedField, match="There are 2 replicas, and this process can use 2 cores"):
+    says = "There are 2 replicas, and this process can use 2 cores"
+    with pytest.raises(UnsupportedField, match=says) as raised:
         asyncio.run(fleet.fleet.add_one())
+    assert raised.value.remedy is not None
+    assert "Drain" in raised.value.remedy
     assert list(fleet.fleet.replicas) == ["0", "1"]
 
 
@@ -423,6 +478,7 @@ def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
     assert not fleet.got
     fleet.rings[1].receive(Reply(rid="1", lora="v1"))
     assert fleet.got == [Reply(rid="1", lora="v1")]
+    assert not fleet.timers.due
     fleet.send(asked("plain"))
     fleet.send(asked("adapted", lora="x"))
     assert fleet.home("plain") != fleet.home("adapted"), "they share no pages"
@@ -437,6 +493,24 @@ def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
     fleet.rings[1].receive(Reply(rid="2", lora="v2"))
     assert "have changed" in fleet.got[-1].error.message
     assert [len(ring.take(UnloadLora)) for ring in fleet.rings] == [1, 1]
+
+
+def test_an_adapter_that_one_replica_does_not_load_in_time_is_loaded_nowhere(fleet: Fleet) -> None:
+    fleet.send(LoadLora(rid="1", name="x", path="/x"))
+    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    assert fleet.timers.seconds == [120.0]
+    fleet.timers.due[0]()
+    (answer,) = fleet.got
+    assert "not answered within 120 s: 1." in answer.error.message
+    assert [len(ring.take(UnloadLora)) for ring in fleet.rings] == [1, 1]
+    fleet.rings[1].receive(Reply(rid="1", lora="v1"))
+    assert fleet.got == [answer]
+    assert not fleet.fleet.replicas["1"].loras
+    for index in (0, 1):
+        fleet.kill(index)
+    fleet.send(UnloadLora(rid="2", name="x"))
+    fleet.timers.due[-1]()
+    assert "No replica" in fleet.got[-1].error.message, "with none up it ends as well"
 
 
 def test_a_death_does_not_keep_an_answer_back(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ramify import constraint
@@ -224,8 +224,17 @@ def _sentences(rules: dict[str, Expression], longest: int) -> set[str]:
     return known[ROOT]
 
 
+IN_THE_LAST_ROUND: dict[str, Expression] = {
+    ROOT: Repeat(Seq((Call("q"), Call("q"), Text("a"))), 0, 2),
+    "q": Repeat(Call("p"), 0, 2),
+    "p": Alt((Call(ROOT), Call("p"))),
+}
+"""The last round that is made removes the last left recursion."""
+
+
 @MANY
 @given(st.fixed_dictionaries({name: _bodies() for name in NAMES}))
+@example(IN_THE_LAST_ROUND)
 def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -> None:
     rules = productive(rules)
     assume(rules)

@@ -34,7 +34,7 @@ class Moving(Fleet):
 
     async def start(self) -> dict[str, FakeRing]:
         rings = await super().start()
-        ends = self.fleet._digests.page_ends(np.arange(TOKENS, dtype=np.int32), "", 16)
+        ends = self.fleet._router._digests.page_ends(np.arange(TOKENS, dtype=np.int32), "", 16)
         rings["a"].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
         await until(lambda: self.fleet._placement.held("a", ends) == len(ends))
         return rings
@@ -45,7 +45,7 @@ def to_b(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement.place
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1.0)
     monkeypatch.setattr(
-        Placement, "place", lambda self, work, now, only=None, force=False: place(self, work, now, "b")
+        Placement, "place", lambda self, work, now, only=None, **options: place(self, work, now, "b")
     )
 
 
@@ -110,9 +110,9 @@ async def test_a_lost_image_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_an_export_whose_frontend_goes_away_leaves_no_file() -> None:
     sent: list[Any] = []
-    images = ReplicaImages(sent.append, 16)
+    images = ReplicaImages(sent.append)
     message = ExportPrefix(rid="move", ids=tuple(range(TOKENS)), scope="", path="x")
-    caller = asyncio.ensure_future(images.export(message, PAGE_BYTES))
+    caller = asyncio.ensure_future(images.export(message, PAGE_BYTES, 16))
     await until(lambda: sent)
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
@@ -128,13 +128,13 @@ async def test_an_export_whose_frontend_goes_away_leaves_no_file() -> None:
 
 async def test_what_is_no_bytes_and_what_has_no_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    images = ReplicaImages(sent.append, 16)
+    images = ReplicaImages(sent.append)
     refused = await images.import_(ImportPrefix(rid="move", path="x"), {"pickled": 1})
     assert isinstance(refused, Failed)
     assert "it is dict, not bytes" in refused.error.message
     monkeypatch.setattr(files.ImageFolder, "room", lambda self: 7 * PAGE_BYTES)
     answer, image = await images.export(
-        ExportPrefix(rid="move", ids=tuple(range(TOKENS)), scope="", path="x"), PAGE_BYTES
+        ExportPrefix(rid="move", ids=tuple(range(TOKENS)), scope="", path="x"), PAGE_BYTES, 16
     )
     assert isinstance(answer, Failed)
     assert (answer.rid, answer.error.code, image, sent) == ("move", "overloaded", None, [])

@@ -93,6 +93,7 @@ def test_an_async_program_runs(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_actor_and_a_killed_driver_lose_and_double_no_row(ray_cluster: Any, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

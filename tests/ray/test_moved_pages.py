@@ -56,7 +56,6 @@ class Replicas:
 
         fleet = functools.partial(
             ListedFleet,
-            self.deployment.server.page_size,
             transport=Watched(handle, self.deployment.version),
             listed=listed.here,
             drain_s=30.0,
@@ -80,8 +79,8 @@ class Replicas:
         """Of a prompt of TOKENS letters, placed on the replica `name`."""
         place = Placement.place
 
-        def there(self: Placement, work: Any, now: float, only: Any = None, *, force: bool = False) -> str:
-            return place(self, work, now, name, force=force)
+        def there(self: Placement, work: Any, now: float, only: Any = None, **options: Any) -> str:
+            return place(self, work, now, name, **options)
 
         request = Generate(
             rid=f"r{next(numbers)}",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ramify as rm
-from ramify.errors import ProgramError, WorkerDied
+from ramify.errors import EngineClosed, ProgramError, WorkerDied
 from ramify.ray.row_feed import RowFeed
 
 
@@ -86,6 +86,46 @@ def test_a_row_that_arrives_starts_while_another_runs(program: Any) -> None:
     backend.next()()
     assert again.result(60) == "yes"
     rows.close()
+
+
+def test_an_error_of_the_feed_fails_all_rows(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.excepthook", lambda failed: None)
+    backend = Held()
+    rows = feed(program, backend, 1)
+
+    def learn(row: Any, text: str) -> None:
+        raise OSError("of the feed")
+
+    monkeypatch.setattr(rows.window, "learn", learn)
+    one, two = (rows.run({"document": "a", "question": n}) for n in "12")
+    backend.next()()
+    assert one.result(60) == "yes"
+    assert "of the feed" in str(two.exception(60))
+    assert "of the feed" in str(rows.run({"document": "b", "question": "1"}).exception(60))
+
+
+def test_a_row_that_nobody_waits_for_disturbs_no_other(program: Any) -> None:
+    backend = Held()
+    rows = feed(program, backend, 1)
+    one, two = (rows.run({"document": "a", "question": n}) for n in "12")
+    go = backend.next()
+    assert one.cancel()
+    go()
+    backend.next()()
+    assert two.result(60) == "yes"
+    rows.close()
+
+
+def test_rows_of_a_closed_feed_fail(program: Any) -> None:
+    backend = Held()
+    rows = feed(program, backend, 1)
+    one, two = (rows.run({"document": "a", "question": n}) for n in "12")
+    go = backend.next()
+    rows.close()
+    go()
+    assert one.result(60) == "yes"
+    for future in (two, rows.run({"document": "b", "question": "1"})):
+        assert isinstance(future.exception(60), EngineClosed)
 
 
 def test_rows_fail_when_the_backend_answers_nothing(program: Any) -> None:

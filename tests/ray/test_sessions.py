@@ -18,7 +18,7 @@ from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import RingHost
 from ramify.ray.images import RemoteImages
 from ramify.ray.ring import RemoteRing
-from ramify.ray.wire import NoSession, decode_item, encode_message
+from ramify.ray.wire import NoSession, decode_item, encode_message, session_id
 from ramify.ring_messages import (
     Abort,
     EndProgram,
@@ -33,7 +33,7 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.ring import RingEvents
+from ramify.runtime.fleet.ring import HEARTBEAT, SILENT_S, RingEvents
 
 INFO = ModelInfo(
     name="m",
@@ -45,6 +45,7 @@ INFO = ModelInfo(
     dtype="float32",
     device="cpu",
     chat_format=None,
+    page_size=16,
 )
 
 
@@ -79,10 +80,16 @@ class FakeRing:
 
     def say(self, rid: str, text: str, *, last: bool = False) -> None:
         finish = Finish(reason="length") if last else None
-        self.receive(StepText(chunks=(TextChunk(rid=rid, text=text, ids=(1,), finish=finish),)))
+        self.receive(StepText(chunks=(TextChunk(rid=self.of(rid), text=text, ids=(1,), finish=finish),)))
 
     def rids(self, kind: type = Generate) -> list[str]:
-        return [one.rid for one in self.sent if isinstance(one, kind)]
+        """The frontends' ids of the messages of one kind."""
+        return [one.rid.rpartition("/")[2] for one in self.sent if isinstance(one, kind)]
+
+    def of(self, rid: str) -> str:
+        """The id in the ring of the last message whose id is `rid` to its frontend."""
+        found: list[str] = [getattr(one, "rid", "") for one in self.sent]
+        return [one for one in found if one.rpartition("/")[2] == rid][-1]
 
 
 class Calls:
@@ -184,7 +191,9 @@ async def test_each_frontend_gets_the_chunks_of_its_own_requests() -> None:
     ring, (one, two) = await opened(Calls(), "one", "two")
     ends = [one.send(Generate(rid="1")), two.send(Generate(rid="2"))]
     await until(lambda: ring.rids() == ["1", "2"])
-    chunks = tuple(TextChunk(rid=rid, text=rid, ids=(1,), finish=Finish(reason="stop")) for rid in "12")
+    chunks = tuple(
+        TextChunk(rid=ring.of(rid), text=rid, ids=(1,), finish=Finish(reason="stop")) for rid in "12"
+    )
     ring.receive(StepText(chunks=chunks))
     ring.receive(TreeChange(epoch=1, number=1, added=(5,)))
     assert await asyncio.gather(*ends) == [True, True], "the calls last as long as the requests"
@@ -213,7 +222,7 @@ async def test_a_frontend_that_goes_away_leaves_nothing_running() -> None:
         await until(lambda reader=reader: reader.number == 2)
         if reader is one:
             await until(lambda: ring.rids(LoadLora) == ["load-1"])
-            ring.receive(Reply(rid="load-1", lora="r"))
+            ring.receive(Reply(rid=ring.of("load-1"), lora="r"))
     await until(lambda: two.got[1:] == [Reply(rid="load-2", lora="r")])
     assert ring.rids(LoadLora) == ["load-1"], "the second frontend has found it loaded"
     one.task.cancel()
@@ -230,10 +239,10 @@ async def test_a_silent_frontend_is_taken_to_be_gone(monkeypatch: pytest.MonkeyP
     ring, (one, two) = await opened(Calls(), "one", "two")
     one.send(Generate(rid="1"))
     await until(lambda: ring.rids() == ["1"])
-    now += host.SILENT_S + 1
-    two.send(GetStats(rid=host.HEARTBEAT))
+    now += SILENT_S + 1
+    two.send(GetStats(rid=HEARTBEAT))
     await until(lambda: calls_heard(two))
-    ring.receive(Reply(rid=host.HEARTBEAT))
+    ring.receive(Reply(rid=HEARTBEAT))
     await until(lambda: ring.rids(Abort) == ["1"])
     assert ring.rids(GetStats) == [], "heartbeats stay outside"
     await one.task
@@ -245,11 +254,49 @@ def calls_heard(reader: Reader) -> bool:
     return reader.host._sessions[reader.name].next_number == 2
 
 
+async def test_clients_may_give_the_ids_of_heartbeats_and_of_other_frontends_requests() -> None:
+    ring, (one, two) = await opened(Calls(), "one", "two")
+    ends = [reader.send(Generate(rid="heartbeat")) for reader in (one, two)]
+    await until(lambda: ring.rids() == ["heartbeat"] * 2)
+    first, second = (message.rid for message in ring.sent)
+    ring.receive(Failed(rid=second, error=EngineError("no").to_info()))
+    ring.receive(StepText(chunks=(TextChunk(rid=first, text="x", finish=Finish(reason="stop")),)))
+    assert await asyncio.gather(*ends) == [True, True]
+    await until(lambda: len(one.got) == len(two.got) == 2)
+    assert one.got[1].chunks[0].rid == two.got[1].rid == "heartbeat"
+    assert (one.got[1].chunks[0].text, two.got[1].error.message) == ("x", "no")
+    for reader in (one, two):
+        reader.task.cancel()
+
+
+async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
+    """A stream that breaks on the frontend's side alone leaves its session behind on the replica."""
+    ring, (old, other) = await opened(Calls(), session_id("f", 0), session_id("g", 0))
+    old.send(Generate(rid="r"))
+    other.send(Generate(rid="s"))
+    await until(lambda: ring.rids() == ["r", "s"])
+    new = Reader(old.host, session_id("f", 1))
+    await until(lambda: new.got)
+    assert ring.rids(Abort) == ["r"]
+    before = ring.of("r")
+    await old.task
+    ended = new.send(Generate(rid="r"))
+    await until(lambda: ring.rids() == ["r", "s", "r"])
+    ring.receive(StepText(chunks=(TextChunk(rid=before, text="late", finish=Finish(reason="abort")),)))
+    ring.say("r", "again", last=True)
+    assert await ended
+    await until(lambda: len(new.got) == 2)
+    assert new.got[1].chunks[0].text == "again"
+    assert not other.task.done()
+    for reader in (new, other):
+        reader.task.cancel()
+
+
 async def test_a_ring_that_is_gone_fails_the_health_check() -> None:
     calls = Calls()
     ring = await calls.add("a")
     calls.hosts["a"].check()
-    ring.heartbeat_age_s = host.STALE_S + 1
+    ring.heartbeat_age_s = SILENT_S + 1
     with pytest.raises(EngineError, match="silent"):
         calls.hosts["a"].check()
     ring.gave_up(EngineError("no more"))
@@ -366,7 +413,6 @@ class Fleet:
         self.lost: list[list[str]] = []
         self.got: list[Any] = []
         self.fleet = ListedFleet(
-            16,
             transport=self.calls,
             listed=self.listed,
             drain_s=drain_s,

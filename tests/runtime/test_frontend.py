@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ramify.errors import EngineClosed, EngineError
+from ramify.errors import EngineClosed, EngineError, InvalidRequest
 from ramify.messages import Generate, TextChunk
+from ramify.ring_messages import GetStats
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
@@ -33,7 +34,9 @@ def test_an_engine_that_was_closed_before_its_start_does_not_start(
     assert not started
 
 
-def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_in_a_restart_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fails(self: RingSupervisor) -> None:
         raise OSError("no more processes")
 
@@ -42,6 +45,7 @@ def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     ring = RingSupervisor(
         EngineConfig(),
         None,
+        name="7",
         receive=lambda message: None,
         died=lambda error: False,
         restarted=lambda: None,
@@ -56,7 +60,27 @@ def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
     asyncio.run(restart())
     assert "no more processes" in str(told[0])
+    assert all(line.startswith("replica 7: ") for line in caplog.messages)
+    assert "The scheduler process died" in caplog.messages[0]
     assert not ring.restarting
+
+
+def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
+    frontend = Frontend(EngineConfig(max_running=8))
+    monkeypatch.setattr(frontend, "_closed", None)
+    sent: list[Any] = []
+    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    with pytest.raises(InvalidRequest, match="begins with '~'"):
+        frontend._open(Generate(rid="~heartbeat", prompt=("Q",)))
+
+    async def ask() -> None:
+        asked = asyncio.ensure_future(frontend.stats())
+        await asyncio.sleep(0)
+        asked.cancel()
+
+    asyncio.run(ask())
+    assert [(type(one), one.rid[0]) for one in sent] == [(GetStats, "~")]
 
 
 def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -83,9 +84,7 @@ class Published:
 
     def __init__(self, **config: Any) -> None:
         loras = {"sql": LoadedLora(path="", revision="f00d")}
-        self.events = KVEvents(
-            EngineConfig(page_size=PAGE, kv_events=ANY, kv_events_replay=ANY, **config), lambda: loras
-        )
+        self.events = KVEvents(EngineConfig(kv_events=ANY, kv_events_replay=ANY, **config), lambda: loras)
 
         async def begin() -> None:
             self.events.begin("m")
@@ -151,7 +150,7 @@ def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -
 
 
 def test_blocks_that_are_not_held_cannot_be_removed() -> None:
-    blocks = HeldBlocks(4, dict)
+    blocks = HeldBlocks(dict)
     run = PageRun(scope="", before=None, digests=(7,), tokens=bytes(16))
     assert not blocks.told("a", TreeChange(epoch=1, number=4, removed=(7,)))
     (stored,) = blocks.told("a", TreeChange(epoch=1, number=5, added=(7,), runs=(run,)))
@@ -209,10 +208,9 @@ def test_the_topic_names_the_server_and_the_model(published: Published) -> None:
     kv, host, model = topic.split("@")
     assert (kv, model) == ("kv", "m")
     assert host == os.uname().nodename
-    other = Published(kv_events_topic="mine")
-    other.catch_up()
-    assert other.subscriber.topics == {"mine"}
-    other.close()
+    with contextlib.closing(Published(kv_events_topic="mine")) as other:
+        other.catch_up()
+        assert other.subscriber.topics == {"mine"}
 
 
 def test_requests_for_replays_that_are_none_are_ignored(published: Published) -> None:
@@ -220,6 +218,37 @@ def test_requests_for_replays_that_are_none_are_ignored(published: Published) ->
         published.subscriber._replay.send_multipart(frames)
     published.catch_up()
     assert published.subscriber.last == 0
+
+
+def test_a_subscriber_that_asks_again_at_once_leaves_turns_of_the_loop_to_others(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, subscriber, turns = published.publisher, published.subscriber, 0
+    answer, answers = publisher._replay, []
+
+    def answer_and_ask_again(asker: bytes, *frames: bytes) -> None:
+        answer(asker, *frames)
+        if frames[1] == publisher.END:
+            answers.append(turns)
+            if len(answers) < 20:
+                subscriber.ask()
+                assert publisher._sockets[1].poll(20_000)
+
+    monkeypatch.setattr(publisher, "_replay", answer_and_ask_again)
+
+    async def others() -> None:
+        nonlocal turns
+        publisher.attach(asyncio.get_running_loop())
+        subscriber.ask()
+        async with asyncio.timeout(60):
+            while len(answers) < 20:
+                turns += 1
+                await asyncio.sleep(0)
+        asyncio.get_running_loop().remove_reader(int(publisher._sockets[1].fileno()))
+        publisher._loop = None
+
+    asyncio.run(others())
+    assert len(set(answers)) >= 10, "a turn has two answers at most: the descriptor's and a scheduled one"
 
 
 @pytest.mark.parametrize(
@@ -276,14 +305,19 @@ def until(subscriber: Subscriber, told: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_and_the_death_of_its_ring(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "threads": 1, "page_size": PAGE}
     prompt = list(range(3, 30))
-    with Engine(str(tiny_folder), kv_events=ANY, kv_events_replay=ANY, **options) as engine:
+    with (
+        contextlib.ExitStack() as stack,
+        Engine(str(tiny_folder), kv_events=ANY, kv_events_replay=ANY, **options) as engine,
+    ):
         events = engine._frontend._kv_events
         assert events is not None
         publisher = events.publisher
         subscriber = Subscriber(publisher.address, publisher.replay_address or "")
+        stack.callback(subscriber.close)
         told = (27 + 8 - 1) // PAGE
         assert engine.complete(prompt, max_tokens=8, temperature=0, ignore_eos=True)
         until(subscriber, lambda: len(subscriber.blocks) == told)
@@ -296,4 +330,3 @@ def test_an_engine_and_the_death_of_its_ring(tiny_folder: Path) -> None:
         until(subscriber, lambda: len(subscriber.blocks) == 2)
         assert subscriber.cleared == 2
         assert {len(tokens) for _, _, tokens in subscriber.blocks.values()} == {4, 8}
-        subscriber.close()

@@ -56,9 +56,7 @@ def fleet_of(engine: Engine) -> RingFleet:
 def round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = itertools.count()
 
-    def place(
-        self: Placement, work: Work, now: float, only: str | None = None, *, force: bool = False
-    ) -> str:
+    def place(self: Placement, work: Work, now: float, only: str | None = None, **options: Any) -> str:
         if not self._replicas:
             raise NoReplica
         name = list(self._replicas)[next(turns) % len(self._replicas)]
@@ -113,15 +111,13 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     assert isinstance(fleet, LocalFleet)
     assert fleet.mover is not None
 
-    async def held_by(name: str) -> None:
-        while not fleet._placement._index._trees[name].digests:
+    async def held_by(name: str, *, some: bool = True) -> None:
+        while bool(fleet._placement._index._trees[name].digests) != some:
             await asyncio.sleep(0.01)
 
     def answer(name: str) -> rm.Completion:
-        def there(
-            self: Placement, work: Work, now: float, only: str | None = None, *, force: bool = False
-        ) -> str:
-            return place(self, work, now, name, force=force)
+        def there(self: Placement, work: Work, now: float, only: str | None = None, **options: Any) -> str:
+            return place(self, work, now, name, **options)
 
         monkeypatch.setattr(Placement, "place", there)
         return engine.complete(text, max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -134,6 +130,7 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     stats = engine.stats().replicas
     assert (stats["0"].exported_tokens, stats["1"].imported_tokens) == (whole, whole)
     engine.flush_cache()
+    wait(asyncio.wait_for(held_by("1", some=False), 60))
     answer("0")
     wait(asyncio.wait_for(held_by("0"), 60))
     wait(fleet.drain("0", 60))
@@ -197,13 +194,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of(engine)
     moved: list[str] = []
-    lost = fleet._lost
+    lost = fleet._members._lost
 
     def move(error: WorkerDied, rids: list[str]) -> None:
         moved.extend(rids)
         lost(error, rids)
 
-    monkeypatch.setattr(fleet, "_lost", move)
+    monkeypatch.setattr(fleet._members, "_lost", move)
     round_robin(monkeypatch)  # so that each replica has eight
 
     async def streams(kill: str | None) -> dict[str, list[TextChunk]]:

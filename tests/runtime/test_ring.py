@@ -296,6 +296,7 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
             assert chunks.forced == whole.forced, name
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_replaced(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(supervisor, "SILENT_S", 4.0)

@@ -61,6 +61,7 @@ class FakeFrontend:
             device="cpu",
             max_running=128,
             chunk_tokens=512,
+            page_size=16,
             chat_format=ChatFormat(prefix={}, suffix={"system": "", "user": "", "assistant": ""}, exact=True),
         )
         self.max_prompt_tokens = 4000

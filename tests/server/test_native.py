@@ -95,7 +95,8 @@ def test_model_and_server_info(endpoint: SglangEndpoint, http: httpx.Client) -> 
     assert http.get("/model_info").json() == endpoint.model_info
     info = endpoint.get_server_info()
     assert info["max_prompt_tokens"] == 4000
-    assert (info["max_running"], info["chunk_tokens"]) == (128, 512), "as the device has them"
+    of_device = {"max_running": 128, "chunk_tokens": 512, "page_size": 16}
+    assert info.items() >= of_device.items()
     assert info["internal_states"][0]["pages_total"] == 64
     assert http.get("/get_server_info").json()["version"] == info["version"]
 

@@ -35,6 +35,7 @@ async def server_info(service: Service) -> dict[str, Any]:
         **config,
         "max_running": service.max_running,
         "chunk_tokens": service.config.chunk_tokens or service.frontend.info.chunk_tokens,
+        "page_size": service.frontend.info.page_size,
         "model_path": service.frontend.info.path,
         "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,

@@ -1,4 +1,10 @@
-"""A request that has no replica yet, and the work that it will be."""
+"""What a fleet knows of one request, from its arrival to its end.
+
+tokenised   `ids` is None: a tokenizer has been asked for them
+waiting     no replica takes it yet
+fetching    it has a replica, and is sent when its pages have come there, or will not
+sent        its replica has it
+"""
 
 from __future__ import annotations
 
@@ -18,12 +24,28 @@ CHARACTERS = 4
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Unplaced:
-    """`ids` are the prompt's, None while they are asked for. `aborts` came meanwhile."""
-
+class FleetRequest:
     request: Generate
+    alone: bool = False
+    """It is sent to a replica that has none but such ones."""
     ids: tuple[int, ...] | None = None
+    """The prompt's."""
+    replica: str = ""
+    """Where it is placed; "" before."""
+    sent: bool = False
     aborts: list[Abort] = dataclasses.field(default_factory=list)
+    """Aborts that came before it was sent."""
+
+    @property
+    def coalesced(self) -> bool:
+        """Its chunks are held back for a while, and come joined."""
+        return self.request.every_s > 0
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits of tokens that it counts against, by their ids."""
+        hint = self.request.hint
+        return [] if hint is None else [one.id for one in hint.limits if one.max_total_tokens is not None]
 
     def work(self, digests: Digests, scope: str, page_size: int) -> Work:
         """What it is to a replica. `scope` is that of the prefix tree."""

@@ -1,0 +1,145 @@
+"""The requests of a frontend: their outputs, from the first message into the ring to the last chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ramify.errors import InvalidRequest, RamifyError, WorkerDied
+from ramify.messages import Generate, TextChunk
+from ramify.ring_messages import Abort
+from ramify.runtime.faults import unsendable
+from ramify.runtime.frontend.output_queue import OutputQueue
+from ramify.runtime.frontend.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from ramify.runtime.fleet.rings import RingFleet
+    from ramify.runtime.frontend.supervisor import RingSupervisor
+
+log = logging.getLogger("ramify")
+
+
+class Requests:
+    """Requests in flight, which `ring` runs. Everything runs on one event loop."""
+
+    def __init__(self, ring: RingSupervisor | RingFleet) -> None:
+        self._ring = ring
+        self.outputs: dict[str, OutputQueue] = {}
+        """By request id."""
+        self.quarantine = Quarantine(ring.send_alone, ring.end_alone)
+        self._empty = asyncio.Event()
+
+    # --- begin and end ----------------------------------------------------------------------------
+
+    def begin(self, request: Generate) -> OutputQueue:
+        """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
+        output = self.outputs[request.rid] = OutputQueue(request)
+        try:
+            self._ring.send(request)
+        except UnicodeEncodeError:
+            self.outputs.pop(request.rid, None)
+            raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+        except Exception as error:
+            self.outputs.pop(request.rid, None)
+            raise unsendable(error) from error
+        return output
+
+    def close(self, rid: str) -> None:
+        """Nobody reads its chunks any more: it is aborted unless it has ended."""
+        output = self.outputs.pop(rid, None)
+        if output is not None and not output.ended:
+            self._ring.send(Abort(rid=rid))
+            output.ended = True
+            self.quarantine.next()
+        if not self.outputs:
+            self._empty.set()
+
+    def abort(self, rids: Sequence[str]) -> int:
+        """End these requests; their last chunks come. Returns how many."""
+        for rid in rids:
+            output = self.outputs[rid]
+            output.aborted = True
+            if self.quarantine.waits(output):  # no ring has it
+                output.end_aborted()
+            else:
+                self._ring.send(Abort(rid=rid))
+        return len(rids)
+
+    def named(self, rid_prefix: str) -> list[str]:
+        """The ids that are `rid_prefix` or begin with it and "-" or "#"."""
+        begins = (rid_prefix + "-", rid_prefix + "#")
+        return [rid for rid in self.outputs if rid == rid_prefix or rid.startswith(begins)]
+
+    async def wait_empty(self, seconds: float) -> None:
+        """Wait at most `seconds` until none is in flight."""
+        if self.outputs:
+            self._empty.clear()
+            try:
+                await asyncio.wait_for(self._empty.wait(), seconds)
+            except TimeoutError:
+                log.warning("%d requests were still running after %g s", len(self.outputs), seconds)
+
+    # --- what the ring says -----------------------------------------------------------------------
+
+    def take(self, chunks: Iterable[TextChunk]) -> None:
+        for chunk in chunks:
+            output = self.outputs.get(chunk.rid)
+            if output is not None and not output.ended:
+                output.put(chunk)
+                if output.ended and chunk.finish is None:  # its text differs; the ring would go on
+                    self._ring.send(Abort(rid=chunk.rid))
+        if self.quarantine.busy:
+            self.quarantine.next()
+
+    def fail(self, rid: str, error: RamifyError) -> None:
+        output = self.outputs.get(rid)
+        if output is not None:
+            output.fail(error)
+            self.quarantine.next()
+
+    def fail_all(self, error: RamifyError) -> None:
+        for output in list(self.outputs.values()):
+            output.fail(error)
+
+    # --- deaths -----------------------------------------------------------------------------------
+
+    def count_death(self, error: WorkerDied) -> bool:
+        """The ring has died that all were in: a request over which it died often enough fails.
+
+        Returns whether one that ran alone is to blame.
+        """
+        to_blame = self.quarantine.died(list(self.outputs.values()), error)
+        self.quarantine.forget()
+        return to_blame
+
+    def send_again(self) -> None:
+        """Send all to the new ring, with the output that they have."""
+        self._resend(self.outputs.values())
+
+    def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
+        """A replica that had the requests `rids` has died, or without an error is drained: send them again,
+        for others to go on with. Returns whether one that ran alone is to blame."""
+        outputs = [self.outputs[rid] for rid in rids if rid in self.outputs]
+        to_blame = error is not None and self.quarantine.died(outputs, error)
+        self._resend(outputs)
+        return to_blame
+
+    def _resend(self, outputs: Iterable[OutputQueue]) -> None:
+        """Send requests that were in a ring which is gone; suspects one after the other."""
+        going_on = [output for output in outputs if not output.ended]
+        for output in going_on:
+            if output.suspect and output.aborted:
+                output.end_aborted()
+        going_on = [output for output in going_on if not output.ended]
+        self.quarantine.add([output for output in going_on if output.suspect])
+        for output in going_on:
+            try:
+                if not output.suspect:
+                    self._ring.send(output.rest())
+                if output.aborted:
+                    self._ring.send(Abort(rid=output.request.rid))
+            except Exception as error:
+                log.exception("a request could not be sent again: %s", output.request.rid)
+                output.fail(unsendable(error))
