@@ -21,6 +21,7 @@ def talk(s):
     s += rm.user("Describe it.") + rm.assistant(rm.gen("described", max_tokens=24, backend="remote"))
 
 
+@pytest.mark.long
 def test_each_model_finds_its_prefix_and_the_programs_text_is_one():
     with serve("--served-model-name", "other") as served, rm.Engine() as engine:
         remote = rm.RuntimeEndpoint(served.url)

@@ -31,6 +31,7 @@ def run_all(backend: Backend, *, compiled: bool) -> dict[str, Any]:
         return dict(zip(NAMES, threads.map(run, NAMES), strict=True))
 
 
+@pytest.mark.long
 def test_programs_say_the_same_compiled_over_http_and_by_steps() -> None:
     with rm.Engine(dtype="float32") as engine:
         steps = run_all(engine, compiled=False)
