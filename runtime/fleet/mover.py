@@ -200,7 +200,7 @@ class Mover:
         # Its queue, which has this prompt by now, at its pace.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
         # A ring's first prompts are slower than the fleet's pace: kernels are loaded, pages are touched.
-        limit_s = limited(PATIENCE * queue_s) if self._placement.measured(source) else MOST_LIMIT_S
+        limit_s = limited(PATIENCE * queue_s) if self._placement.answered(source) else MOST_LIMIT_S
         move = Move(source, need.held, end, gained, limit_s)
         if source == target or not self._has_room(move, target):
             self._placement.ended(rid)

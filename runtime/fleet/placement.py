@@ -30,7 +30,10 @@ they wait longer than that takes (`python -m benchmarks.fleet`)."""
 STAY = 64.0
 """Work that going elsewhere must save a program: its next step would be drawn to two places."""
 KEPT = 0.9
-"""What an answer weighs in a replica's pace when the next one has come."""
+"""What an answer weighs in a pace when the next one has come."""
+DOUBTED_S = 10.0
+"""After so many seconds without an answer a replica's pace counts half, and the fleet's the other half: one
+that was slow once would get no request by which to show that it is not."""
 STEP = 512.0
 """Work that a request waits for beside what is before it: of the step that runs when it comes."""
 MOST_HOMES = 16_384
@@ -77,17 +80,28 @@ class _Pace:
     tokens: float = 0.0
     value: float = 0.0
     """0 before the first answer."""
+    learnt_at: float = 0.0
 
-    def learn(self, seconds: float, tokens: float) -> None:
+    def learn(self, seconds: float, tokens: float, now: float) -> None:
         self.seconds = KEPT * self.seconds + seconds
         self.tokens = KEPT * self.tokens + tokens
         self.value = self.seconds / self.tokens
+        self.learnt_at = now
+
+    def beside(self, fleet: float, now: float) -> float:
+        """What is to be expected at `now`; `fleet` is the pace of all replicas, or 0."""
+        if not (self.value and fleet):
+            return self.value or fleet
+        trust = 0.5 ** (max(now - self.learnt_at, 0.0) / DOUBTED_S)
+        return trust * self.value + (1 - trust) * fleet
 
 
 @dataclasses.dataclass(slots=True)
 class _Replica:
     pace: _Pace
     prefill: bool = False
+    answered: bool = False
+    """Its first answer does not count in its pace: it contains what happens once, such as compiling."""
     draining: bool = False
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
@@ -116,7 +130,7 @@ class Placement:
     # --- replicas ---------------------------------------------------------------------------------
 
     def join(self, replica: str, *, prefill: bool = False) -> None:
-        """A replica with an empty tree. Until its first answer its pace is taken to be the fleet's.
+        """A replica with an empty tree. Until its second answer its pace is taken to be the fleet's.
 
         With `prefill` it computes prompts for others, and gets requests only while there is no other.
         """
@@ -215,8 +229,9 @@ class Placement:
             return
         replica = self._replicas[found.replica]
         if found.prompt:
-            for pace in (self._pace, replica.pace):
-                pace.learn(now - found.placed_at, found.queued + STEP)
+            for pace in (self._pace, replica.pace) if replica.answered else (self._pace,):
+                pace.learn(now - found.placed_at, found.queued + STEP, now)
+            replica.answered = True
             replica.work -= found.prompt
             found.prompt = 0.0
             del replica.unanswered[rid]
@@ -274,9 +289,9 @@ class Placement:
         found = self._reservations.get(rid)
         return 0 if found is None else int(found.prompt)
 
-    def measured(self, replica: str) -> bool:
-        """The replica has answered, so that its pace is its own."""
-        return self._replicas[replica].pace.value > 0
+    def answered(self, replica: str) -> bool:
+        """A prompt has been computed there."""
+        return self._replicas[replica].answered
 
     def pace(self, replica: str, now: float) -> float:
         """Seconds for a token of work, as measured."""
@@ -320,7 +335,7 @@ class Placement:
 
     def _pace_of(self, replica: _Replica, now: float) -> float:
         """The replica's pace, or what its oldest unanswered request shows if that is slower."""
-        pace = replica.pace.value or self._pace.value or 1.0
+        pace = replica.pace.beside(self._pace.value, now) or 1.0
         for oldest in replica.unanswered.values():
             return max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))
         return pace

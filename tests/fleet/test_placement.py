@@ -126,7 +126,7 @@ def test_a_new_replica_gets_work_where_its_pages_come_sooner_than_its_turn(
     """At 1 ms a token: the first replica has 800 tokens of work, and holds 2,000 of the prompt's 2,010."""
     placement, text = fleet("a"), tokens(1, 2010)
     placement.apply("a", TreeEvents(1, 1, DIGESTS.page_ends(text, "", PAGE)))
-    placement._pace.learn(1.0, 1000)
+    placement._pace.learn(1.0, 1000, 0.0)
     for seed in range(8):
         placement.place(work(tokens(100 + seed, 100), output=0), 0.0)
     placement.join("b")
@@ -185,6 +185,23 @@ def test_a_slow_replica_attracts_no_misses() -> None:
         busy_until[name] = max(now, busy_until[name]) + 200 * paces[name]
         running.append((busy_until[name], one.rid))
     assert placed["a"] < placed["b"] / 5
+
+
+@pytest.mark.parametrize(("slow", "after_s"), [(1, 1.0), (2, 60.0)])
+def test_a_slow_start_and_a_slow_moment_are_forgotten(slow: int, after_s: float) -> None:
+    """The first answer of `b` takes a hundred times what those of `a` take: it gets work at once. Where the
+    second one does as well, after a minute."""
+    placement = fleet()
+    for i in range(20):
+        one = work(tokens(i, 200))
+        seconds = 2.0 if placement.place(one, float(i), "b" if i < slow else "a") == "b" else 0.02
+        placement.progress(one.rid, 1, i + seconds)
+        placement.ended(one.rid)
+    busy = work(tokens(100, 200), output=9000)
+    now = 21.0 + after_s
+    placement.place(busy, now, "a")
+    placement.progress(busy.rid, 1, now + 0.02)
+    assert placement.place(work(tokens(101, 200)), now + 0.03) == "b"
 
 
 def test_a_replica_that_no_longer_answers_is_left_alone() -> None:

@@ -234,11 +234,16 @@ def test_a_killed_actor_loses_nothing(app: App, whole: list[str], ray_cluster: A
 
 def test_scaling_down_loses_nothing(app: App, whole: list[str], ray_cluster: Any) -> None:
     replicas = actors(ray_cluster)
-    with streams(app, replicas) as answers:
-        assert all(replica.requests > 0 for replica in replicas)
-        app.scale(ray_cluster, 1)
-        wait_until(lambda: app.states.get("STOPPING") == 1, 60)
-    assert equal(answers, whole)
+    for _ in range(5):  # as often as placement, which goes by measured times, leaves one without a stream
+        with streams(app, replicas) as answers:
+            both = all(replica.requests > 0 for replica in replicas)
+            if both:
+                app.scale(ray_cluster, 1)
+                wait_until(lambda: app.states.get("STOPPING") == 1, 60)
+        assert equal(answers, whole)
+        if both:
+            break
+    assert both
     wait_until(lambda: app.states == {"RUNNING": 1}, 60)
     (left,) = actors(ray_cluster)
     assert left.pid in {replica.pid for replica in replicas}, "the other one"
