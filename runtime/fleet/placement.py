@@ -32,7 +32,7 @@ STAY = 64.0
 KEPT = 0.9
 """What an answer weighs in a pace when the next one has come."""
 DOUBTED_S = 10.0
-"""After so many seconds without an answer a replica's pace counts half, and the fleet's the other half: one
+"""Seconds without an answer after which a replica's pace counts half, and the fleet's the other half: one
 that was slow once would get no request by which to show that it is not."""
 STEP = 512.0
 """Work that a request waits for beside what is before it: of the step that runs when it comes."""
