@@ -118,8 +118,9 @@ class DeviceCounts:
             self._pool[:, on_device[0].long()] = on_device[1:]
 
     def _room(self, counts: TokenCounts) -> int:
+        """-1 without a segment: counts of no tokens get one too."""
         segment = self._segments[counts]
-        return 0 if segment is None else segment.room
+        return -1 if segment is None else segment.room
 
     def _assign(self, counts: Sequence[TokenCounts]) -> bool:
         """Give each of `counts` a new segment; False where the pool is full."""

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import device_counts
+from ramify.kernels import device_counts, sampling_inputs
 from ramify.kernels.device_counts import DeviceCounts
 from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, TokenCounts, to_device
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
+from ramify.runtime.scheduler.constraints.healing import Healer
 from tests.runtime.local import LocalScheduler
+from tests.runtime.test_healing import vocabulary
 
 VOCAB = 5000
 CPU = torch.device("cpu")
@@ -84,7 +86,8 @@ def test_a_step_sends_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
         sent.append(array.nbytes)
         return to_device(array, device)
 
-    monkeypatch.setattr(device_counts, "to_device", counted)
+    for module in (device_counts, sampling_inputs):
+        monkeypatch.setattr(module, "to_device", counted)
     rng, device = random.Random(0), DeviceCounts(CPU)
     texts = [Text(rng, 600, repetition_penalty=1.1, frequency_penalty=0.5) for _ in range(32)]
     for text in texts:
@@ -96,9 +99,9 @@ def test_a_step_sends_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
         found = device.edits(rows)
         assert found is not None
         steps.append((sum(sent), 20 * found.places.shape[1]))
-    assert steps[0][0] == 0, "the first is made on the host, as counts for one step would be"
+    assert steps[0][0] == steps[0][1], "the first is made on the host, as counts for one step would be"
     for mine, of_pairs in steps[2:]:
-        assert mine <= 32 * (12 + 24 + 12)
+        assert 0 < mine <= 32 * (12 + 24 + 12)
         assert of_pairs > 200 * mine
 
 
@@ -130,3 +133,21 @@ def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
             assert local.runner.sampler._counts._pool.numel()
         found.append([(each.ids, each.finish) for each in local.results.values()])
     assert found[0] == found[1]
+
+
+def test_the_kept_end_of_a_healed_prompt_counts_nothing(tiny_model: Any) -> None:
+    """A sample that keeps it adds no output, so the next one has the same counts: none."""
+    draw = random.Random(5)
+    prompts = [[draw.choice(b"abcd :") for _ in range(draw.randint(2, 9))] for _ in range(12)]
+    found = []
+    for sampler in (None, HostSampler()):
+        healer = Healer(vocabulary())
+        local = LocalScheduler(tiny_model, attention_backend="torch", page_size=16, healer=healer)
+        if sampler is not None:
+            local.runner.sampler = sampler
+        for prompt in prompts:
+            local.submit(prompt, open_end=True, max_tokens=8, ignore_eos=True, frequency_penalty=0.9)
+        local.run()
+        found.append([(each.ids, each.overlap, each.error) for each in local.results.values()])
+    assert found[0] == found[1]
+    assert {bool(overlap) for _, overlap, _ in found[0]} == {False, True}, "both ways were taken"
