@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import hashlib
+import itertools
 import logging
 import os
 import shutil
@@ -73,15 +75,24 @@ def entries(kind: str | None = None) -> list[Entry]:
     found = []
     for folder in kinds:
         for path in folder.glob("[!.]*"):
-            stats = [part.stat() for part in _parts(path)]
-            size = sum(stat.st_size for stat in stats if not S_ISDIR(stat.st_mode))
-            used = max(stat.st_mtime for stat in stats)
-            found.append(Entry(folder.name, path.name, path, size, used))
+            stats = _stats(path)
+            if stats:
+                size = sum(stat.st_size for stat in stats if not S_ISDIR(stat.st_mode))
+                used = max(stat.st_mtime for stat in stats)
+                found.append(Entry(folder.name, path.name, path, size, used))
     return sorted(found, key=lambda entry: (-entry.used, entry.kind, entry.name))
 
 
-def _parts(path: Path) -> list[Path]:
-    return [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+def _stats(path: Path) -> list[os.stat_result]:
+    """Of `path` and all that it holds, without what another process renames or removes meanwhile."""
+    parts = [str(path)]
+    if not path.is_symlink():
+        parts += [os.path.join(at, name) for at, *names in os.walk(path) for name in itertools.chain(*names)]
+    found = []
+    for part in parts:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.stat(part))
+    return found
 
 
 def remove(entry: Entry) -> None:
@@ -110,7 +121,8 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
 
     The folder is built under another name, flushed to disk and then renamed, so a folder under its final
     name is complete. Of several processes one builds and the others wait. The remains of an interrupted
-    build are removed by the next one.
+    build are removed by the next one. A folder whose build ended, and whose process died before the rename,
+    is used by the next process unless the system has been started anew.
     """
     if not entry.is_dir():
         with _lock(entry):
@@ -139,8 +151,16 @@ def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T])
         with held:
             try:
                 _publish(folder, entry)
-            except OSError as error:
+            except FileNotFoundError as error:  # `ramify cache --clear` was quicker
                 log.warning("%s could not be kept: %s", entry, error)
+            except OSError as error:
+                # The kernel may drop pages that it could not write, mapped ones too.
+                log.error(
+                    "%s could not be written to disk: %s. The weights of the running model are mapped from "
+                    "it and may be lost: restart the engine.",
+                    entry,
+                    error,
+                )
 
     threading.Thread(target=publish, name=_FLUSH).start()
     return found
@@ -155,15 +175,29 @@ def finish() -> None:
 
 def _built(entry: Path, build: Callable[[Path], None]) -> Path:
     """The folder that is to become `entry`, filled."""
+    boot = _boot()
+    written = entry.with_name(f".{entry.name}.{boot}.written") if boot else None
+    if written is not None and written.is_dir():
+        return written  # the process that wrote it has died
     folder = entry.with_name(f".{entry.name}.partial")
-    shutil.rmtree(folder, ignore_errors=True)
+    for old in (folder, *entry.parent.glob(f".{glob.escape(entry.name)}.*.written")):
+        shutil.rmtree(old, ignore_errors=True)
     folder.mkdir()
     try:
         build(folder)
+        return folder if written is None else folder.rename(written)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return folder
+
+
+def _boot() -> str:
+    """The id of the kernel's run. What a process has written is in its page cache, and survives the process;
+    not the kernel. Empty where there is no such id: then only what is on disk is trusted."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _publish(folder: Path, entry: Path) -> None:

@@ -89,7 +89,10 @@ def _parts(model: Model) -> Iterator[tuple[str, list[PackedWeight], Callable[[li
 def _write(model: Model, path: Path) -> None:
     packed = {name: [_fields(weight) for weight in weights] for name, weights, _ in _parts(model) if weights}
     plain = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.numel()}
-    torch.save({"packed": packed, "plain": plain}, path)
+    try:
+        torch.save({"packed": packed, "plain": plain}, path)
+    except RuntimeError as error:  # torch's writer raises no OSError where the disk is full
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _size(model: Model) -> int:

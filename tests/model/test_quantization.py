@@ -272,13 +272,23 @@ def test_a_model_does_not_wait_for_the_disk(
     monkeypatch.setattr(cache, "_flush", lambda path: (go_on.wait(30), flush(path)))
     model = loaded(written(LLAMA, tmp_path), "gguf", flushed=False)
     (unfinished,) = entries(home)
-    assert unfinished.name.endswith(".partial"), "a process that dies now leaves nothing that is trusted"
+    assert unfinished.name.startswith("."), "it is not on disk yet"
     go_on.set()
     before = logits(model, prompt())
     cache.finish()
     (entry,) = entries(home)
-    assert unfinished.name == f".{entry.name}.partial"
+    assert unfinished.name.startswith(f".{entry.name}.")
     assert torch.equal(logits(model, prompt()), before), "what is mapped stays"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_no_reason_to_fail(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed_cache, "_FILE", "/dev/full")
+    assert loaded(written(LLAMA, tmp_path), "gguf").packed_head is not None
+    assert "cannot be cached" in caplog.text
+    assert not entries(home)
 
 
 def test_another_file_is_packed_anew_and_the_old_one_goes(home: Path, tmp_path: Path) -> None:
