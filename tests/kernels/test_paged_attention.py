@@ -17,6 +17,8 @@ from ramify.kernels.reference import attention as twin
 from .attention_cases import MIXED, Batch, alone, make_batch, oracle
 
 DTYPES = [torch.float32, torch.bfloat16]
+WAYS = [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+"""A dtype, and whether the weights of values may be rounded, which changes no float32."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +29,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["exact", "rounded"])
-def rounded(request, monkeypatch):
-    ways = functools.partial(cpu.paged_attention, rounded=request.param)
+@pytest.fixture(params=WAYS, ids=["float32", "bfloat16", "bfloat16-rounded"])
+def dtype(request, monkeypatch):
+    dtype, rounded = request.param
+    ways = functools.partial(cpu.paged_attention, rounded=rounded)
     monkeypatch.setattr(cpu, "paged_attention", ways)
+    return dtype
 
 
 def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
@@ -54,26 +58,22 @@ def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [8, 20, 32, 64, 80, 96, 112, 128, 256])
 def test_head_dims(head_dim, dtype):
     check(make_batch(MIXED, head_dim=head_dim, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("page_size", [1, 2, 3, 5, 16, 31, 64])
 def test_page_sizes(page_size, dtype):
     check(make_batch(MIXED, page_size=page_size, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 2), (5, 1), (8, 1), (12, 2), (131, 1)])
 def test_head_groups(heads, kv_heads, dtype):
     lengths = MIXED if heads < 100 else [(1, 70), (9, 12)]
     check(make_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=32, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("window", "soft_cap"), [(1, 0.0), (37, 0.0), (64, 0.0), (500, 0.0), (0, 2.0), (20, 30.0)]
 )
@@ -87,8 +87,8 @@ def sinks_of(heads: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 0.0), (0, 2.0)])
-def test_sinks_join_every_softmax_once(window, soft_cap):
-    batch = make_batch([*MIXED, (1, 2000)], page_size=5)
+def test_sinks_join_every_softmax_once(window, soft_cap, dtype):
+    batch = make_batch([*MIXED, (1, 2000)], page_size=5, dtype=dtype)
     options = {"window": window, "soft_cap": soft_cap}
     sinks = sinks_of(batch.q.shape[1])
     result = check(batch, sinks=sinks, **options)
@@ -98,10 +98,10 @@ def test_sinks_join_every_softmax_once(window, soft_cap):
     assert not torch.allclose(result[:, 4], without[:, 4], atol=1e-2)
 
 
-def test_sinks_keep_the_bits_of_splits_and_prefixes():
-    shared = make_batch([(1, 2000)], dtype=torch.bfloat16)
+def test_sinks_keep_the_bits_of_splits_and_prefixes(dtype):
+    shared = make_batch([(1, 2000)], dtype=dtype)
     batch = shared._replace(
-        q=torch.randn(3, 9, 64).bfloat16(),
+        q=torch.randn(3, 9, 64).to(dtype),
         page_table=shared.page_table.repeat(3, 1),
         query_starts=torch.arange(4, dtype=torch.int32),
         kv_lens=torch.full((3,), 2000, dtype=torch.int32),
@@ -129,8 +129,8 @@ def test_pages_before_every_window_are_not_used():
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
-def test_scores_from_equal_to_far_apart(spread):
-    batch = make_batch([(3, 200), (1, 129)])
+def test_scores_from_equal_to_far_apart(spread, dtype):
+    batch = make_batch([(3, 200), (1, 129)], dtype=dtype)
     check(batch._replace(q=batch.q * spread), spread=spread)
 
 
@@ -153,7 +153,6 @@ def test_nan_query_gives_nan_only_there():
 # What the output does not depend on, to the last bit.
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 45])
 def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(dtype, window):
     batch = make_batch([*MIXED, (120, 700)], page_size=5, dtype=dtype)
@@ -164,7 +163,6 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(dtype, window):
         assert torch.equal(single, together[low:high])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (45, 0.0), (0, 5.0)])
 @pytest.mark.parametrize("heads", [3, 9, 24])
 def test_prefill_chunks_and_decodes_give_the_same_bits(dtype, window, soft_cap, heads):
@@ -182,10 +180,10 @@ def test_prefill_chunks_and_decodes_give_the_same_bits(dtype, window, soft_cap, 
             assert torch.equal(result, expected[low:high])
 
 
-def test_page_size_does_not_change_the_bits():
+def test_page_size_does_not_change_the_bits(dtype):
     results = []
     for page_size in (1, 5, 64):
-        batch = make_batch(MIXED, page_size=page_size)
+        batch = make_batch(MIXED, page_size=page_size, dtype=dtype)
         results.append(cpu.paged_attention(*batch, scale=0.125))
     # The same numbers in pages of another size: `make_batch` draws them in the same order.
     assert torch.equal(results[0], results[1])
@@ -195,7 +193,6 @@ def test_page_size_does_not_change_the_bits():
 # Each way of sharing out the work was reached, and all give the same bits.
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 600])
 def test_serial_team_and_split_agree(dtype, window):
     seen = set()
@@ -320,7 +317,7 @@ def test_good_arguments_of_the_refusals_are_good():
     check(GOOD)
 
 
-@pytest.mark.skipif(not DOTS, reason="weights are rounded where there are dots of bfloat16 (AVX512_BF16)")
+@pytest.mark.skipif(not DOTS, reason="weights are rounded on AMD's processors with AVX512_BF16")
 def test_rounded_weights_change_bfloat16_alone():
     for dtype in DTYPES:
         batch = make_batch(MIXED, dtype=dtype)
