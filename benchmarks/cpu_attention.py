@@ -1,6 +1,7 @@
 """The compiled attention against its ceilings: memory for decodes, arithmetic for prefills.
 
     python -m benchmarks.cpu_attention [--threads 2] [--dtype bfloat16] [--heads 9 3] [--head-dim 64]
+        [--exact-activations]
 
 Decodes print GB/s of keys and values read, beside the bandwidth measured here for reading a large array;
 prefills GFLOP/s of the visible scores, beside a large float32 matrix product. Ratios are the time of the
@@ -116,10 +117,11 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--cold-mb", type=float, default=64.0)
+    parser.add_argument("--exact-activations", action="store_true", help="as the engine with that flag")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    kernel, twin = ops("cpu").paged_attention, ops("torch").paged_attention
+    kernel, twin = ops("cpu", int8=not args.exact_activations).paged_attention, ops("torch").paged_attention
     bandwidth, flops = ceilings()
     print(f"{args.threads} threads, {args.dtype}, heads {args.heads}, head_dim {args.head_dim}")
     print(f"ceilings: reads {bandwidth / 1e9:.1f} GB/s, float32 products {flops / 1e9:.0f} GFLOP/s")
@@ -140,6 +142,7 @@ def main() -> None:
 
 
 def cascades(args: argparse.Namespace) -> None:
+    attend = functools.partial(paged_attention, rounded=not args.exact_activations)
     print("\ndecodes of branches over a shared prefix: flat us, cascade us (times faster), rows of a tile")
     for branches in BRANCHES:
         for shared in SHARED:
@@ -148,7 +151,7 @@ def cascades(args: argparse.Namespace) -> None:
                 lengths = (branches, 1, shared + suffix)
                 case = Case(lengths, tuple(args.heads), args.head_dim, args)
                 case.share(shared)
-                calls = [case.paged(functools.partial(paged_attention, cascade=on)) for on in (False, True)]
+                calls = [case.paged(functools.partial(attend, cascade=on)) for on in (False, True)]
                 flat, cascade = fastest(calls, 0.25)
                 rows = last_plan()["cascade_rows"]
                 columns.append(

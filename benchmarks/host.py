@@ -1,12 +1,15 @@
 """The scheduler's own time in a decoding step: everything but the model.
 
-    python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap]
+    python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap] [--device-sampler]
 
 A real scheduler with its tree, pages, packing and outputs over a model that answers at once with the same
 logits over a small vocabulary. Prints the time of a step at several batch sizes: of free text, with
 penalties, and with half of the requests under a grammar. Times are processor time of all threads; `wall` is
 by the clock. Both are those that a tenth of the steps stays below, as other work on the machine slows the
 others. The aim is 2 ms at 256 requests.
+
+`--device-sampler`: the sampler for devices, with torch's operations on the CPU. Their time is a device's
+elsewhere, so only differences between two versions of the host's part count.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
@@ -48,13 +52,19 @@ CASES = ("free", "penalties", "grammars")
 class AnswersAtOnce:
     """In the place of `Runner`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, device_sampler: bool) -> None:
         self._logits = torch.randn(1024, VOCABULARY)
         self._logits[:, 0] = -100.0  # nobody stops
-        draw = ops("cpu").sample_tokens
-        assert draw is not None
-        self.sampler = HostSampler(draw)
         self.device = torch.device("cpu")
+        self.sampler: HostSampler | DeviceSampler
+        if device_sampler:
+            operations = ops("torch").sampling
+            assert operations is not None
+            self.sampler = DeviceSampler(operations, self.device)
+        else:
+            draw = ops("cpu").sample_tokens
+            assert draw is not None
+            self.sampler = HostSampler(draw)
         self.adapters = self.pool = None  # no request names one, and no page is transferred
 
     def forward(self, batch: Any) -> torch.Tensor:
@@ -71,7 +81,9 @@ class Step(NamedTuple):
     wall: float
 
 
-def scheduler_of(batch: int, tokens: int, *, overlap: bool) -> tuple[Scheduler, Vocabulary, list[Any]]:
+def scheduler_of(
+    batch: int, tokens: int, *, overlap: bool, device_sampler: bool
+) -> tuple[Scheduler, Vocabulary, list[Any]]:
     """A scheduler for `batch` requests of at most `tokens` each, and its jobs for the grammars' compiler."""
     config = EngineConfig(page_size=PAGE_SIZE, max_running=batch, chunk_tokens=1 << 22, overlap=overlap)
     pages = batch * (tokens // PAGE_SIZE + 8)
@@ -89,7 +101,7 @@ def scheduler_of(batch: int, tokens: int, *, overlap: bool) -> tuple[Scheduler, 
     vocabulary = Vocabulary(texts, (0,))
     jobs: list[Any] = []
     store = GrammarStore(vocabulary, send=jobs.append, restart=lambda: None)
-    runner: Any = AnswersAtOnce()
+    runner: Any = AnswersAtOnce(device_sampler=device_sampler)
     return Scheduler(config, limits, runner, PrefixCache(pages, PAGE_SIZE), store, _fail), vocabulary, jobs
 
 
@@ -97,10 +109,14 @@ def _fail(message: Reply | Failed) -> None:
     raise RuntimeError(f"not all requests were decoding: {message}")
 
 
-def step_time(batch: int, case: str, steps: int, prompt: int, *, overlap: bool = False) -> Step:
+def step_time(
+    batch: int, case: str, steps: int, prompt: int, *, overlap: bool = False, device_sampler: bool = False
+) -> Step:
     """The time of a step of `batch` requests with prompts of `prompt` tokens, all decoding."""
     most = steps + 2 * WARM_UP
-    scheduler, vocabulary, jobs = scheduler_of(batch, prompt + most, overlap=overlap)
+    scheduler, vocabulary, jobs = scheduler_of(
+        batch, prompt + most, overlap=overlap, device_sampler=device_sampler
+    )
     random = np.random.default_rng(0)
     for i in range(batch):
         held = constraint.regex("[a-z ]*") if case == "grammars" and i % 2 else None
@@ -137,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=300, help="tokens of each prompt")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--overlap", action="store_true", help="launch passes ahead, as on CUDA")
+    parser.add_argument("--device-sampler", action="store_true", help="sample as on CUDA")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     gc.freeze()
@@ -146,7 +163,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for batch in chosen.batches:
         line = f"{batch:6d}"
         for case in CASES:
-            step = step_time(batch, case, chosen.steps, chosen.prompt, overlap=chosen.overlap)
+            step = step_time(
+                batch,
+                case,
+                chosen.steps,
+                chosen.prompt,
+                overlap=chosen.overlap,
+                device_sampler=chosen.device_sampler,
+            )
             processor, wall = step.processor * 1e3, step.wall * 1e3
             line += f"{processor:13.3f} {processor / batch * 1e3:10.1f} {wall:8.3f}"
         print(line, flush=True)
