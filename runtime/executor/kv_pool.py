@@ -35,7 +35,8 @@ class KvPool:
         import torch  # not above: `page_bytes` is asked before torch is needed
 
         shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
-        # Pages that no request has used take no physical memory, and no row is read before it is written.
+        # Pages that no request has used take no physical memory: on the CPU in steps of 2 MiB a layer, for
+        # keys and for values. No row is read before it is written.
         kept = torch.float8_e4m3fn if float8 else dtype
         if torch.device(device).type == "cpu":
             self.k, self.v = (_in_huge_pages(shape, kept) for _ in range(2))

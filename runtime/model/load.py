@@ -108,7 +108,8 @@ def load_model(
     if config.quantised is not None and quantization == "none":
         log.warning(
             "This checkpoint is quantised (%s). Its weights are dequantised to %s. They stay quantised "
-            "with the cpu and triton attention backends, unless dtype is float32 or quantization is none.",
+            "with the cpu, triton and flashinfer attention backends, unless dtype is float32 or quantization "
+            "is none.",
             config.quantised.method,
             dtype,
         )
@@ -117,8 +118,7 @@ def load_model(
     if quantised:
         if config.experts is not None and quantization in ("int8", "int4"):
             raise UnsupportedField(
-                f"quantization is {quantization!r}, and the triton attention backend has no kernel for "
-                "quantised experts.",
+                f"quantization is {quantization!r}, and there is no kernel for quantised experts on CUDA.",
                 field="quantization",
                 remedy="Leave it out.",
             )
