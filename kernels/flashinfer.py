@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.transfers import to_device
 
 HEAD_DIMS = (64, 128, 256)
 """Sizes of heads that its prefill and decode kernels share."""
@@ -112,7 +113,11 @@ class FlashInferPlanner:
         np.cumsum(counts, out=indptr[1:])
         pages = page_table[np.arange(page_table.shape[1]) < counts[:, None]]
         # The wrappers read these on the host, and copy them; page indices are only copied.
-        lists = self._host(indptr), self._copy(pages), self._host(lens - (counts - 1) * page_size)
+        lists = (
+            self._host(indptr),
+            to_device(pages, self._device),
+            self._host(lens - (counts - 1) * page_size),
+        )
         if starts[-1] == len(lens):
             wrapper, options = self._decode, self._options
         else:
@@ -150,6 +155,3 @@ class FlashInferPlanner:
     def _host(self, array: NDArray[np.int32]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
-
-    def _copy(self, array: NDArray[np.int32]) -> Tensor:
-        return self._host(array).to(self._device, non_blocking=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ramify.kernels.checks import ALL_DTYPES, check_linear
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.transfers import to_device
 
 MOST_LOGPROBS = 512
 """The largest `top` of `log_probabilities`."""
@@ -248,10 +249,3 @@ def check_chosen(logits: Tensor, tokens: Tensor, top: int) -> None:
         raise ValueError(f"tokens must be contiguous ({len(logits)},) int64.")
     if not 0 <= top <= MOST_LOGPROBS:
         raise ValueError(f"top is {top}; it must be 0 to {MOST_LOGPROBS}.")
-
-
-def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
-    tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.registry import Ops
+from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.model.config import ModelShape
@@ -99,8 +100,8 @@ class PlannedAttention:
 class FlashInferAttention:
     """As `PlannedAttention`, by another library; a model with attention sinks is refused before."""
 
-    def __init__(self, planners: Mapping[int, FlashInferPlanner], scale: float) -> None:
-        self.planners, self.scale = planners, scale
+    def __init__(self, planners: Mapping[int, FlashInferPlanner]) -> None:
+        self.planners = planners
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         lengths = (np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens))
@@ -151,7 +152,7 @@ def attention_of(
             )
             for window in windows
         }
-        return FlashInferAttention(wrapped, model.score_scale)
+        return FlashInferAttention(wrapped)
     if ops.planner is None:
         return CalledAttention(ops, model.score_scale, model.attention_soft_cap, cascade=cascade)
     make = ops.planner
@@ -176,10 +177,3 @@ def attention_of(
 def index_select(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """``tensor[rows]``, without synchronising with the device."""
     return tensor[to_device(torch.tensor(rows, dtype=torch.int64), tensor.device)]
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor.to(device)``, without synchronising with the device."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

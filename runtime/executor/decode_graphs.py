@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import PlannedAttention, to_device
+from ramify.kernels.transfers import to_device
+from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
 from ramify.runtime.executor.state_pool import StatePool, StepStates

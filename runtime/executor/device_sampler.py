@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.kernels.device_counts import DeviceCounts
 from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling_inputs import LogProbabilities
-from ramify.runtime.executor.attention import to_device
+from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, row_edits, stacked
 from ramify.sampling_params import SamplingParams
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
+from ramify.kernels.transfers import to_device
+from ramify.runtime.executor.attention import PlannedAttention, StepAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.state_pool import StepStates

@@ -13,13 +13,13 @@ from torch import Tensor
 from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
+from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.attention import (
     CalledAttention,
     PlannedAttention,
     StepAttention,
     attention_of,
     has_cascade,
-    to_device,
 )
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import index_select, to_device
+from ramify.kernels.transfers import to_device
+from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.pages import RequestPages

@@ -99,7 +99,7 @@ def test_planners_of_a_device_share_a_workspace(flashinfer: Stub) -> None:
     assert len({each.workspace.data_ptr() for each in flashinfer.made}) == 1
     from ramify.kernels.flashinfer import OWN_BYTES, WORKSPACE
 
-    attention = FlashInferAttention({0: planners[0], 5: planners[1]}, 0.1)
+    attention = FlashInferAttention({0: planners[0], 5: planners[1]})
     assert attention.most_state_bytes() == WORKSPACE + 2 * OWN_BYTES
 
 
@@ -120,7 +120,7 @@ def test_a_plan_waits_until_the_one_before_it_is_copied(
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(planner, "_host", torch.from_numpy)
-    monkeypatch.setattr(planner, "_copy", torch.from_numpy)
+    monkeypatch.setattr("ramify.kernels.flashinfer.to_device", lambda array, device: torch.from_numpy(array))
     monkeypatch.setattr(planner, "_device", SimpleNamespace(type="cuda"))
     lists = [each.numpy() for each in (batch.page_table, batch.query_starts, batch.kv_lens)]
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_what_it_lacks_is_refused_by_name(changes: dict[str, Any], dtype: torch.
 
 def test_sinks_are_never_ignored(flashinfer: Stub) -> None:
     batch = make_batch(DECODES)
-    attention = FlashInferAttention({0: planner_of(batch)}, 0.1)
+    attention = FlashInferAttention({0: planner_of(batch)})
     lists: Any = SimpleNamespace(
         page_table=batch.page_table, query_starts=batch.query_starts, kv_lens=batch.kv_lens
     )

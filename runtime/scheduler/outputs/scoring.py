@@ -29,10 +29,11 @@ import torch
 from ramify.errors import EngineError
 from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.registry import LogSum
+from ramify.kernels.transfers import to_device
 from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit
-from ramify.runtime.executor.attention import index_select, to_device
+from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.outputs.next_tokens import LOGPROB_ROWS

@@ -1,0 +1,15 @@
+"""Copies from the host to a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_device(values: Tensor | np.ndarray, device: torch.device | str) -> Tensor:
+    """``values`` on `device`. A CUDA device is not waited for: the copy starts from pinned memory."""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
