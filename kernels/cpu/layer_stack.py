@@ -24,7 +24,6 @@ from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.experts import CALL
-from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.lora import Extra, LoraRows
 from ramify.kernels.packed import LAYOUT, PackedWeight
 from ramify.kernels.rows import FORMATS
@@ -50,16 +49,18 @@ or 0; `whole_norms` says that q_norm and k_norm are over all heads."""
 STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
     "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade", "rounded",
-    "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
+    "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens",
     "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
-    "lora", "lora_body", "lora_arena", "lora_bytes", "terms", "terms_row", "extra", "experts_call", "place",
+    "rope", "rope_body", "lora", "lora_body", "lora_arena", "lora_bytes", "terms", "terms_row", "extra",
+    "experts_call", "place",
 )  # fmt: skip
 """The arguments of a step. `place` is the next operation to run, counted through all layers. `lora` is the
 address of a `lora.STEP`, or 0; `extra` that of the addresses of the rows of `terms` (`linear.run`).
-`experts_call` is a record of `experts.CALL`."""
+`experts_call` is a record of `experts.CALL`, and `rope` one of `rope.FRAME`."""
 
-_linear_run, _attention_run, _rope_run, _experts_run = linear.run, attention.run, rope.run, experts.run
+_linear_run, _attention_run, _experts_run = linear.run, attention.run, experts.run
+_rope_run, ROPE = rope.run, rope.FRAME
 _lora_run, LORA_STEP = adapters.run, adapters.STEP
 
 
@@ -94,27 +95,6 @@ def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps, extra, extra_
     )  # fmt: skip
 
 
-@part
-def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
-    size = step.dim * (2 if step.bf16 else 4)
-    for token in range(step.tokens):
-        at = step.qkv + token * qkv_row
-        if layer.whole_norms:
-            bf16 = step.bf16
-            normalise(at, at, layer.q_norm, step.heads * step.dim, layer.q_eps, bf16, bf16)
-            at += step.heads * size
-            normalise(at, at, layer.k_norm, step.kv_heads * step.dim, layer.k_eps, bf16, bf16)
-            continue
-        for head in range(step.heads + step.kv_heads):
-            if head < step.heads:
-                weight, eps = layer.q_norm, layer.q_eps
-            else:
-                weight, eps = layer.k_norm, layer.k_eps
-            if weight:
-                normalise(at, at, weight, step.dim, eps, step.bf16, step.bf16)
-            at += size
-
-
 def _build(sources: str) -> Any:
     @compiled(types.int64(types.int64, types.float64))
     def run(step_at, query_factor):  # type: ignore[no-untyped-def]
@@ -129,8 +109,6 @@ def _build(sources: str) -> Any:
         size = 2 if step.bf16 else 4
         head = step.dim * size
         qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
-        keys = step.qkv + step.heads * head
-        values = keys + step.kv_heads * head
         while step.place < OPERATIONS * step.layer_count:
             layer = layers[step.place // OPERATIONS]
             operation = step.place % OPERATIONS
@@ -152,13 +130,11 @@ def _build(sources: str) -> Any:
                         layer.value_from // size * 4,
                     )  # fmt: skip
             elif operation == 1:
-                if layer.q_norm or layer.k_norm:
-                    _head_norms(step, layer, qkv_row)
-                _rope_run(
-                    step.qkv, qkv_row, keys, qkv_row, values, qkv_row, step.rotation,
-                    layer.k_pages, layer.v_pages, step.page_bytes, step.head_bytes, step.row_bytes,
-                    step.page_size, step.slots, step.tokens, step.heads, step.kv_heads, step.dim, step.bf16,
-                )  # fmt: skip
+                turn = carray(vl.as_pointer(step.rope), 1, ROPE)[0]
+                turn.k_pages, turn.v_pages, turn.whole_norms = layer.k_pages, layer.v_pages, layer.whole_norms
+                turn.q_norm, turn.k_norm = layer.q_norm, layer.k_norm
+                turn.q_eps, turn.k_eps = layer.q_eps, layer.k_eps
+                _rope_run(step.rope, step.threads, step.team, step.rope_body)
             elif operation == 2:
                 missing = _attention_run(
                     step.qkv, qkv_row, layer.k_pages, layer.v_pages,
@@ -249,7 +225,7 @@ class LayerStack:
         )
         step["ways"], step["experts_call"] = self._ways.ctypes.data, self._experts_call.ctypes.data
         step["linear_body"], step["attention_body"] = linear.body_address, attention.body_address
-        step["lora_body"] = adapters.body_address
+        step["lora_body"], step["rope_body"] = adapters.body_address, rope.body_address
 
     def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
         if not 0 < len(layer.qkv) <= MOST_PARTS:
@@ -337,7 +313,8 @@ class LayerStack:
         step["x"], step["x_row"] = x.data_ptr(), x.stride(0) * x.element_size()
         step["qkv"], step["attended"], step["gated"] = qkv.data_ptr(), attended.data_ptr(), gated.data_ptr()
         step["gated_row"], step["tokens"] = self._gated * x.element_size(), tokens
-        step["rotation"], step["slots"] = rotation.data_ptr(), slots.data_ptr()
+        rope.fill(q, k, v, rotation, self._pages[0], slots)
+        step["rope"] = rope.arena.address
         step["sequences"], step["starts"] = sequences, query_starts.data_ptr()
         step["lens"], step["table"] = kv_lens.data_ptr(), page_table.data_ptr()
         step["table_width"], step["order"] = table_width, attention.arena.order(sequences)

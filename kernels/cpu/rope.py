@@ -1,18 +1,41 @@
-"""Rotary position embedding and the store of new keys and values, in one pass over a step's new tokens."""
+"""Rotary position embedding and the store of new keys and values, in one pass over a step's new tokens.
+
+A work item is ITEM_TOKENS tokens; threads take items in turn.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import rms_norm
+from ramify.kernels.cpu.norm import normalise, rms_norm
+
+ITEM_TOKENS = 8
+"""About 5 us of work; a team of threads costs 1 us."""
+
+FRAME = record(
+    "q", "q_row", "k", "k_row", "v", "v_row", "rotation", "tokens", "heads", "kv_heads", "dim", "bf16",
+    "k_pages", "v_pages", "page_bytes", "head_bytes", "row_bytes", "page_size", "slots",
+    "q_norm", "k_norm", "whole_norms", "counter",
+    floats=("q_eps", "k_eps"),
+)  # fmt: skip
+"""The arguments of a call, which its threads share. `q_norm` and `k_norm` are the addresses of the weights of
+norms, in the dtype of q, or 0; `whole_norms` says that they are over all heads. Where there is `k_norm`, k is
+normed in place."""
+_COUNTER_AT = -(-FRAME.itemsize // 64) * 64
 
 
 @part
@@ -37,33 +60,92 @@ def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
         vl.write_as(to + bytes_ * (d + 1), b * c + a * s, bf16)
 
 
-def _build(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 19))
-    def run(  # type: ignore[no-untyped-def]
-        q, q_token, k, k_token, v, v_token, rotation, k_pages, v_pages,
-        page_bytes, head_bytes, row_bytes, page_size, slots, tokens, heads, kv_heads, dim, bf16,
-    ):  # fmt: skip
+@part
+def _norm_heads(frame, weight, eps, at, heads):  # type: ignore[no-untyped-def]
+    """Norm `heads` heads side by side in place."""
+    size = frame.dim * (2 if frame.bf16 else 4)
+    if frame.whole_norms:
+        normalise(at, at, weight, heads * frame.dim, eps, frame.bf16, frame.bf16)
+    else:
+        for head in range(heads):
+            place = at + head * size
+            normalise(place, place, weight, frame.dim, eps, frame.bf16, frame.bf16)
+
+
+@part
+def _store_token(frame, token):  # type: ignore[no-untyped-def]
+    dim, bf16 = frame.dim, frame.bf16
+    size = dim * (2 if bf16 else 4)
+    cos_sin = frame.rotation + 4 * token * dim
+    q, k, v = frame.q + token * frame.q_row, frame.k + token * frame.k_row, frame.v + token * frame.v_row
+    if frame.q_norm:
+        _norm_heads(frame, frame.q_norm, frame.q_eps, q, frame.heads)
+    if frame.k_norm:
+        _norm_heads(frame, frame.k_norm, frame.k_eps, k, frame.kv_heads)
+    for head in range(frame.heads):
+        _rotate(q + head * size, q + head * size, cos_sin, dim, bf16)
+    slot = vl.read_i64(frame.slots + 8 * token)
+    page = slot // frame.page_size
+    to = page * frame.page_bytes + (slot - page * frame.page_size) * frame.row_bytes
+    for head in range(frame.kv_heads):
+        _rotate(k + head * size, frame.k_pages + to, cos_sin, dim, bf16)
+        copy_bytes(frame.v_pages + to, v + head * size, size)
+        to += frame.head_bytes
+
+
+def _build_body(sources: str) -> Any:
+    @callback(types.void(types.voidptr))
+    def body(data):  # type: ignore[no-untyped-def]
+        """The body of each thread: take items until none are left."""
         sources  # noqa: B018
-        size = dim * (2 if bf16 else 4)
-        for token in range(tokens):
-            cos_sin = rotation + 4 * token * dim
-            at = q + token * q_token
-            for _ in range(heads):
-                _rotate(at, at, cos_sin, dim, bf16)
-                at += size
-            slot = vl.read_i64(slots + 8 * token)
-            page = slot // page_size
-            to = page * page_bytes + (slot - page * page_size) * row_bytes
-            for head in range(kv_heads):
-                _rotate(k + token * k_token + head * size, k_pages + to, cos_sin, dim, bf16)
-                copy_bytes(v_pages + to, v + token * v_token + head * size, size)
-                to += head_bytes
+        frame = carray(data, 1, FRAME)[0]
+        first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
+        while first < frame.tokens:
+            for token in range(first, min(first + ITEM_TOKENS, frame.tokens)):
+                _store_token(frame, token)
+            first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
+
+    return body
+
+
+def _build_run(sources: str) -> Any:
+    @compiled(types.int64(*[types.int64] * 4))
+    def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
+        """Rotate and store what the FRAME at an address says."""
+        sources  # noqa: B018
+        frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
+        frame.counter = frame_at + _COUNTER_AT
+        vl.write_i64(frame.counter, 0)
+        threads = min(threads, frame.tokens // ITEM_TOKENS)
+        if threads > 1:
+            run_on_team(team, body, frame_at, threads)
+        else:
+            call_address(body, frame_at)
         return 0
 
     return run
 
 
-run = _build(sources())
+_body = _build_body(sources())
+run = _build_run(sources())
+body_address = _body.address
+arena = Arena()
+
+
+def fill(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> np.void:
+    """The FRAME at `arena.address`, for `run`: all but the addresses of pages and the norms. `pages` are
+    those of keys or of values, which have one shape."""
+    start = arena.address - arena.memory.ctypes.data
+    frame = arena.memory[start : start + FRAME.itemsize].view(FRAME)[0]
+    size = q.element_size()
+    frame["q"], frame["k"], frame["v"] = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    frame["q_row"], frame["k_row"], frame["v_row"] = (size * x.stride(0) for x in (q, k, v))
+    frame["rotation"], frame["slots"] = rotation.data_ptr(), slots.data_ptr()
+    frame["tokens"], frame["heads"], frame["dim"] = q.shape
+    frame["bf16"], frame["kv_heads"], frame["page_size"] = size == 2, pages.shape[1], pages.shape[2]
+    frame["page_bytes"], frame["head_bytes"], frame["row_bytes"] = (size * x for x in pages.stride()[:3])
+    frame["q_norm"] = frame["k_norm"] = 0
+    return frame
 
 
 def rope_store_kv(
@@ -87,13 +169,6 @@ def rope_store_kv(
         rms_norm(q, q_norm, eps, out=q)
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
-    tokens, heads, dim = q.shape
-    _, kv_heads, page_size, _ = k_pages.shape
-    page, head, row, _ = k_pages.stride()
-    size = q.element_size()
-    run(
-        q.data_ptr(), q.stride(0) * size, k.data_ptr(), k.stride(0) * size, v.data_ptr(), v.stride(0) * size,
-        rotation.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(),
-        page * size, head * size, row * size, page_size, slots.data_ptr(), tokens, heads, kv_heads,
-        dim, size == 2,
-    )  # fmt: skip
+    frame = fill(q, k, v, rotation, k_pages, slots)
+    frame["k_pages"], frame["v_pages"] = k_pages.data_ptr(), v_pages.data_ptr()
+    run(arena.address, torch.get_num_threads(), team_entry(), body_address)
