@@ -92,15 +92,16 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights of the model's shape, for benchmarks; config and tokenizer suffice."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the device has instructions for it, else float32."""
+    """auto: bfloat16; float32 on GPUs without instructions for it, and for the torch attention backend and
+    models by transformers' code on CPUs without."""
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
     """Format of the weights. gguf: as in the file. int8, int4: rounded. auto: as in the file where that is
     quantised, without a dtype of float32 and the torch attention backend; else none."""
     exact_activations: bool = False
-    """Activations stay bfloat16 before quantised weights. Without this flag the CPU rounds them to int8
-    before int8 and int4 weights, with a scale for each group of inputs, where that is faster (AVX512_VNNI
-    without AMX), and attention's weights to bfloat16; GPUs of compute capability 8.9 and later round them to
-    float8 for FP8 checkpoints that are made for it."""
+    """Activations keep their dtype before quantised weights. Without this flag, and without a dtype of
+    float32, the CPU rounds them to int8 before int8 and int4 weights, with a scale for each group of inputs,
+    and attention's weights to bfloat16, each where the processor is faster with it; GPUs of compute
+    capability 8.9 and later round them to float8 for FP8 checkpoints that are made for it."""
     packed_cache_gb: float = 20.0
     """Disk for packed copies of weights, which later starts map instead of packing again, in GiB over all
     models: the least recently used are removed. 0: no copy is kept. `ramify cache` lists them."""

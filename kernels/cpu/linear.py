@@ -5,7 +5,8 @@ There are four ways to multiply; all accumulate in float32:
     BY_F32     float32, on any processor
     BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
     BY_TILES   AMX tiles, from TILE_FROM rows; quantised weights are first rounded to bfloat16
-    BY_INT8    int8 dots (VNNI), with x rounded to int8 (`packed_linear/int8.py`); only on request
+    BY_INT8    dots of bytes (AVX512_VNNI, AVX2, Arm's sdot), with x rounded to int8
+               (`packed_linear/int8.py`); only on request
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
 number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
@@ -35,8 +36,9 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES, VNNI
+from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES
 from ramify.kernels.cpu.packed_linear.items import (
     BY_DOTS,
     BY_F32,
@@ -158,7 +160,7 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
     frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
     if way == BY_TILES and layout.form:
         frame.scratch_bytes += 4 * WIDTH * layout.padded
-    spare_bytes = (8 if layout.order_at else 2) * layout.padded
+    spare_bytes = (8 if layout.order_at else 4) * layout.padded
     frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + spare_bytes), 128)
 
 
@@ -262,15 +264,14 @@ def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, i
     """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
     by_row : choose the same way for any number of rows
-    int8 : bfloat16 x may be rounded to int8, which is done where the processor is faster with it
+    int8 : x may be rounded to int8, which is done where the processor is faster with it
     """
-    if dtype != torch.bfloat16 or form == "f32":
-        return BY_F32
-    if rows >= TILE_FROM and tiles_allowed() and not by_row:
+    narrow = dtype == torch.bfloat16 and form != "f32"
+    if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:
         return BY_TILES
-    if int8 and VNNI and form in ("int8", "int4"):
+    if int8 and form in FORMS:
         return BY_INT8
-    return BY_DOTS if DOTS else BY_F32
+    return BY_DOTS if narrow and DOTS else BY_F32
 
 
 arena = Arena()
@@ -298,7 +299,7 @@ def linear(
 row_linear = functools.partial(linear, by_row=True)
 """As `linear`, with one way for any number of rows: a row's bits depend on the row and the weight alone."""
 int8_linear = functools.partial(linear, int8=True)
-"""As `linear`; bfloat16 x may be rounded to int8 for int8 and int4 weights."""
+"""As `linear`; x may be rounded to int8 for int8 and int4 weights."""
 int8_row_linear = functools.partial(linear, by_row=True, int8=True)
 """As `row_linear`, with the rounding of `int8_linear`."""
 

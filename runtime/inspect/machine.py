@@ -23,7 +23,7 @@ class Machine:
     name: str
     memory: int
     dtype: Literal["float32", "bfloat16"]
-    """What the engine's `dtype` auto is."""
+    """What the engine's `dtype` auto is for models of our own families."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
@@ -41,11 +41,12 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
             dtype: Literal["float32", "bfloat16"]
             dtype = "bfloat16" if resolve_dtype(config, found) == torch.bfloat16 else "float32"
             return Machine("cuda", properties.name, properties.total_memory, dtype)
-    return Machine("cpu", "the CPU", host_memory(), "bfloat16" if _has_bfloat16() else "float32")
+    return Machine("cpu", "the CPU", host_memory(), "bfloat16")
 
 
-def _has_bfloat16() -> bool:
-    """As `resolve_dtype` asks torch: AVX512_BF16 or AMX."""
+def torch_has_bfloat16() -> bool:
+    """Whether torch's products on the CPU are as fast in bfloat16, as `resolve_dtype` asks: AVX512_BF16 or
+    AMX."""
     if sys.platform == "linux" and _CPUINFO.is_file():
         flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
         return flags is not None and bool({"avx512_bf16", "amx_tile"} & set(flags[1].split()))

@@ -21,7 +21,7 @@ from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.inspect.forms import Form, form_of
-from ramify.runtime.inspect.machine import Machine
+from ramify.runtime.inspect.machine import Machine, torch_has_bfloat16
 from ramify.runtime.inspect.quantised import whole_matrices
 from ramify.runtime.inspect.refusals import (
     Refusal,
@@ -147,8 +147,11 @@ def inspected(
         tensors = whole_matrices(tensors, scheme)
     if chat and not has_tokenizer(files.tokenizer):
         refused.append(Refusal("model", "it has no tokenizer.json"))
-    dtype = machine.dtype if config.dtype == "auto" else config.dtype
     native = isinstance(shape, ModelConfig)
+    dtype = config.dtype
+    if dtype == "auto":
+        by_torch = machine.device == "cpu" and (not native or config.attention_backend == "torch")
+        dtype = "float32" if by_torch and not torch_has_bfloat16() else machine.dtype
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
     quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
     divides_by, ranks, undivided = _ranks(shape, config, weights)

@@ -56,9 +56,10 @@ def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
 def _processor(device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda":
         return (device.type, torch.cuda.get_device_name(device))
-    from ramify.kernels.cpu.packed_linear.int8 import VNNI  # numba
+    from ramify.kernels.cpu.packed_linear.byte_dots import INSTRUCTION  # numba
 
-    return (device.type, platform.machine(), torch.backends.cpu.get_cpu_capability(), f"vnni={VNNI}")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return (device.type, platform.machine(), capability, f"bytes by {INSTRUCTION}")
 
 
 def _weight_files(place: Path) -> list[Path]:

@@ -237,7 +237,7 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
 
 
 def check_transformers(config: EngineConfig) -> EngineConfig:
-    """The options with which a model of transformers runs: `deterministic` is off.
+    """The options with which a model of transformers runs: `model_impl` says so, and `deterministic` is off.
 
     Raises `UnsupportedField` for an option that it cannot honour.
     """
@@ -258,7 +258,7 @@ def check_transformers(config: EngineConfig) -> EngineConfig:
             field="quantization",
             remedy=remedy,
         )
-    return replace(config, deterministic=False)
+    return replace(config, deterministic=False, model_impl="transformers")
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:

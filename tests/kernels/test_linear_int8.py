@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from ramify.kernels.cpu import linear as compiled
-from ramify.kernels.cpu.packed_linear import int8
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS as TAKEN
 from ramify.kernels.packed import PackedWeight, pack, unpack
 from ramify.kernels.registry import ops
 from ramify.kernels.rows import quantised
@@ -15,9 +17,10 @@ from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 CPU, TORCH = ops("cpu"), ops("torch")
 FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
 FORMS += ["int8/64 offsets", "table/32", "table/32 ordered"]
+ROUNDED = [form for form in FORMS if form.partition("/")[0].replace("table", "int4") in TAKEN]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
 
-needs_vnni = pytest.mark.skipif(not int8.VNNI, reason="int8 is not taken on this processor")
+needs_bytes = pytest.mark.skipif(not TAKEN, reason="int8 is not taken on this processor")
 
 
 def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -34,16 +37,17 @@ def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     return found[:, torch.argsort(weight.order)] if len(weight.order) else found
 
 
-@needs_vnni
+@needs_bytes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_against_float64(form, shape):
+@pytest.mark.parametrize("form", ROUNDED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_against_float64(form, shape, dtype):
     """Groups are summed exactly, and added up within float32's rounding."""
     outputs, inputs = shape
     weight = packed(form, outputs, inputs, bias=inputs % 2 == 0)
     bias = weight.bias[:outputs].double() if len(weight.bias) else torch.zeros(outputs)
     for count in ROWS:
-        x = (torch.randn(count, inputs) * torch.logspace(-3, 3, count)[:, None]).bfloat16()
+        x = (torch.randn(count, inputs) * torch.logspace(-3, 3, count)[:, None]).to(dtype)
         seen = rounded(x, weight)
         exact = seen @ unpack(weight).double().t() + bias
         # A number and its offset may cancel, so both count.
@@ -54,8 +58,8 @@ def test_against_float64(form, shape):
             (out.double() - exact).abs() <= parts * 2**-24 * 4 * (inputs / weight.group + 8) + 1e-30
         ).all()
         narrow = BY_ROW(x, weight)
-        assert narrow.dtype == torch.bfloat16
-        assert torch.equal(narrow, out.bfloat16())
+        assert narrow.dtype == dtype
+        assert torch.equal(narrow, out.to(dtype))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,14 +73,15 @@ def test_it_is_close_to_the_product_that_rounds_nothing(form):
         assert torch.linalg.norm(found - wanted) <= 0.01 * torch.linalg.norm(wanted)
 
 
-@needs_vnni
-@pytest.mark.parametrize("form", FORMS)
-def test_what_follows_and_precedes_the_product(form):
+@needs_bytes
+@pytest.mark.parametrize("form", ROUNDED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_follows_and_precedes_the_product(form, dtype):
     """A norm, bias, gate and addition give the bits of separate calls."""
     weight, plain = packed(form, 96, 90, gated=True), packed(form, 37, 90)
-    norm = (torch.rand(90).bfloat16() + 0.5, 1e-5)
+    norm = (torch.rand(90).to(dtype) + 0.5, 1e-5)
     for count in (1, 3, 20, 70):
-        x = torch.randn(count, 90).bfloat16()
+        x = torch.randn(count, 90).to(dtype)
         normed = CPU.rms_norm(x, *norm)
         assert torch.equal(BY_ROW(x, weight, norm=norm), BY_ROW(normed, weight))
         before = torch.randn(count, 37)
@@ -110,8 +115,8 @@ def test_a_row_depends_on_nothing_else(form):
     assert BY_ROW(beside, weight)[1::2].isnan().all()
 
 
-@needs_vnni
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@needs_bytes
+@pytest.mark.parametrize("form", TAKEN)
 def test_zeros_and_numbers_at_the_edges(form):
     weight = pack(quantised(torch.ones(16, 32), form, 32), inputs=32)  # type: ignore[arg-type]
     exact = unpack(weight).double().sum(1)
@@ -127,16 +132,27 @@ def test_zeros_and_numbers_at_the_edges(form):
 
 
 def test_what_is_rounded():
-    """bfloat16 x for int8 and int4 weights, where it was asked for and the processor is faster with it."""
-    bf16, f32 = torch.bfloat16, torch.float32
-    for rows in (1, 100):
+    """x for int8 and int4 weights, where it was asked for and the processor is faster with it."""
+    for rows, dtype in itertools.product((1, 100), (torch.bfloat16, torch.float32)):
         for form in ("int8", "int4"):
-            assert compiled.way_for(rows, form, bf16) != compiled.BY_INT8
-            way = compiled.way_for(rows, form, bf16, by_row=True, int8=True)
-            assert (way == compiled.BY_INT8) == int8.VNNI
-        for form, dtype in (("bf16", bf16), ("f32", bf16), ("fp8", bf16), ("int8", f32), ("int4", f32)):
+            assert compiled.way_for(rows, form, dtype) != compiled.BY_INT8
+            way = compiled.way_for(rows, form, dtype, by_row=True, int8=True)
+            assert (way == compiled.BY_INT8) == (form in TAKEN)
+        for form in ("bf16", "f32", "fp8"):
             way = compiled.way_for(rows, form, dtype, by_row=True)
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
+
+
+@needs_bytes
+@pytest.mark.parametrize(("form", "group"), [("int8", 32), ("int4", 16), ("int4", 32), ("int4", 48)])
+def test_the_largest_sums(form, group):
+    """Whatever adds products in int16 has room for them."""
+    weight = pack(quantised(torch.where(torch.rand(48, 96) > 0.1, 1.0, -1.0), form, group), inputs=96)
+    for sign in (1, -1):
+        x = torch.full((5, 96), 127.0 * sign)
+        exact = x.double() @ unpack(weight).double().t()
+        parts = x.abs().double() @ weight_parts(weight).t()
+        assert ((BY_ROW(x, weight).double() - exact).abs() <= parts * 2**-20).all()
 
 
 def test_the_head_is_never_rounded():

@@ -1,14 +1,14 @@
-"""Products of x in int8 with int8 and int4 weights (VNNI): the rounding of x, and the inner loop.
+"""Products of x in int8 with int8 and int4 weights: the rounding of x, and the inner loop.
 
 A row of x has the same groups of inputs as the weights. Each group becomes int8 numbers and a float32 step,
-with the largest magnitude equal to 127 steps (ggml's Q8_1). An instruction multiplies 64 bytes by 64 bytes
-and adds the products in fours to int32, which is exact. Sums of groups are scaled and added in float32, in
-ascending order, for any number of rows and panels that a kernel handles at once.
+with the largest magnitude equal to 127 steps (ggml's Q8_1). Products of bytes are added to int32, which is
+exact (`byte_dots.py`). Sums of groups are scaled and added in float32, in ascending order, for any number of
+rows and panels that a kernel handles at once.
 
-The instruction needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by
-128. Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. SUMS
-has three numbers for each group of a row: the step; -RAISED times the int32 sum of the int8 numbers, where
-the accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
+vpdpbusd needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by 128.
+Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. SUMS has
+three numbers for each group of a row: the step; -RAISED times the int32 sum of the int8 numbers, where the
+accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
 
 The rows that a kernel takes at once are interleaved: for each four inputs, the four bytes of every row side
 by side, and so the three numbers of each group. All addresses in the inner loop are then one register and a
@@ -26,9 +26,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
+from ramify.kernels.cpu.packed_linear import byte_dots
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.code import (
     WIDTH,
@@ -41,9 +41,7 @@ from ramify.kernels.cpu.packed_linear.code import (
 )
 from ramify.kernels.packed import TABLE_BYTES_AT
 
-VNNI = LANES == WIDTH and {"+avx512vnni", "+avx512bw"} <= features()
-"""Whether the processor multiplies vectors of bytes (AVX512_VNNI)."""
-PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2}
+PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2} if LANES == WIDTH else {1: 2, 2: 1, 4: 1}
 """Panels of a kernel by its number of rows, so that the sums of a group stay in registers."""
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -62,30 +60,33 @@ GROUP_BYTES = 12
 """Bytes of a group's numbers of a row of x: float32 step, int32 where sums begin, float32 sum of the row."""
 _UNROLLED = 2
 """Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
+_SHORT_STEPS = byte_dots.SHORT_INPUTS // 8
+"""As many where sums are taken in int16, for groups of a multiple of 32 inputs."""
 _MAGIC = 1.5 * 2**23
 """Adding 1.5 * 2**23 to a float32 rounds it to an integer and leaves the integer in the lower bits."""
 _MAGIC_BITS = 0x4B400000
 
 
 def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
-    """The weights of a panel for eight inputs as two vectors of unsigned bytes, four inputs an output."""
+    """The weights of a panel for eight inputs as two vectors of bytes, four inputs an output. Those of int8
+    and of a table are raised where they must be unsigned."""
+    raised = constant(_ints, 0x80808080)
     if form != "int8":
         packed = loaded(builder, at, _ints)
         halves = [packed, builder.lshr(packed, constant(_ints, 4))]
         codes = [builder.and_(half, constant(_ints, 0x0F0F0F0F)) for half in halves]
         if form == "int4":
             return codes
-        table = loaded(builder, builder.add(tables, _i64(TABLE_BYTES_AT)), _all_bytes)
-        name = "llvm.x86.avx512.pshuf.b.512"
-        bytes_ = [builder.bitcast(code, _all_bytes) for code in codes]
-        found = [called(builder, name, _all_bytes, table, code) for code in bytes_]
-        return [builder.bitcast(number, _ints) for number in found]
-    mask = [lane // 4 + WIDTH * (lane % 4) for lane in range(4 * WIDTH)]
+        table = loaded(builder, builder.add(tables, _i64(TABLE_BYTES_AT)), _ints)
+        found = [byte_dots.looked_up(builder, table, code) for code in codes]
+        return found if byte_dots.UNSIGNED else [builder.xor(number, raised) for number in found]
     vectors = []
     for half in range(2):
         inputs = loaded(builder, builder.add(at, _i64(4 * WIDTH * half)), _all_bytes)
+        mask = [lane // 4 + WIDTH * (lane % 4) for lane in range(4 * WIDTH)]
         turned = builder.shuffle_vector(inputs, inputs, ir.Constant(ir.VectorType(_i32, 4 * WIDTH), mask))
-        vectors.append(builder.xor(builder.bitcast(turned, _ints), constant(_ints, 0x80808080)))
+        fours = builder.bitcast(turned, _ints)
+        vectors.append(builder.xor(fours, raised) if byte_dots.UNSIGNED else fours)
     return vectors
 
 
@@ -93,6 +94,8 @@ def _product(form: str, rows: int, panels: int) -> Any:
     """C = x Wᵀ for `rows` rows and `panels` panels."""
     step_bytes = _STEP_BYTES[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
+    by_pairs = byte_dots.INSTRUCTION == "vpmaddubsw"
+    in_shorts = by_pairs and form == "int4"
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(code.argument_at, builder, block)
@@ -106,6 +109,7 @@ def _product(form: str, rows: int, panels: int) -> Any:
         group_scales = Scales(builder, block)
         cell: Any = cgutils.alloca_once_value
         sums = {spot: cell(builder, constant(_ints, 0)) for spot in grid}
+        shorts = {spot: cell(builder, constant(_ints, 0)) for spot in grid} if in_shorts else {}
         totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
 
         def of_row(at: ir.Value, which: int, row: int, kind: ir.Type) -> ir.Value:
@@ -116,34 +120,61 @@ def _product(form: str, rows: int, panels: int) -> Any:
         def multiply_step(step: ir.Value) -> None:
             offset = builder.mul(step, _i64(step_bytes))
             at_x = builder.add(inputs, builder.mul(step, _i64(8 * rows)))
-            vectors = []
+            vectors, magnitudes = [], []
             for panel in range(panels):
                 at = builder.add(weights[panel], offset)
                 if rows > 1:
                     for byte in range(0, step_bytes, 64):
                         prefetch_line(builder, builder.add(builder.add(at, ahead[panel]), _i64(byte)))
                 vectors.append(_two_fours(builder, form, at, tables))
+                if by_pairs and not in_shorts:
+                    magnitudes.append([byte_dots.magnitudes(builder, each) for each in vectors[-1]])
             for half in range(2):
                 for row in range(rows):
                     where = builder.add(at_x, _i64(4 * (rows * half + row)))
                     four = splatted(builder, loaded(builder, where, _i32))
                     for panel in range(panels):
-                        sum_ = builder.load(sums[row, panel])
-                        name = "llvm.x86.avx512.vpdpbusd.512"
-                        sum_ = called(builder, name, _ints, sum_, vectors[panel][half], four)
-                        builder.store(sum_, sums[row, panel])
+                        target = (shorts if in_shorts else sums)[row, panel]
+                        sum_, numbers = builder.load(target), vectors[panel][half]
+                        if in_shorts:
+                            sum_ = byte_dots.add_to_shorts(builder, sum_, numbers, four)
+                        elif by_pairs:
+                            magnitude = magnitudes[panel][half]
+                            sum_ = byte_dots.add_signed(builder, sum_, numbers, magnitude, four)
+                        else:
+                            sum_ = byte_dots.add(builder, sum_, numbers, four)
+                        builder.store(sum_, target)
+
+        def multiply_steps(first: ir.Value, count: int) -> None:
+            """`count` divides the steps of a group."""
+            with cgutils.for_range(builder, builder.lshr(steps, _i64(count.bit_length() - 1))) as loop:
+                start = builder.add(first, builder.mul(loop.index, _i64(count)))
+                for spot in shorts:
+                    builder.store(constant(_ints, 0), shorts[spot])
+                for step in range(count):
+                    multiply_step(builder.add(start, _i64(step)))
+                for spot in shorts:
+                    sum_ = byte_dots.add_shorts(builder, builder.load(sums[spot]), builder.load(shorts[spot]))
+                    builder.store(sum_, sums[spot])
 
         with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
             of_group = builder.add(sums_of_x, builder.mul(groups.index, _i64(GROUP_BYTES * rows)))
             for row in range(rows):
                 begin = of_row(of_group, _BEGIN, row, _i32)
+                if form != "int4" and not byte_dots.UNSIGNED:
+                    begin = constant(_ints, 0)
                 for panel in range(panels):
                     builder.store(begin, sums[row, panel])
             before = builder.mul(groups.index, steps)
-            with cgutils.for_range(builder, builder.lshr(steps, _i64(_UNROLLED.bit_length() - 1))) as loop:
-                first = builder.add(before, builder.mul(loop.index, _i64(_UNROLLED)))
-                for step in range(_UNROLLED):
-                    multiply_step(builder.add(first, _i64(step)))
+            if in_shorts:
+                rest = builder.and_(steps, _i64(_SHORT_STEPS - 1))
+                with builder.if_else(builder.icmp_unsigned("==", rest, _i64(0))) as (whole, part):
+                    with whole:
+                        multiply_steps(before, _SHORT_STEPS)
+                    with part:
+                        multiply_steps(before, _UNROLLED)
+            else:
+                multiply_steps(before, _UNROLLED)
             scales_at = [group_scales.address(at, groups.index) for at in scales]
             with builder.if_then(group_scales.has_offsets):
                 offsets = [group_scales.offsets(at) for at in scales_at]
@@ -173,11 +204,14 @@ def products(form: str) -> dict[int, Any]:
     return {rows: _product(form, rows, panels) for rows, panels in PANELS_AT_ONCE.items()}
 
 
-def _rounder(form: str) -> Any:
-    """Rounds the bfloat16 row at X to int8 at C, and writes the steps and corrections of its groups to SUMS.
+def _rounder(form: str, kind: str) -> Any:
+    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, and writes the steps and corrections of
+    its groups to SUMS.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
+    size = 2 if kind == "bf16" else 4
+    numbers_of_x = _words if kind == "bf16" else _ints
     order = ir.Constant(_ints, [8 * (lane // 8) + _ORDER[form][lane % 8] for lane in range(WIDTH)])
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -191,19 +225,26 @@ def _rounder(form: str) -> Any:
         group_bytes = builder.mul(four_bytes, _i64(GROUP_BYTES // 4))
         vectors = builder.lshr(argument(code.STEPS), _i64(1))
         cell: Any = cgutils.alloca_once_value
-        largest, total = cell(builder, constant(_words, 0)), cell(builder, constant(_ints, 0))
+        largest, total = cell(builder, constant(numbers_of_x, 0)), cell(builder, constant(_ints, 0))
+
+        def bits_of(place: ir.Value) -> ir.Value:
+            """WIDTH numbers of the row as integers."""
+            return loaded(builder, builder.add(x, builder.mul(place, _i64(size * WIDTH))), numbers_of_x)
+
         with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
             before = builder.mul(groups.index, vectors)
-            builder.store(constant(_words, 0), largest)
+            builder.store(constant(numbers_of_x, 0), largest)
             with cgutils.for_range(builder, vectors) as loop:
-                at = builder.add(x, builder.shl(builder.add(before, loop.index), _i64(5)))
                 # The bits of non-negative floats have the order of the floats, with NaN above all.
-                bits = builder.and_(loaded(builder, at, _words), constant(_words, 0x7FFF))
+                magnitude = constant(numbers_of_x, (1 << (8 * size - 1)) - 1)
+                bits = builder.and_(bits_of(builder.add(before, loop.index)), magnitude)
                 known = builder.load(largest)
                 larger = builder.icmp_unsigned(">", bits, known)
                 builder.store(builder.select(larger, bits, known), largest)
-            most = builder.zext(reduced("umax.v16i16", builder.load(largest)), _i32)
-            most = builder.bitcast(builder.shl(most, _i32(16)), _f32)
+            most = reduced(f"umax.v16i{8 * size}", builder.load(largest))
+            if kind == "bf16":
+                most = builder.shl(builder.zext(most, _i32), _i32(16))
+            most = builder.bitcast(most, _f32)
             step = builder.fdiv(most, _f32(127.0))
             # Below 2**-100 the quotient could overflow, and the products would vanish in any sum.
             tiny = builder.fcmp_ordered("<", most, _f32(2.0**-100))
@@ -211,10 +252,10 @@ def _rounder(form: str) -> Any:
             builder.store(constant(_ints, 0), total)
             with cgutils.for_range(builder, vectors) as loop:
                 place = builder.add(before, loop.index)
-                bits = builder.zext(
-                    loaded(builder, builder.add(x, builder.shl(place, _i64(5))), _words), _ints
-                )
-                wide = builder.bitcast(builder.shl(bits, constant(_ints, 16)), _floats)
+                bits = bits_of(place)
+                if kind == "bf16":
+                    bits = builder.shl(builder.zext(bits, _ints), constant(_ints, 16))
+                wide = builder.bitcast(bits, _floats)
                 moved = multiply_add(builder, wide, splatted(builder, steps), constant(_floats, _MAGIC))
                 numbers = builder.sub(builder.bitcast(moved, _ints), constant(_ints, _MAGIC_BITS))
                 builder.store(builder.add(builder.load(total), numbers), total)
@@ -233,8 +274,9 @@ def _rounder(form: str) -> Any:
                 builder.store(number, pointer(builder, at, number.type), align=4)
                 at = builder.add(at, four_bytes)
 
-    return llvm_function(f"ramify_linear_round_{form}", 1, fill)
+    return llvm_function(f"ramify_linear_round_{form}_{kind}", 1, fill)
 
 
-round_int8, round_int4 = _rounder("int8"), _rounder("int4")
-"""Round x for int8 and int4 weights. Called only with VNNI."""
+round_int8, round_int4 = _rounder("int8", "bf16"), _rounder("int4", "bf16")
+round_wide_int8, round_wide_int4 = _rounder("int8", "f32"), _rounder("int4", "f32")
+"""Round bfloat16 and float32 x for int8 and int4 weights."""

@@ -16,8 +16,8 @@ from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.cpu.packed_linear.int8 import VNNI
 from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
@@ -101,16 +101,15 @@ def _plain_chooser(form: str, dots: bool) -> Any:
 _by_f32 = {form: _plain_chooser(form, False) for form in tiles.FORMS}
 _by_dots = {form: _plain_chooser(form, True) for form in ("bf16", "int8", "int4", "fp8")} if DOTS else _by_f32
 _by_int8 = _by_f32  # not called
-if VNNI:
-    _by_int8 = {
-        form: _chooser(int8.products(form), int8.PANELS_AT_ONCE) for form in ("int8", "int4", "table")
-    }
+if FORMS:
+    _by_int8 = {form: _chooser(int8.products(form), int8.PANELS_AT_ONCE) for form in (*FORMS, "table")}
 _bf16_f32, _int8_f32, _int4_f32, _f32_f32, _fp8_f32 = (
     _by_f32[form] for form in ("bf16", "int8", "int4", "f32", "fp8")
 )
 _table_f32 = _by_f32.get("table", _int4_f32)
 _bf16_dots, _int8_dots, _int4_dots, _fp8_dots = (_by_dots[form] for form in ("bf16", "int8", "int4", "fp8"))
-_int8_int8, _int4_int8 = _by_int8["int8"], _by_int8["int4"]
+_int4_int8 = _by_int8["int4"]
+_int8_int8 = _by_int8.get("int8", _int4_int8)
 _table_int8 = _by_int8.get("table", _int4_int8)
 
 

@@ -13,7 +13,7 @@ from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
-from ramify.kernels.cpu.packed_linear.int8 import round_int4, round_int8
+from ramify.kernels.cpu.packed_linear.int8 import round_int4, round_int8, round_wide_int4, round_wide_int8
 from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, MOST_ROWS, kernel_rows
 
 
@@ -21,7 +21,7 @@ from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, MOS
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
     """Copy a row to `to`: normed if the call has a norm, in the weight's order of inputs, float32 for BY_F32
     and else in its own dtype, and padded with zeros. `at` 0 gives zeros; `spare` has room for a row."""
-    wide = frame.way == BY_F32
+    wide = frame.way == BY_F32 or not frame.from_bf16
     size = 4 if wide else 2
     filled = 0
     if at:
@@ -95,6 +95,11 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
     vl.write_i64(block + 8 * code.X_ROW, 4 * rows)
     if layout.form == 1:
-        round_int8(block)
-    else:
+        if frame.from_bf16:
+            round_int8(block)
+        else:
+            round_wide_int8(block)
+    elif frame.from_bf16:
         round_int4(block)
+    else:
+        round_wide_int4(block)
