@@ -295,13 +295,26 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
     assert sent[0].runs == ()
 
 
-def until(subscriber: Subscriber, told: Callable[[], bool]) -> None:
+def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> None:
     """An answer may come before the events of the step that ended it: they take different ways."""
     deadline = time.monotonic() + 20
     while not told():
-        held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
-        assert time.monotonic() < deadline, f"up to message {subscriber.last}: {held}"
+        assert time.monotonic() < deadline, where_it_stopped(engine, subscriber)
+        time.sleep(0.01)  # the engine may have no other core
         subscriber.catch_up()
+
+
+def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
+    """Which way of the events has ended: to the frontend, to the publisher, or to the subscriber."""
+    frontend = engine._frontend
+    events = frontend._kv_events
+    assert events is not None
+    held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
+    return (
+        f"the frontend has change {frontend._tree.number}, the publisher has {events.publisher._number}"
+        f" messages, the subscriber {subscriber.last + 1}; the ring was heard {frontend.heartbeat_age_s:.1f} s"
+        f" ago; blocks: {held}"
+    )
 
 
 @pytest.mark.slow
@@ -320,13 +333,13 @@ def test_an_engine_and_the_death_of_its_ring(tiny_folder: Path) -> None:
         stack.callback(subscriber.close)
         told = (27 + 8 - 1) // PAGE
         assert engine.complete(prompt, max_tokens=8, temperature=0, ignore_eos=True)
-        until(subscriber, lambda: len(subscriber.blocks) == told)
+        until(engine, subscriber, lambda: len(subscriber.blocks) == told)
         longest = max((tokens for _, _, tokens in subscriber.blocks.values()), key=len)
         assert list(longest[:27]) == prompt
         assert len(longest) == told * PAGE
         assert subscriber.cleared == 1
         os.kill(engine._frontend.pids["scheduler"], signal.SIGKILL)
         engine.complete(prompt[:9], max_tokens=1, temperature=0)
-        until(subscriber, lambda: len(subscriber.blocks) == 2)
+        until(engine, subscriber, lambda: len(subscriber.blocks) == 2)
         assert subscriber.cleared == 2
         assert {len(tokens) for _, _, tokens in subscriber.blocks.values()} == {4, 8}
