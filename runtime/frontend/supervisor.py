@@ -123,12 +123,13 @@ class RingSupervisor:
             ring.stop()
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message to the ring; dropped while there is none."""
+        """Send a message to the ring; dropped while there is none. Raises what encoding it raises."""
         if (
             self._held is not None
             and isinstance(message, Generate | Abort)
             and message.rid not in self._alone
         ):
+            msgspec.msgpack.encode(message)  # raises at once what sending it would raise later
             self._held.append(message)
         elif self._ring is not None:
             self._ring.send(message)
@@ -144,7 +145,8 @@ class RingSupervisor:
         """Send the requests that were held back."""
         held, self._held = self._held or [], None
         for message in held:
-            self.send(message)
+            with errors_logged("sending a request that was held back"):
+                self.send(message)
 
     @property
     def pids(self) -> dict[str, int]:

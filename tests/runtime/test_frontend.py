@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ramify.errors import EngineClosed, EngineError, InvalidRequest
@@ -34,6 +35,17 @@ def test_an_engine_that_was_closed_before_its_start_does_not_start(
     assert not started
 
 
+def supervisor(**callbacks: Any) -> RingSupervisor:
+    """One without a ring."""
+    usual: dict[str, Any] = {
+        "receive": lambda message: None,
+        "died": lambda error: False,
+        "restarted": lambda: None,
+        "gave_up": lambda error: None,
+    }
+    return RingSupervisor(EngineConfig(), None, **(usual | callbacks))
+
+
 def test_any_error_in_a_restart_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -42,15 +54,7 @@ def test_any_error_in_a_restart_is_told(
 
     monkeypatch.setattr(RingSupervisor, "_start_ring", fails)
     told: list[EngineError] = []
-    ring = RingSupervisor(
-        EngineConfig(),
-        None,
-        name="7",
-        receive=lambda message: None,
-        died=lambda error: False,
-        restarted=lambda: None,
-        gave_up=told.append,
-    )
+    ring = supervisor(name="7", gave_up=told.append)
 
     async def restart() -> None:
         ring._running = True
@@ -63,6 +67,35 @@ def test_any_error_in_a_restart_is_told(
     assert all(line.startswith("replica 7: ") for line in caplog.messages)
     assert "The scheduler process died" in caplog.messages[0]
     assert not ring.restarting
+
+
+class _Sockets:
+    """A ring's end that refuses what msgpack refuses, and the ids in `breaks`."""
+
+    def __init__(self, breaks: str = "") -> None:
+        self.breaks = breaks
+        self.sent: list[str] = []
+
+    def send(self, message: Any) -> None:
+        msgspec.msgpack.encode(message)
+        if message.rid == self.breaks:
+            raise EngineError("cannot send")
+        self.sent.append(message.rid)
+
+
+def test_a_text_that_cannot_be_sent_is_refused_while_a_suspect_runs_alone() -> None:
+    ring = supervisor()
+    sockets = _Sockets(breaks="b")
+    ring._ring = sockets  # type: ignore[assignment]
+    ring.send_alone(Generate(rid="suspect", prompt=("Q",)))
+    ring.send(Generate(rid="a", prompt=("Q",)))
+    with pytest.raises(UnicodeEncodeError):
+        ring.send(Generate(rid="bad", prompt=("\ud800",)))
+    for rid in "bc":
+        ring.send(Generate(rid=rid, prompt=("Q",)))
+    assert sockets.sent == ["suspect"]
+    ring.end_alone()
+    assert sockets.sent == ["suspect", "a", "c"], "one that fails keeps none behind it"
 
 
 def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
