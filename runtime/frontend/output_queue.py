@@ -25,10 +25,15 @@ kills at some token kills there again; fewer tokens are on their way to the fron
 
 
 class OutputQueue:
-    """Chunks of one request that have arrived and have not been read. One reader; used on one event loop."""
+    """Chunks of one request that have arrived and have not been read. One reader; used on one event loop.
 
-    def __init__(self, request: Generate) -> None:
+    request : as the ring has it
+    rid : the id that the chunks carry for the reader; None for the request's
+    """
+
+    def __init__(self, request: Generate, rid: str | None = None) -> None:
         self.request = request
+        self._rid = request.rid if rid is None else rid
         self.deaths = 0
         """Rings that died while they ran the request, since it last went on."""
         self.aborted = False
@@ -57,6 +62,8 @@ class OutputQueue:
                 self.fail(WorkerDied("The request cannot go on: its text differs.", remedy="Send it again."))
                 return
             chunk = self._new_part(chunk)
+        if chunk.rid != self._rid:
+            chunk = msgspec.structs.replace(chunk, rid=self._rid)
         if not self._begun:
             self._begun, self._replaced = True, chunk.replaced
         self._forced += [len(self._ids) + index for index in chunk.forced]
@@ -72,7 +79,7 @@ class OutputQueue:
             self.ended = True
             usage = Usage(completion_tokens=self.size)
             finish = Finish(reason="abort")
-            self._chunks.append(TextChunk(rid=self.request.rid, usage=usage, finish=finish))
+            self._chunks.append(TextChunk(rid=self._rid, usage=usage, finish=finish))
             self._wake()
 
     def rest(self) -> Generate:

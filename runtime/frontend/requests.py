@@ -1,11 +1,18 @@
-"""The requests of a frontend: their outputs, from the first message into the ring to the last chunk."""
+"""The requests of a frontend: their outputs, from the first message into the ring to the last chunk.
+
+In the ring a request's id is the client's, "~" and a number: one that is used again, while the end of the
+request before is on its way, gets nothing of that one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError, WorkerDied
 from ramify.messages import Generate, TextChunk
@@ -27,7 +34,8 @@ class Requests:
     def __init__(self, ring: RingSupervisor | RingFleet) -> None:
         self._ring = ring
         self.outputs: dict[str, OutputQueue] = {}
-        """By request id."""
+        """By the client's id."""
+        self._numbers = itertools.count()
         self.quarantine = Quarantine(ring.send_alone, ring.end_alone)
         self._empty = asyncio.Event()
 
@@ -35,9 +43,10 @@ class Requests:
 
     def begin(self, request: Generate) -> OutputQueue:
         """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
-        output = self.outputs[request.rid] = OutputQueue(request)
+        in_ring = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
+        output = self.outputs[request.rid] = OutputQueue(in_ring, rid=request.rid)
         try:
-            self._ring.send(request)
+            self._ring.send(in_ring)
         except UnicodeEncodeError:
             self.outputs.pop(request.rid, None)
             raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
@@ -50,7 +59,7 @@ class Requests:
         """Nobody reads its chunks any more: it is aborted unless it has ended."""
         output = self.outputs.pop(rid, None)
         if output is not None and not output.ended:
-            self._ring.send(Abort(rid=rid))
+            self._ring.send(Abort(rid=output.request.rid))
             output.ended = True
             self.quarantine.next()
         if not self.outputs:
@@ -64,7 +73,7 @@ class Requests:
             if self.quarantine.waits(output):  # no ring has it
                 output.end_aborted()
             else:
-                self._ring.send(Abort(rid=rid))
+                self._ring.send(Abort(rid=output.request.rid))
         return len(rids)
 
     def named(self, rid_prefix: str) -> list[str]:
@@ -83,9 +92,14 @@ class Requests:
 
     # --- what the ring says -----------------------------------------------------------------------
 
+    def _of(self, ring_id: str) -> OutputQueue | None:
+        """The output of a request by its id in the ring; None where nobody reads it any more."""
+        output = self.outputs.get(ring_id.rpartition("~")[0])
+        return output if output is not None and output.request.rid == ring_id else None
+
     def take(self, chunks: Iterable[TextChunk]) -> None:
         for chunk in chunks:
-            output = self.outputs.get(chunk.rid)
+            output = self._of(chunk.rid)
             if output is not None and not output.ended:
                 output.put(chunk)
                 if output.ended and chunk.finish is None:  # its text differs; the ring would go on
@@ -94,7 +108,8 @@ class Requests:
             self.quarantine.next()
 
     def fail(self, rid: str, error: RamifyError) -> None:
-        output = self.outputs.get(rid)
+        """The request of the id `rid` in the ring has failed."""
+        output = self._of(rid)
         if output is not None:
             output.fail(error)
             self.quarantine.next()
@@ -119,9 +134,9 @@ class Requests:
         self._resend(self.outputs.values())
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """A replica that had the requests `rids` has died, or without an error is drained: send them again,
-        for others to go on with. Returns whether one that ran alone is to blame."""
-        outputs = [self.outputs[rid] for rid in rids if rid in self.outputs]
+        """A replica that had the requests `rids`, ids in the ring, has died, or without an error is drained:
+        send them again, for others to go on with. Returns whether one that ran alone is to blame."""
+        outputs = [output for rid in rids if (output := self._of(rid)) is not None]
         to_blame = error is not None and self.quarantine.died(outputs, error)
         self._resend(outputs)
         return to_blame

@@ -268,7 +268,7 @@ def test_a_request_that_cannot_be_sent_again_fails_alone(
         with pytest.raises(EngineError, match="a bug"):
             await tasks["bad"]
         again = {one.rid for ring in stubs.rings for one in ring.sent if isinstance(one, Generate)}
-        assert again == {"good"}
+        assert again == {frontend._requests.outputs["good"].request.rid}
         tasks["good"].cancel()
 
     asyncio.run(run())
@@ -300,10 +300,11 @@ def test_a_text_that_differs_ends_the_request_at_the_ring_too(monkeypatch: pytes
         await stubs.frontend.start()
         task = asking(stubs.frontend, "r")
         await asyncio.sleep(0)
-        stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid="r", text="abc", ids=(1,)),)))
+        rid = stubs.rings[0].sent[0].rid
+        stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid=rid, text="abc", ids=(1,)),)))
         await stubs.kill()
         for text in ("abX", "Y"):
-            stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid="r", text=text, ids=(1,)),)))
+            stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid=rid, text=text, ids=(1,)),)))
         with pytest.raises(WorkerDied, match="its text differs"):
             await task
         assert [type(one) for one in stubs.rings[-1].sent] == [Generate, Abort]
@@ -321,12 +322,14 @@ def test_a_suspect_that_waits_can_be_aborted(replicas: int, monkeypatch: pytest.
         await asyncio.sleep(0)
         for _ in range(2):
             fleet: Any = frontend._ring
-            home = int(fleet._router.requests["a"].replica) if replicas > 1 else 0
+            rid = frontend._requests.outputs["a"].request.rid
+            home = int(fleet._router.requests[rid].replica) if replicas > 1 else 0
             await stubs.kill(home)
         (waiting,) = frontend._requests.quarantine._waiting
         before = sum(len(ring.sent) for ring in stubs.rings)
-        assert frontend.abort(waiting.request.rid) == 1
-        (chunk,) = await asyncio.wait_for(tasks.pop(waiting.request.rid), 5)
+        (rid,) = [key for key, one in frontend._requests.outputs.items() if one is waiting]
+        assert frontend.abort(rid) == 1
+        (chunk,) = await asyncio.wait_for(tasks.pop(rid), 5)
         assert chunk.finish == Finish(reason="abort")
         assert sum(len(ring.sent) for ring in stubs.rings) == before
         (other,) = tasks.values()

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from ramify.errors import EngineClosed, EngineError, InvalidRequest
-from ramify.messages import Generate, TextChunk
-from ramify.ring_messages import GetStats
+from ramify.messages import Finish, Generate, TextChunk
+from ramify.ring_messages import Abort, Failed, GetStats, StepText
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
@@ -132,3 +132,33 @@ def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.Monkey
         ("1", True),
         ("1", False),
     ]
+
+
+def test_an_id_that_is_used_again_gets_nothing_of_the_request_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
+    frontend = Frontend(EngineConfig(max_running=8))
+    monkeypatch.setattr(frontend, "_closed", None)
+    sent: list[Any] = []
+    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    request = Generate(rid="a~b", prompt=("Q",))
+
+    async def read() -> tuple[TextChunk, TextChunk]:
+        before = frontend.generate(request)
+        first = asyncio.ensure_future(anext(before))
+        await asyncio.sleep(0)
+        chunk = TextChunk(rid=sent[0].rid, text="old", ids=(1,))
+        frontend._receive(StepText(chunks=(chunk,)))
+        old = await first
+        await before.aclose()  # type: ignore[attr-defined]
+        second = asyncio.ensure_future(anext(frontend.generate(request)))
+        await asyncio.sleep(0)
+        assert [type(one) for one in sent] == [Generate, Abort, Generate]
+        assert sent[0].rid == sent[1].rid != sent[2].rid
+        end = msgspec.structs.replace(chunk, finish=Finish(reason="abort"))
+        new = TextChunk(rid=sent[2].rid, text="new", ids=(2,), finish=Finish(reason="stop"))
+        frontend._receive(StepText(chunks=(end, new)))
+        frontend._receive(Failed(rid=sent[0].rid, error=EngineError("old").to_info()))
+        return old, await second
+
+    old, new = asyncio.run(read())
+    assert [(one.rid, one.text) for one in (old, new)] == [("a~b", "old"), ("a~b", "new")]
