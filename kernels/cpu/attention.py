@@ -10,8 +10,8 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
-Scores are dots of pairs of bfloat16 where the processor has them (AVX512_BF16). Weights times values are
-float32, or on request (`rounded`) such dots as well, which takes half as many operations.
+Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). Weights times
+values are float32, or on request (`rounded`) such dots as well, which takes half as many operations.
 
 So every number of the output comes from the same operations in the same order. The bits are the same alone or
 in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of threads.
@@ -73,9 +73,11 @@ def _build_body(sources: str) -> Any:
         items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
         index = vl.fetch_increment(frame.counters)
         while index < frame.item_count:
-            later = vl.fetch_increment(frame.counters)
-            attend(frame, items[index], items[min(later, frame.item_count - 1)], scratch)
-            index = later
+            later = min(
+                index + frame.threads, frame.item_count - 1
+            )  # what this thread is likely to take next
+            attend(frame, items[index], items[later], scratch)
+            index = vl.fetch_increment(frame.counters)
 
     return body
 

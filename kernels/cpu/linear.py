@@ -88,6 +88,7 @@ def _build_body(sources: str) -> Any:
         layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
         scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
         block = scratch
+        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
         vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
         vl.write_i64(block + 8 * code.C_ROW, C_ROW)
         vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
@@ -110,7 +111,6 @@ def _build_body(sources: str) -> Any:
         vl.spin_until(head.counters + PREPARED, head.prepare_total)
         frame, place, start = head, 0, 0
         layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
         by_tiles = head.way == BY_TILES
         if by_tiles:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).

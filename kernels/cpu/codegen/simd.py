@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import register_model
 
@@ -237,15 +238,34 @@ fetch_increment = _op1(
 have done."""
 
 
+SPINS = 2000
+"""Rounds of waiting for another thread (about 30 us) before this one offers its core: what the other needs to
+go on may be a core."""
+
+
 def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    test, done = builder.append_basic_block("spin"), builder.append_basic_block("done")
+    rounds = cgutils.alloca_once_value(builder, _i64(0))
+    test, again, offer, done = (
+        builder.append_basic_block(name) for name in ("test", "again", "offer", "done")
+    )
     builder.branch(test)
     builder.position_at_end(test)
+    found = builder.load_atomic(pointer(builder, address, _i64), "acquire", 8)
+    builder.cbranch(builder.icmp_signed(">=", found, value), done, again)
+    builder.position_at_end(again)
     if "+sse2" in features():
         pause = ir.FunctionType(ir.VoidType(), [])
         builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), pause), [])
-    found = builder.load_atomic(pointer(builder, address, _i64), "acquire", 8)
-    builder.cbranch(builder.icmp_signed(">=", found, value), done, test)
+    elif "+neon" in features():
+        hint = ir.FunctionType(ir.VoidType(), [_i32])
+        builder.call(builder.module.declare_intrinsic("llvm.aarch64.hint", (), hint), [_i32(1)])
+    count = builder.add(builder.load(rounds), _i64(1))
+    builder.store(count, rounds)
+    builder.cbranch(builder.icmp_signed(">", count, _i64(SPINS)), offer, test)
+    builder.position_at_end(offer)
+    kind = ir.FunctionType(_i32, [])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+    builder.branch(test)
     builder.position_at_end(done)
     return _i64(0)
 

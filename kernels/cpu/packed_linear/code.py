@@ -19,14 +19,15 @@ WIDTH = 16
 Q, S = 0, 4  # the weights and the scales of up to four panels
 AHEAD = 8  # for each of them, the distance in bytes from a weight to the one to prefetch
 X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
-SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
-C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)
+SUMS, SUMS_ROW = 14, 15  # what is kept of each group of x: its sum, or for int8 three numbers (`int8.py`)
+C, C_ROW = 16, 17  # float32 results: (rows, panels * 16); for the rounding of x, int8 numbers
 GROUPS, STEPS = 18, 19  # groups of inputs, and eights of inputs in a group
 SCALE_KIND = 20  # of a weight's scales: F16, F32 or BF16
 B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
 TABLES = 23  # what the codes of int4 stand for: `packed.tables`
 OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
 RAISED = 25  # what was added to the weights to make them unsigned, for int8 x
+FOUR_BYTES = 26  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
 BLOCK_BYTES = 8 * 32
 
 F16, F32, BF16 = 0, 1, 2

@@ -221,7 +221,7 @@ def _rounder(form: str, kind: str) -> Any:
             return called(builder, f"llvm.vector.reduce.{name}", vector.type.element, vector)
 
         x, to, sums = argument(code.X), argument(code.C), argument(code.SUMS)
-        four_bytes, raised = argument(code.X_ROW), argument(code.RAISED)
+        four_bytes, raised = argument(code.FOUR_BYTES), argument(code.RAISED)
         group_bytes = builder.mul(four_bytes, _i64(GROUP_BYTES // 4))
         vectors = builder.lshr(argument(code.STEPS), _i64(1))
         cell: Any = cgutils.alloca_once_value

@@ -93,7 +93,7 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     vl.write_i64(block + 8 * code.X, at)
     vl.write_i64(block + 8 * code.C, frame.prepared + first * frame.prepared_row + 4 * inside)
     vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
-    vl.write_i64(block + 8 * code.X_ROW, 4 * rows)
+    vl.write_i64(block + 8 * code.FOUR_BYTES, 4 * rows)
     if layout.form == 1:
         if frame.from_bf16:
             round_int8(block)
