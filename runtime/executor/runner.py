@@ -206,12 +206,13 @@ class Runner:
     def _compute_stack(
         self, stack: LayerStack, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch
     ) -> Tensor:
+        assert isinstance(self.model, Model)
+        scale = self.model.config.score_scale
+
         def layers(x: Tensor, rotation: Tensor) -> None:
             lengths = batch.query_starts, batch.kv_lens
-            scale, lora = self.attention.scale, batch.lora
-            stack(x, rotation, slots, batch.page_table, *lengths, scale=scale, lora=lora)
+            stack(x, rotation, slots, batch.page_table, *lengths, scale=scale, lora=batch.lora)
 
-        assert isinstance(self.model, Model)
         return self.model.forward_through(ids, positions, layers)
 
     @torch.inference_mode()
