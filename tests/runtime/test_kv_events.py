@@ -312,8 +312,8 @@ def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
     held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
     return (
         f"the frontend has change {frontend._tree.number}, the publisher has {events.publisher._number}"
-        f" messages, the subscriber {subscriber.last + 1}; the ring was heard {frontend.heartbeat_age_s:.1f} s"
-        f" ago; blocks: {held}"
+        f" messages, the subscriber {subscriber.last + 1}; the ring was heard"
+        f" {frontend.heartbeat_age_s:.1f} s ago; blocks: {held}"
     )
 
 
