@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.kernels.cpu.attention_loops import TILE_ROWS
-from ramify.kernels.cpu.attention_records import SCORE_ROW
+from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
@@ -34,12 +34,31 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
         if frame.window > 0:
             low = max(0, position - frame.window + 1 - start)
         for _ in range(frame.group):
-            top, weight = _softmax_row(frame, row, count, low, high)
+            if frame.rounded and not frame.capped and low == 0 and high == BLOCK:
+                top, weight = _softmax_whole_row(frame, row)
+            else:
+                top, weight = _softmax_row(frame, row, count, low, high)
             vl.write_f32(maxima, top)
             vl.write_f32(sums, weight)
             maxima += 4
             sums += 4
             row += SCORE_ROW
+
+
+@part
+def _softmax_whole_row(frame, row):  # type: ignore[no-untyped-def]
+    """`_softmax_row` of a block whose positions are all visible, bit for bit: most rows of a prefill."""
+    scale = vl.splat_f32(frame.query_factor)
+    best = vl.mul(vl.load(row), scale)
+    for column in range(LANES, BLOCK, LANES):
+        best = vl.maximum(best, vl.mul(vl.load(row + 4 * column), scale))
+    top = vl.max_lanes(best)
+    shift = vl.broadcast(top)
+    total = vl.splat_f32(0.0)
+    for column in range(0, BLOCK, LANES):
+        x = vl.exp2(vl.sub(vl.mul(vl.load(row + 4 * column), scale), shift))
+        total = vl.add(total, vl.store_rounded(row + 2 * column, x))
+    return top, vl.sum_lanes(total)
 
 
 @part
@@ -65,8 +84,7 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     for column in range(0, count, LANES):
         x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
         if frame.rounded:
-            vl.store_bf16(row + 2 * column, x)
-            x = vl.load_bf16(row + 2 * column)
+            x = vl.store_rounded(row + 2 * column, x)
         else:
             vl.store(row + 4 * column, x)
         total = vl.add(total, x)

@@ -8,32 +8,17 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from ramify.kernels.cpu.codegen.compiler import features, processor
-from ramify.kernels.cpu.codegen.simd import LANES
+from ramify.kernels.cpu.codegen.compiler import processor
+from ramify.kernels.cpu.codegen.simd import BF16, BFloat
 
 WIDTH = 16
 """float32 lanes of the instruction."""
-BF16 = "+avx512bf16" in features() and "+avx512bw" in features() and LANES == WIDTH
-"""Whether the processor has the instruction."""
 DOTS = BF16 and processor().startswith("znver")
-"""Whether the instruction is faster than float32. It does twice the products of a float32 instruction: in the
+"""Whether the processor has the instruction and it is faster than float32. It does twice the products of a float32 instruction: in the
 same time on AMD's processors, in four times the time on Intel's."""
 
 
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-pairs = ir.VectorType(_BFloat(), 2 * WIDTH)
+pairs = ir.VectorType(BFloat(), 2 * WIDTH)
 """The type of a vector of pairs."""
 _floats = ir.VectorType(ir.FloatType(), WIDTH)
 

@@ -27,9 +27,26 @@ BYTES = 4 * LANES
 LOG2_E = 1.4426950408889634
 """log2(e): exp(x) is exp2(LOG2_E * x)."""
 
+_AVX512 = LANES == 16
+BF16 = _AVX512 and {"+avx512bf16", "+avx512bw"} <= features()
+"""Whether the processor has AVX512_BF16."""
+
 _f32, _i32, _i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _vector, _ivector = ir.VectorType(_f32, LANES), ir.VectorType(_i32, LANES)
 _hvector = ir.VectorType(ir.IntType(16), LANES)
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
 
 
 class Vector(types.Type):
@@ -107,7 +124,10 @@ def load_vector(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 def load_widened(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """LANES bfloat16 as float32: a bfloat16 is the upper 16 bits of a float32."""
-    halves = builder.load(pointer(builder, address, _hvector), align=2)
+    return _widened(builder, builder.load(pointer(builder, address, _hvector), align=2))
+
+
+def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     bits = builder.shl(builder.zext(halves, _ivector), splat_constant(16))
     return builder.bitcast(bits, _vector)
 
@@ -129,10 +149,24 @@ def _narrowed(builder: ir.IRBuilder, bits: ir.Value, constant: Callable[[int], i
     return builder.select(is_nan, constant(0x7FC0), rounded)
 
 
+def _halves(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """A vector rounded to bfloat16, as integers."""
+    if not BF16:
+        return builder.trunc(_narrowed(builder, builder.bitcast(value, _ivector), splat_constant), _hvector)
+    kind = ir.FunctionType(ir.VectorType(BFloat(), LANES), [_vector])
+    name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    return builder.bitcast(builder.call(builder.module.declare_intrinsic(name, (), kind), [value]), _hvector)
+
+
 def _store_narrowed(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    halves = builder.trunc(_narrowed(builder, builder.bitcast(value, _ivector), splat_constant), _hvector)
-    builder.store(halves, pointer(builder, address, _hvector), align=2)
+    builder.store(_halves(builder, value), pointer(builder, address, _hvector), align=2)
     return _i64(0)
+
+
+def _store_rounded(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    halves = _halves(builder, value)
+    builder.store(halves, pointer(builder, address, _hvector), align=2)
+    return _widened(builder, halves)
 
 
 def _store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
@@ -200,6 +234,11 @@ def _zero_below(builder: ir.IRBuilder, value: ir.Value, bound: ir.Value, other: 
 
 def _scaled_by_power(builder: ir.IRBuilder, value: ir.Value, exponent: ir.Value) -> ir.Value:
     """value * 2**exponent for whole exponents in [-126, 127]."""
+    if _AVX512:
+        name, mask = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(16)
+        kind = ir.FunctionType(_vector, [_vector, _vector, _vector, mask, _i32])
+        function = builder.module.declare_intrinsic(name, (), kind)
+        return builder.call(function, [value, exponent, value, mask(0xFFFF), _i32(4)])  # 4: the usual rounding
     whole = builder.fptosi(exponent, _ivector)
     bits = builder.shl(builder.add(whole, splat_constant(127)), splat_constant(23))
     return builder.fmul(value, builder.bitcast(bits, _vector))
@@ -285,6 +324,8 @@ prefetch = _op1(types.int64, _prefetch)
 load = _op1(vector, load_vector)
 load_bf16 = _op1(vector, load_widened)
 store, store_bf16 = _op2(types.int64, _store), _op2(types.int64, _store_narrowed)
+store_rounded = _op2(vector, _store_rounded)
+"""As `store_bf16`; returns the rounded numbers."""
 broadcast = _op1(vector, splat)
 add = _op2(vector, lambda builder, a, b: builder.fadd(a, b))
 sub = _op2(vector, lambda builder, a, b: builder.fsub(a, b))

@@ -21,9 +21,9 @@ from numba.core import cgutils
 
 from ramify.kernels import packed as packed_weights
 from ramify.kernels.cpu.codegen.compiler import features
-from ramify.kernels.cpu.codegen.dots import BF16, dot, pairs
+from ramify.kernels.cpu.codegen.dots import dot, pairs
 from ramify.kernels.cpu.codegen.functions import llvm_function
-from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
+from ramify.kernels.cpu.codegen.simd import BF16, LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear.code import (
     AHEAD,
     B_OTHER,
