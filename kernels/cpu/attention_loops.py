@@ -34,6 +34,8 @@ PANEL_VECTORS = 2 if LANES == 8 else 4
 """Vectors of a pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
+AHEAD = 64
+"""Rows of a table of rows to prefetch."""
 
 _i64, _f32 = ir.IntType(64), ir.FloatType()
 
@@ -50,7 +52,8 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
     in_place : (name, bytes of a vector, its loader), if the rows of B are scattered: row i lies at b + the
         int64 at b_row + 8 i. `ahead` is another such table, of rows to prefetch.
     kind : with _PAIRS each number of A and of B is a pair of bfloat16. In place, rows 2 i and 2 i + 1 of B
-        make the pairs, and `depth` counts pairs.
+        make the pairs, and `depth` counts pairs. If not in place, `ahead` may be a table of the addresses of
+        AHEAD rows to prefetch: from their second lines on, two lines a step.
     """
     name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
     together = 2 if in_place and kind == _PAIRS else 1
@@ -64,6 +67,9 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
         with cgutils.for_range(builder, depth) as loop:
             if in_place is None:
                 at = builder.add(b, builder.mul(b_row, loop.index))
+                if kind == _PAIRS:
+                    with builder.if_then(builder.icmp_unsigned("!=", ahead, _i64(0))):
+                        _prefetch_lines(builder, ahead, loop.index)
             else:
                 found = []
                 for row in range(together):
@@ -95,6 +101,17 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
     return llvm_function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
 
 
+def _prefetch_lines(builder: ir.IRBuilder, table: ir.Value, step: ir.Value) -> None:
+    """Prefetch lines 2 * step and the next one of those that follow the first lines of a table's rows."""
+    first = builder.shl(step, _i64(1))
+    row = builder.and_(first, _i64(AHEAD - 1))
+    line = builder.add(builder.lshr(first, _i64(AHEAD.bit_length() - 1)), _i64(1))
+    for other in range(2):
+        entry = builder.add(table, builder.shl(builder.add(row, _i64(other)), _i64(3)))
+        at = builder.load(pointer(builder, entry, _i64))
+        prefetch_line(builder, builder.add(at, builder.shl(line, _i64(6))))
+
+
 def _interleaved(builder: ir.IRBuilder, rows: list[ir.Value], vectors: int) -> list[ir.Value]:
     """Two rows of bfloat16 as `vectors` vectors of pairs, one of each row."""
     words = ir.VectorType(ir.IntType(16), 2 * LANES)
@@ -120,11 +137,12 @@ def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None, kind: st
     tile1, tile2, tile3, tile4, tile6 = (
         _product(rows, vectors, in_place, kind) for rows in (1, 2, 3, 4, TILE_ROWS)
     )
+    scattered = in_place is not None
 
     @part
     def panel(a, a_row, b, b_row, c, c_row, rows, depth, ahead):  # type: ignore[no-untyped-def]
         while rows > 4:
-            tile6(a, a_row, b, b_row, c, c_row, depth, ahead)
+            tile6(a, a_row, b, b_row, c, c_row, depth, ahead if scattered or rows <= TILE_ROWS else 0)
             rows -= TILE_ROWS
             a += TILE_ROWS * a_row
             c += TILE_ROWS * c_row
@@ -149,16 +167,16 @@ if DOTS:
 
 def _multiplier(single: Any, double: Any, wide: Any) -> Any:
     @part
-    def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
+    def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead):  # type: ignore[no-untyped-def]
         while columns > 0:
             if columns > 2 * LANES:
-                wide(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                wide(a, a_row, b, b_row, c, c_row, rows, depth, ahead)
                 step = PANEL
             elif columns > LANES:
-                double(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                double(a, a_row, b, b_row, c, c_row, rows, depth, ahead)
                 step = 2 * LANES
             else:
-                single(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                single(a, a_row, b, b_row, c, c_row, rows, depth, ahead)
                 step = LANES
             b += 4 * step
             c += 4 * step
@@ -170,8 +188,9 @@ def _multiplier(single: Any, double: Any, wide: Any) -> Any:
 multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 """C = A B in float32, each number of C summed over `depth` in ascending order.
 
-Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns), addresses and bytes between rows. Columns are
-rounded up to at most a whole PANEL, and five last rows to six: the three matrices must have that room."""
+Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead), addresses and bytes between rows; `ahead` is
+as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the three
+matrices must have that room."""
 multiply_pairs = multiply
 """As `multiply`, where each number is a pair of bfloat16 whose two products are added. Needs DOTS."""
 if DOTS:
@@ -240,7 +259,9 @@ def _split_pair(builder: ir.IRBuilder, pair: ir.Value) -> list[ir.Value]:
     return [low, high]
 
 
-def _transpose(name: str, load: Callable[..., ir.Value], split: Callable[..., list[ir.Value]]) -> Any:
+def _transpose(
+    name: str, load: Callable[..., ir.Value], split: Callable[..., list[ir.Value]], prefetches: bool = True
+) -> Any:
     """A function that reads LANES rows and writes their columns as rows of float32."""
 
     def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
@@ -249,8 +270,9 @@ def _transpose(name: str, load: Callable[..., ir.Value], split: Callable[..., li
         for row in range(LANES):
             offset = builder.load(pointer(builder, builder.add(offsets, _i64(8 * row)), _i64))
             rows.append(load(builder, builder.add(base, offset)))
-            later = builder.load(pointer(builder, builder.add(ahead, _i64(8 * row)), _i64))
-            prefetch_line(builder, builder.add(base, later))
+            if prefetches:
+                later = builder.load(pointer(builder, builder.add(ahead, _i64(8 * row)), _i64))
+                prefetch_line(builder, builder.add(base, later))
         columns = [half for column in _transposed(builder, rows) for half in split(builder, column)]
         for index, column in enumerate(columns):
             store_vector(builder, builder.add(out, builder.mul(out_row, _i64(index))), column)
@@ -268,3 +290,5 @@ transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)
 """As `transpose_bf16` for 2 LANES columns: neighbours move as one integer: half the shuffles."""
 transpose_pairs = _transpose("pairs", _load_pair, lambda builder, column: [column])
 """As `transpose_bf16_pairs`, but each pair of columns becomes one row of bfloat16 pairs."""
+transpose_pairs_alone = _transpose("pairs_alone", _load_pair, lambda builder, column: [column], False)
+"""As `transpose_pairs`, without prefetching."""

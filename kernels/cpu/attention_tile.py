@@ -19,6 +19,7 @@ from ramify.kernels.cpu.attention_loops import (
     transpose_bf16_pairs,
     transpose_f32,
     transpose_pairs,
+    transpose_pairs_alone,
 )
 from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, partial_bytes
 from ramify.kernels.cpu.attention_softmax import clear, finish, merge, softmax_rows
@@ -50,12 +51,13 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
         clear(frame, item, total)
     else:
         block = item.partial
-    head = item.kv_head * frame.head_bytes
+    base, later_base = frame.k + item.kv_head * frame.head_bytes, frame.k + later.kv_head * frame.head_bytes
+    to_values = frame.v - frame.k
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
     segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
-    _locate(frame, segments[0], segments[0].begin, next_offsets, 0)
+    _locate(frame, segments[0], segments[0].begin, next_offsets, base)
     after = carray(vl.as_pointer(later.segments), 1, SEGMENT)[0]
     for index in range(item.segment_count):
         segment = segments[index]
@@ -66,18 +68,19 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
             start = at * BLOCK
             count = min(BLOCK, segment.high - start)
             if at + 1 < segment.end:
-                _locate(frame, segment, at + 1, next_offsets, 0)
+                _locate(frame, segment, at + 1, next_offsets, base)
             elif index + 1 < item.segment_count:
-                _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, 0)
+                _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, base)
             else:
-                shift = (later.kv_head - item.kv_head) * frame.head_bytes
-                _locate(frame, after, after.begin, next_offsets, shift)
-            _copy_keys(frame, frame.k + head, offsets, next_offsets, count, keys)
+                _locate(frame, after, after.begin, next_offsets, later_base)
+            _copy_keys(frame, offsets, next_offsets, count, keys)
             if frame.dots:
                 pairs = frame.dim // 2
-                multiply_pairs(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count)
+                multiply_pairs(
+                    mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
+                )
             else:
-                multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count)
+                multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
             softmax_rows(frame, item, segment, start, count, scores, block)
             depth = (count + 1) // 2 if frame.rounded else count
             weighted = block + vl.round_up(8 * vl.round_up(rows, TILE_ROWS), 64)
@@ -85,7 +88,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 multiply_in_place(
                     scores,
                     SCORE_ROW,
-                    frame.v + head,
+                    to_values,
                     offsets,
                     next_offsets,
                     frame.bf16 != 0,
@@ -97,14 +100,14 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, frame.v + head, offsets, count, values)
+                _copy_values(frame, to_values, offsets, count, values)
                 if frame.rounded:
                     multiply_pairs(
-                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim
+                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
                 else:
                     multiply(
-                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim
+                        scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
@@ -156,10 +159,10 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 
 
 @part
-def _locate(frame, segment, block, offsets, shift):  # type: ignore[no-untyped-def]
-    """Write the byte offset in the pool of each position of a block, plus `shift`, to `offsets`.
+def _locate(frame, segment, block, offsets, base):  # type: ignore[no-untyped-def]
+    """Write `base` plus the byte offset in the pool of each position of a block to `offsets`.
 
-    A position that no query sees gets the offset of the nearest visible one: the pages there may hold
+    A position that no query sees gets that of the nearest visible one: the pages there may hold
     anything, and a weight of 0 times NaN is NaN.
     """
     table, start, low, high = segment.table, block * BLOCK, segment.low, segment.high
@@ -167,7 +170,7 @@ def _locate(frame, segment, block, offsets, shift):  # type: ignore[no-untyped-d
     first, last = max(start, low), min(start + BLOCK, high) - 1
     page = first // page_size
     slot = first - page * page_size
-    row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + shift
+    row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + base
     to = offsets
     for _ in range(start, first):
         vl.write_i64(to, row)
@@ -175,7 +178,7 @@ def _locate(frame, segment, block, offsets, shift):  # type: ignore[no-untyped-d
     left = last - first + 1
     while left > 0:
         run = min(left, page_size - slot)
-        row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + shift
+        row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes + base
         for _ in range(run):
             vl.write_i64(to, row)
             to += 8
@@ -189,7 +192,7 @@ def _locate(frame, segment, block, offsets, shift):  # type: ignore[no-untyped-d
 
 
 @part
-def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore[no-untyped-def]
+def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-untyped-def]
     """Keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector; for dots as
     (dim / 2, BLOCK) pairs of bfloat16.
 
@@ -203,22 +206,25 @@ def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore
         d = 0
         if frame.dots:
             while d < dim:
-                transpose_pairs(pool + 2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
+                if 0 < d <= dim // 2:  # lines that the product prefetches, to spread the requests
+                    transpose_pairs_alone(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
+                else:
+                    transpose_pairs(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
                 d += 2 * LANES
         elif bf16:
             while d + 2 * LANES <= dim:
-                transpose_bf16_pairs(pool + 2 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
+                transpose_bf16_pairs(2 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
                 d += 2 * LANES
             while d + LANES <= dim:
-                transpose_bf16(pool + 2 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
+                transpose_bf16(2 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
                 d += LANES
         else:
             while d + LANES <= dim:
-                transpose_f32(pool + 4 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
+                transpose_f32(4 * d, at, ahead, to + d * SCORE_ROW, SCORE_ROW)
                 d += LANES
         while d < dim:
             for lane in range(LANES):
-                row = pool + vl.read_i64(at + 8 * lane)
+                row = vl.read_i64(at + 8 * lane)
                 x = vl.read_as(row + (2 if bf16 else 4) * d, bf16)
                 vl.write_f32(to + d * SCORE_ROW + 4 * lane, x)
             d += 1

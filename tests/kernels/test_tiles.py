@@ -15,13 +15,13 @@ i64 = types.int64
 
 @njit(i64(*[i64] * 9))
 def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):
-    attention_loops.multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns)
+    attention_loops.multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns, 0)
     return 0
 
 
 @njit(i64(*[i64] * 9))
 def multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns):
-    attention_loops.multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns)
+    attention_loops.multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns, 0)
     return 0
 
 
@@ -54,6 +54,9 @@ def each(kind, x, y, count):
             simd.store(y + 4 * i, simd.tanh(simd.load(x + 4 * i)))
         elif kind == 2:
             simd.store_bf16(y + 2 * i, simd.load(x + 4 * i))
+        elif kind == 4:
+            rounded = simd.store_rounded(y + 2 * i, simd.load(x + 4 * i))
+            simd.store_bf16(y + 2 * i, rounded)
         else:
             for j in range(i, i + simd.LANES):
                 simd.write_bf16(y + 2 * j, simd.read_f32(x + 4 * j))
@@ -175,11 +178,13 @@ def test_tanh_is_within_its_bound():
     assert np.isnan(applied(1, np.array([np.nan], np.float32))[0])
 
 
-@pytest.mark.parametrize("kind", [2, 3], ids=["vector", "scalar"])
+@pytest.mark.parametrize("kind", [2, 3, 4], ids=["vector", "scalar", "normal numbers"])
 def test_rounding_to_bfloat16_is_torchs(kind):
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
     halfway = np.arange(0, 2**16, dtype=np.uint32) << 16 | 0x8000
     x = np.concatenate([bits, halfway, halfway - 1, halfway + 1]).view(np.float32)
+    if kind == 4:
+        x[np.abs(x) < 2.0**-126] = 0
     result = torch.from_numpy(applied(kind, x, np.uint16)[: len(x)]).view(torch.bfloat16)
     expected = torch.from_numpy(x).bfloat16()
     assert torch.equal(result.isnan(), expected.isnan())

@@ -149,23 +149,21 @@ def _narrowed(builder: ir.IRBuilder, bits: ir.Value, constant: Callable[[int], i
     return builder.select(is_nan, constant(0x7FC0), rounded)
 
 
-def _halves(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """A vector rounded to bfloat16, as integers."""
-    if not BF16:
-        return builder.trunc(_narrowed(builder, builder.bitcast(value, _ivector), splat_constant), _hvector)
-    kind = ir.FunctionType(ir.VectorType(BFloat(), LANES), [_vector])
-    name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-    return builder.bitcast(builder.call(builder.module.declare_intrinsic(name, (), kind), [value]), _hvector)
-
-
 def _store_narrowed(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    builder.store(_halves(builder, value), pointer(builder, address, _hvector), align=2)
+    halves = builder.trunc(_narrowed(builder, builder.bitcast(value, _ivector), splat_constant), _hvector)
+    builder.store(halves, pointer(builder, address, _hvector), align=2)
     return _i64(0)
 
 
 def _store_rounded(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    halves = _halves(builder, value)
-    builder.store(halves, pointer(builder, address, _hvector), align=2)
+    if BF16:
+        kind = ir.FunctionType(ir.VectorType(BFloat(), LANES), [_vector])
+        function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", (), kind)
+        halves = builder.bitcast(builder.call(function, [value]), _hvector)
+        builder.store(halves, pointer(builder, address, _hvector), align=2)
+    else:
+        _store_narrowed(builder, address, value)
+        halves = builder.load(pointer(builder, address, _hvector), align=2)
     return _widened(builder, halves)
 
 
@@ -238,7 +236,9 @@ def _scaled_by_power(builder: ir.IRBuilder, value: ir.Value, exponent: ir.Value)
         name, mask = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(16)
         kind = ir.FunctionType(_vector, [_vector, _vector, _vector, mask, _i32])
         function = builder.module.declare_intrinsic(name, (), kind)
-        return builder.call(function, [value, exponent, value, mask(0xFFFF), _i32(4)])  # 4: the usual rounding
+        return builder.call(
+            function, [value, exponent, value, mask(0xFFFF), _i32(4)]
+        )  # 4: the usual rounding
     whole = builder.fptosi(exponent, _ivector)
     bits = builder.shl(builder.add(whole, splat_constant(127)), splat_constant(23))
     return builder.fmul(value, builder.bitcast(bits, _vector))
@@ -325,7 +325,7 @@ load = _op1(vector, load_vector)
 load_bf16 = _op1(vector, load_widened)
 store, store_bf16 = _op2(types.int64, _store), _op2(types.int64, _store_narrowed)
 store_rounded = _op2(vector, _store_rounded)
-"""As `store_bf16`; returns the rounded numbers."""
+"""As `store_bf16`, for numbers that are 0 or at least 2**-126; returns the rounded numbers."""
 broadcast = _op1(vector, splat)
 add = _op2(vector, lambda builder, a, b: builder.fadd(a, b))
 sub = _op2(vector, lambda builder, a, b: builder.fsub(a, b))
