@@ -188,7 +188,7 @@ def _multiplier(single: Any, double: Any, wide: Any) -> Any:
 multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 """C = A B in float32, each number of C summed over `depth` in ascending order.
 
-Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead), addresses and bytes between rows; `ahead` is
+Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, bytes between rows. `ahead` is
 as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the three
 matrices must have that room."""
 multiply_pairs = multiply
