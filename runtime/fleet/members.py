@@ -179,6 +179,7 @@ class Members:
         replica = self._replica(name)
         rids = self._forget(name, replica)
         self._lost(None, rids)
+        self._router.place_all()
         await replica.ring.aclose()
 
     def _replica(self, name: str) -> Replica:
@@ -199,7 +200,11 @@ class Members:
     # --- die and come back ------------------------------------------------------------------------
 
     def _died(self, name: str, replica: Replica, error: WorkerDied) -> bool:
-        return not replica.left and self._lost(error, self._down(name, replica, died=True))
+        if replica.left:
+            return False
+        explained = self._lost(error, self._down(name, replica, died=True))
+        self._router.place_all()  # what was to run alone there, once that had none but such requests
+        return explained
 
     def _down(self, name: str, replica: Replica, *, died: bool) -> list[str]:
         """A replica takes nothing any more. Returns the requests that it had."""

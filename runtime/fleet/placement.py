@@ -101,7 +101,8 @@ class _Replica:
     pace: _Pace
     prefill: bool = False
     answered: bool = False
-    """Its first answer does not count in its pace: it contains what happens once, such as compiling."""
+    """Its first answer does not count: it contains what happens once, such as compiling. It is better than
+    nothing while the fleet has no pace at all."""
     draining: bool = False
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
@@ -229,8 +230,11 @@ class Placement:
             return
         replica = self._replicas[found.replica]
         if found.prompt:
-            for pace in (self._pace, replica.pace) if replica.answered else (self._pace,):
-                pace.learn(now - found.placed_at, found.queued + STEP, now)
+            taken = (now - found.placed_at, found.queued + STEP, now)
+            if replica.answered:
+                replica.pace.learn(*taken)
+            if replica.answered or not self._pace.value:
+                self._pace.learn(*taken)
             replica.answered = True
             replica.work -= found.prompt
             found.prompt = 0.0

@@ -128,7 +128,8 @@ class RingFleet:
     # --- life -------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        self.close_now()
+        if self.mover is not None:
+            self.mover.close()
         rings = [ring.aclose() for ring in self._rings.values()]
         await asyncio.gather(*rings, *self._members.closing)
 

@@ -48,6 +48,7 @@ from ramify.ring_messages import (
     TreeChange,
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.index import EventNumbers
 from ramify.runtime.fleet.ring import SILENT_S, ReplicaStatus, State, status_of
 from ramify.runtime.frontend.images import Images
@@ -146,14 +147,17 @@ class Frontend:
 
     async def aclose(self) -> None:
         """Stop the ring; requests that are running fail with `EngineClosed`."""
-        self.close_now()
+        self._close()
         await self._tasks.cancel()
-        await self._ring.aclose()
+        await self._ring.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
-        self._fail_all(EngineClosed("The engine has been closed."))
+        """`aclose` without a running event loop."""
+        self._close()
         self._ring.close_now()
+
+    def _close(self) -> None:
+        self._fail_all(EngineClosed("The engine has been closed."))
         events, self._kv_events = self._kv_events, None
         if events is not None:
             events.close()
@@ -440,7 +444,8 @@ class Frontend:
     def _count_death(self, error: WorkerDied) -> bool:
         """The ring has died. Returns whether a request that ran alone is to blame."""
         self._tree = EventNumbers()
-        self._tree_changed("", None)
+        with errors_logged("telling of a tree that is gone"):
+            self._tree_changed("", None)
         to_blame = self._requests.count_death(error)
         self._replies.fail_all(error)
         return to_blame

@@ -58,13 +58,15 @@ class Inbox(Generic[T]):
             return None
 
     def drain(self) -> list[T]:
-        """All messages that have arrived, without waiting."""
-        messages = []
+        """All messages that have arrived, without waiting. What cannot be decoded is logged."""
+        messages: list[T] = []
         while True:
             try:
-                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+                message = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
+            with errors_logged("decoding a message"):
+                messages.append(self._decoder.decode(message))
 
     def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[T], None]) -> None:
         """Call `handle` on `loop` for every message from now on. Its exceptions are logged."""

@@ -135,15 +135,17 @@ class Ring:
     def _ended(self, role: str, process: subprocess.Popen[bytes], code: int) -> None:
         if self._processes.get(role) is not process:
             return  # stopped by us
-        ready = self._ready[role]
-        if not ready.done():
+        if all(ready.done() for ready in self._ready.values()):
+            self._died(role)
+        else:
             # The message that explains the failure may still be in the socket.
             assert self._loop is not None
             self._loop.call_later(1.0, self._give_up, role, code)
-        else:
-            self._died(role)
 
     def _give_up(self, role: str, code: int) -> None:
-        ready = self._ready[role]
-        if not ready.done():
+        """A worker has ended before all were ready, though it may have been itself."""
+        starting = [ready for ready in self._ready.values() if not ready.done()]
+        for ready in starting:
             ready.set_exception(EngineError(f"The {role} process ended with code {code} while starting."))
+        if not starting:
+            self._died(role)

@@ -162,20 +162,22 @@ class Lifecycle:
     def _end(self, request: Request) -> None:
         """Forget the request; the tree keeps its pages."""
         del self.requests[request.rid]
+        choices = None if request.scoring is None else request.scoring.choices
+        parts = [request]
+        if choices is not None:
+            parts += [span for span in choices.open if span is not request]
+        for part in parts:  # first: no step goes on with them, whatever is raised below
+            self.stop(part)
+            if part in self.waiting:
+                self.waiting.remove(part)
         self.drafter.ended(request)
         self.programs.leave(request)
         self.budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
             self.grammars.forget(request.rid)
             return
-        spans: list[Request] = []
-        if request.scoring is not None:
-            choices = request.scoring.choices
+        if choices is not None:
             for span in choices.resting:
                 self.pages.leases.rested(span)
-            spans = [span for span in choices.open if span is not request]
-        for part in (request, *spans):
+        for part in parts:
             self.pages.release(part, self.clock())
-            self.stop(part)
-            if part in self.waiting:
-                self.waiting.remove(part)

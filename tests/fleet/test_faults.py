@@ -144,6 +144,20 @@ def test_a_handler_that_raises_loses_its_own_message_alone(tmp_path: Path) -> No
     assert got == ["0", "1", "2", "3"]
 
 
+def test_what_cannot_be_decoded_loses_no_other_message(tmp_path: Path) -> None:
+    inbox: Inbox[ToFrontend] = Inbox(tmp_path / "socket", ToFrontend)
+    outbox = Outbox(tmp_path / "socket")
+    one, other = StepText(chunks=()), StepText(chunks=(TextChunk(rid="r"),))
+    for message in (one, GetTree(), other):
+        outbox.send(message)
+    got: list[ToFrontend] = []
+    while len(got) < 2 and inbox._socket.poll(5000):
+        got += inbox.drain()
+    assert got == [one, other]
+    inbox.close()
+    outbox.close()
+
+
 # --- questions and deaths -----------------------------------------------------------------------
 
 
@@ -409,15 +423,17 @@ def test_one_ring_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
-def test_a_ring_is_stopped_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_ring_is_stopped_beside_the_event_loop(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        stubs = Stubs(monkeypatch)
+        stubs = Stubs(monkeypatch, replicas=replicas)
         await stubs.frontend.start()
         threads: list[int] = []
-        stubs.rings[0].stop = lambda: threads.append(threading.get_ident())  # type: ignore[method-assign]
-        await stubs.supervisors()[0].aclose()
-        assert threads
-        assert threads != [threading.get_ident()]
+        for ring in stubs.rings:
+            ring.stop = lambda: threads.append(threading.get_ident())  # type: ignore[method-assign]
+        await stubs.frontend.aclose()
+        assert len(threads) == replicas
+        assert threading.get_ident() not in threads
 
     asyncio.run(run())
 
@@ -475,6 +491,24 @@ def test_prompts_for_others_count_and_keep_suspects_away(
     drain = DrainOfPrompts(found, prompt)
     asyncio.run(drain.run())
     assert drain.waited == [True, True]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_suspect_finds_another_ward_when_its_own_goes(fleet: Fleet, dies: bool) -> None:
+    for rid, prompt in (("a", (1, 2)), ("b", (3, 4))):
+        fleet.send(Generate(rid=rid, prompt=(prompt,)))
+    fleet.fleet.send_alone(Generate(rid="suspect", prompt=((5, 6),)))
+    ward = int(fleet.fleet._router.ward or "")
+    other = 1 - ward
+    rid = next(rid for rid in "ab" if fleet.home(rid) == other)
+    ended = TextChunk(rid=rid, finish=Finish(reason="length"))
+    fleet.rings[other].receive(StepText(chunks=(ended,)))
+    assert not fleet.fleet._router.placed("suspect"), "its ward has another request"
+    if dies:
+        fleet.kill(ward)
+    else:
+        asyncio.run(fleet.fleet._members.remove(str(ward)))
+    assert fleet.home("suspect") == other
 
 
 class DrainOfPrompts:

@@ -204,6 +204,17 @@ def test_a_slow_start_and_a_slow_moment_are_forgotten(slow: int, after_s: float)
     assert placement.place(work(tokens(101, 200)), now + 0.03) == "b"
 
 
+def test_a_slow_start_says_nothing_of_the_fleet() -> None:
+    placement = fleet()
+    for i in range(4):
+        one = work(tokens(i, 200))
+        seconds = 2.0 if placement.place(one, float(i), "b" if i == 3 else "a") == "b" else 0.02
+        placement.progress(one.rid, 1, i + seconds)
+        placement.ended(one.rid)
+    placement.join("c")
+    assert placement.pace("c", 10.0) == pytest.approx(placement.pace("a", 10.0))
+
+
 def test_a_replica_that_no_longer_answers_is_left_alone() -> None:
     placement = fleet()
     for i, now in enumerate(np.arange(0.0, 20.0, 0.05)):

@@ -32,6 +32,24 @@ def test_shared_prefix_is_computed_once(tiny_model: Any) -> None:
     assert local.scheduler.counters.computed_tokens == 200 + 8 * 5 + 8 * 3
 
 
+def test_a_request_whose_end_raises_leaves_the_running_ones(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalScheduler(tiny_model)
+    drafter = local.scheduler._drafter
+
+    def ended(request: Any) -> None:
+        if request.rid == bad:
+            raise ValueError("a bug")
+
+    monkeypatch.setattr(drafter, "ended", ended)
+    bad, good = (local.submit(prompt_of(20, seed), max_tokens=4, ignore_eos=True) for seed in range(2))
+    while local.scheduler.busy:
+        local.step()
+    assert [len(local.results[rid].ids) for rid in (bad, good)] == [4, 4]
+    assert local.scheduler.stats().running == 0
+
+
 def test_a_repeated_prompt_computes_one_token(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, page_size=16)
     prompt = prompt_of(100)

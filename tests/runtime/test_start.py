@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from ramify.errors import EngineError
+from ramify.ring_messages import Ready
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import ROLES, PrestartedWorkers
 
 SCHEDULER = """
@@ -28,3 +37,26 @@ def test_workers_that_no_ring_has_taken_are_ended() -> None:
     assert processes.keys() == ROLES.keys()
     assert all(process.returncode is not None for process in processes.values())
     assert not workers.take()
+
+
+class Waiting:
+    """Workers that wait for the end of their orders."""
+
+    def take(self) -> dict[str, Any]:
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        return {role: subprocess.Popen(command, stdin=subprocess.PIPE) for role in ("tokenizer", "scheduler")}
+
+
+def test_a_worker_that_ends_before_the_others_are_ready_ends_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        files = ModelFiles("model", tmp_path, tmp_path)
+        workers: Any = Waiting()
+        ring = Ring(EngineConfig(), files, workers, receive=lambda message: None, died=lambda role: None)
+        start = asyncio.ensure_future(ring.start())
+        await asyncio.sleep(0)
+        ring._handle(Ready(role="tokenizer", pid=ring.pids["tokenizer"]))
+        ring._processes["tokenizer"].kill()
+        with pytest.raises(EngineError, match="tokenizer process ended"):
+            await asyncio.wait_for(start, 10.0)
+
+    asyncio.run(run())
