@@ -307,7 +307,10 @@ class RingHost:
             loading = self._loading.pop(message.rid, None)
             if loading is not None and isinstance(message, Reply):
                 user, order = loading
-                self._adapters[order.name] = _Adapter(order.path, message.lora, {user})
+                if user in self._sessions:
+                    self._adapters[order.name] = _Adapter(order.path, message.lora, {user})
+                else:  # its session has ended meanwhile
+                    self._ring.send(UnloadLora(rid="", name=order.name))
             if message.rid == HEARTBEAT:
                 self._end_silent()
                 for session in self._sessions.values():

@@ -233,6 +233,16 @@ async def test_a_frontend_that_goes_away_leaves_nothing_running() -> None:
     assert [one.name for one in ring.sent if isinstance(one, UnloadLora)] == ["lora"]
 
 
+async def test_an_adapter_that_is_loaded_for_a_frontend_that_is_gone_is_unloaded() -> None:
+    ring, (one,) = await opened(Calls(), "one")
+    one.send(LoadLora(rid="load", name="lora", path="/p"))
+    await until(lambda: ring.rids(LoadLora) == ["load"])
+    one.task.cancel()
+    await asyncio.gather(one.task, return_exceptions=True)
+    ring.receive(Reply(rid=ring.of("load"), lora="r"))
+    await until(lambda: [each.name for each in ring.sent if isinstance(each, UnloadLora)] == ["lora"])
+
+
 async def test_a_silent_frontend_is_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(host, "time", types.SimpleNamespace(monotonic=lambda: now))
