@@ -23,6 +23,7 @@ from ramify.ray.wire import (
     session_id,
 )
 from ramify.ring_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
+from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.ring import HEARTBEAT, HEARTBEAT_S, RingEvents
 
 log = logging.getLogger("ramify")
@@ -179,7 +180,8 @@ class RemoteRing:
                     elif isinstance(message, Goodbye):
                         return message.reason
                     else:
-                        self._events.receive(message)
+                        with errors_logged(f"handling a {type(message).__name__}"):
+                            self._events.receive(message)
         return "The session ended."
 
     def _begin(self, hello: Hello) -> None:

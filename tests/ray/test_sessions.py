@@ -375,6 +375,25 @@ async def test_a_ring_that_restarts_begins_a_new_session() -> None:
     await until(lambda: ring.rids(Abort) == ["3"])
 
 
+async def test_a_handler_that_raises_does_not_end_the_session() -> None:
+    calls, events = Calls(), Events()
+    ring = await calls.add("a")
+
+    def receive(message: Any) -> None:
+        events.got.append(message)
+        if len(events.got) == 1:
+            raise ValueError("a bug")
+
+    remote = RemoteRing("a", calls, RemoteImages(), events.events._replace(receive=receive))
+    await remote.start()
+    changes = [TreeChange(epoch=1, number=number, added=(number,)) for number in (1, 2)]
+    for change in changes:
+        ring.receive(change)
+    await until(lambda: events.got == changes)
+    assert not events.deaths
+    await remote.aclose()
+
+
 @pytest.mark.usefixtures("no_pauses")
 async def test_a_lost_call_ends_the_session() -> None:
     calls, events = Calls(), Events()
