@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,12 @@ def greedy(model: Any, prompt: Sequence[int], count: int, eos: Sequence[int] = (
     ids: list[int] = []
     margins: list[float] = []
     cache = DynamicCache(config=model.config)
+    # transformers 5.24 renamed the argument, and warns of the old name.
+    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     new = torch.tensor([list(prompt)])
     with torch.inference_mode():
         for _ in range(count):
-            logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits[0, -1]
+            logits = model(input_ids=new, use_cache=True, **{named: cache}).logits[0, -1]
             best = torch.topk(logits, 2)
             token = int(best.indices[0])
             ids.append(token)
