@@ -1,0 +1,97 @@
+"""Write a GGUF file of random weights: the shape of a model of 1, 3 or 8 billion parameters, for measuring speed.
+
+    python -m benchmarks.random_gguf 1B Q4_K OUT.gguf
+
+The tokenizer is the default model's. Matrices have the format; norms are float32; the output head is the
+embedding. Ramify, llama.cpp and OpenVINO GenAI read the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.model.hub.resolve import resolve
+
+SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
+"""Layers, hidden size, query heads, KV heads, and inputs of the down projection, as Llama 3 has them."""
+FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
+"""Where the float16 numbers of a block lie, in bytes: its factor, and what is added or subtracted."""
+FACTOR = 0.004
+
+
+def blocks(rows: int, columns: int, form: str, draw: np.random.Generator) -> np.ndarray:
+    """(rows, bytes) uint8: random blocks of `form` whose float16 numbers are `FACTOR`."""
+    per_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form]]
+    found = draw.integers(0, 256, (rows, columns // per_block, size), np.uint8)
+    for at in FLOAT16S[form]:
+        found[:, :, at : at + 2] = np.frombuffer(np.float16(FACTOR).tobytes(), np.uint8)
+    return found.reshape(rows, -1)
+
+
+def write(size: str, form: str, out: Path) -> None:
+    layers, hidden, heads, kv_heads, inner = SIZES[size]
+    head_dim, kind = hidden // heads, gguf.GGMLQuantizationType[form]
+    shape = {
+        "llama.block_count": layers,
+        "llama.embedding_length": hidden,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": kv_heads,
+        "llama.rope.dimension_count": head_dim,
+        "llama.context_length": 8192,
+    }
+    source = gguf.GGUFReader(resolve(DEFAULT_MODEL).weights)
+    writer = gguf.GGUFWriter(out, "llama")
+    left_out = {"general.architecture", "general.quantization_version", "general.file_type"}
+    for key, field in source.fields.items():
+        if not key.startswith("GGUF") and key not in left_out:
+            kinds = field.types
+            writer.add_key_value(key, shape.get(key, field.contents()), kinds[0], sub_type=kinds[-1])
+    writer.add_quantization_version(2)
+    draw = np.random.default_rng(0)
+    vocabulary = next(int(each.shape[1]) for each in source.tensors if each.name == "token_embd.weight")
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(f"{name}.weight", blocks(rows, columns, form, draw), raw_dtype=kind)
+
+    def norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(hidden, np.float32))
+
+    matrix("token_embd", vocabulary, hidden)
+    norm("output_norm")
+    for layer in range(layers):
+        prefix = f"blk.{layer}."
+        norm(prefix + "attn_norm")
+        norm(prefix + "ffn_norm")
+        matrix(prefix + "attn_q", hidden, hidden)
+        matrix(prefix + "attn_k", kv_heads * head_dim, hidden)
+        matrix(prefix + "attn_v", kv_heads * head_dim, hidden)
+        matrix(prefix + "attn_output", hidden, hidden)
+        matrix(prefix + "ffn_gate", inner, hidden)
+        matrix(prefix + "ffn_up", inner, hidden)
+        matrix(prefix + "ffn_down", hidden, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("format", choices=FLOAT16S)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args(arguments)
+    write(options.size, options.format, options.out)
+
+
+if __name__ == "__main__":
+    main()
