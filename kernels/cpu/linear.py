@@ -1,12 +1,13 @@
 """Products with packed weights, y = x Wᵀ: from one row, where memory decides, to a whole prefill.
 
-There are four ways to multiply; all accumulate in float32:
+There are five ways to multiply; all accumulate in float32:
 
     BY_F32     float32, on any processor
     BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
     BY_TILES   AMX tiles, from TILE_FROM rows; quantised weights are first rounded to bfloat16
     BY_INT8    dots of bytes (AVX512_VNNI, AVX2, Arm's sdot), with x rounded to int8
                (`packed_linear/int8.py`); only on request
+    BY_INT16   dots of pairs (AVX2), for int8 weights, with x rounded to int16; only on request
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
 number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
@@ -36,13 +37,14 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
-from ramify.kernels.cpu.packed_linear.byte_dots import FORMS
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, PAIRS
 from ramify.kernels.cpu.packed_linear.code import WIDTH
 from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES
 from ramify.kernels.cpu.packed_linear.items import (
     BY_DOTS,
     BY_F32,
     BY_INT8,
+    BY_INT16,
     BY_TILES,
     C_BYTES,
     C_ROW,
@@ -153,7 +155,7 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
         frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
         frame.items *= frame.row_blocks
     frame.sums_row = 0
-    if way == BY_INT8:
+    if way in (BY_INT8, BY_INT16):
         frame.sums_row = GROUP_BYTES * (layout.padded // layout.group)
     elif layout.offsets and way != BY_TILES:
         frame.sums_row = 4 * (layout.padded // layout.group)
@@ -260,17 +262,21 @@ def tiles_allowed() -> bool:
     return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
 
 
-def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, int8: bool = False) -> int:
+def way_for(
+    rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, int8: bool = False, int16: bool = False
+) -> int:
     """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
     by_row : choose the same way for any number of rows
-    int8 : x may be rounded to int8, which is done where the processor is faster with it
+    int8, int16 : x may be rounded to int8 or int16, or to int16 alone, where the processor is faster with it
     """
     narrow = dtype == torch.bfloat16 and form != "f32"
     if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:
         return BY_TILES
     if int8 and form in FORMS:
         return BY_INT8
+    if (int8 or int16) and form == "int8" and PAIRS:
+        return BY_INT16
     return BY_DOTS if narrow and DOTS else BY_F32
 
 
@@ -287,11 +293,12 @@ def linear(
     extra: Extra | None = None,
     by_row: bool = False,
     int8: bool = False,
+    int16: bool = False,
 ) -> Tensor:
-    """As `reference.linear.linear`; `by_row` and `int8` as in `way_for`."""
+    """As `reference.linear.linear`; `by_row`, `int8` and `int16` as in `way_for`."""
     out = check_linear(x, weight, norm, out, add)
     if len(x):
-        way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8)
+        way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8, int16=int16)
         multiply_rows(x, weight, norm, out, add, way, len(x), extra=extra)
     return out
 
@@ -300,6 +307,10 @@ row_linear = functools.partial(linear, by_row=True)
 """As `linear`, with one way for any number of rows: a row's bits depend on the row and the weight alone."""
 int8_linear = functools.partial(linear, int8=True)
 """As `linear`; x may be rounded to int8 for int8 and int4 weights."""
+int16_linear = functools.partial(linear, int16=True)
+"""As `linear`; x may be rounded to int16."""
+int16_row_linear = functools.partial(linear, by_row=True, int16=True)
+"""As `row_linear`, with the rounding of `int16_linear`."""
 int8_row_linear = functools.partial(linear, by_row=True, int8=True)
 """As `row_linear`, with the rounding of `int8_linear`."""
 

@@ -174,8 +174,9 @@ def masked_linear(
     *,
     out: Tensor | None = None,
     by_row: bool = False,
+    int16: bool = False,
 ) -> Tensor:
-    """As `reference.linear.masked_linear`; `by_row` as in `linear.way_for`."""
+    """As `reference.linear.masked_linear`; `by_row` and `int16` as in `linear.way_for`."""
     out = check_masked(x, weight, mask, mask_rows, out)
     rows, panels, words = len(x), len(weight.panels), mask.shape[1]
     if not rows:
@@ -189,7 +190,7 @@ def masked_linear(
     )  # fmt: skip
     last.panels = int(last.counts[rows]) if last.few else 0
     # The way is chosen by the number of all rows, so that skipping panels changes no bit.
-    way = way_for(rows, weight.format, x.dtype, by_row=by_row)
+    way = way_for(rows, weight.format, x.dtype, by_row=by_row, int16=int16)
     if not last.few:
         multiply_rows(x, weight, None, out, False, way, rows)
         return out

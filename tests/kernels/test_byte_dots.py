@@ -73,6 +73,8 @@ def test_products_have_the_processors_instruction(name: str) -> None:
     products = {each: code for each, code in told["code"].items() if re.search(r"_int8_\d+x\d+$", each)}
     assert len(products) >= 3 * (len(forms) + 1)
     for each, code in told["code"].items():
-        assert not re.search(r"\b(bl|callq?)\s+(?!memcpy|memset)", code), f"{each} calls a library"
+        assert not re.search(r"^\s+(bl|callq?)\s+(?!memcpy|memset)", code, re.MULTILINE), (
+            f"{each} calls a library"
+        )
         if each in products:
             assert re.search(instruction, code), f"{each} does not multiply bytes"

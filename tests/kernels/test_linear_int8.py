@@ -1,4 +1,4 @@
-"""Products whose x is rounded to int8: against float64 of the rounded x, and the bits that may not change."""
+"""Products whose x is rounded to int8 or int16: against float64 of rounded x, and the bits that stay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS as TAKEN
+from ramify.kernels.cpu.packed_linear.byte_dots import PAIRS
 from ramify.kernels.packed import PackedWeight, pack, unpack
 from ramify.kernels.registry import ops
 from ramify.kernels.rows import quantised
@@ -17,23 +18,33 @@ from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 CPU, TORCH = ops("cpu"), ops("torch")
 FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
 FORMS += ["int8/64 offsets", "table/32", "table/32 ordered"]
-ROUNDED = [form for form in FORMS if form.partition("/")[0].replace("table", "int4") in TAKEN]
+ROUNDED = [
+    form
+    for form in FORMS
+    if form.partition("/")[0].replace("table", "int4") in TAKEN or (PAIRS and form.startswith("int8"))
+]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
 
 needs_bytes = pytest.mark.skipif(not TAKEN, reason="int8 is not taken on this processor")
 
 
+def limit_of(weight: PackedWeight) -> int:
+    """What the largest magnitude of a group becomes: in int16 as much as int32 has room for in a sum."""
+    return 127 if weight.format in TAKEN else min(32767, (2**31 - 1) // (128 * weight.group))
+
+
 def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """(T, inputs) float64: for each group of inputs the nearest of 127 steps to its largest magnitude."""
+    """(T, inputs) float64: each group of inputs in `limit_of` steps to its largest magnitude."""
+    limit = limit_of(weight)
     wide = torch.nn.functional.pad(x.double(), (0, weight.padded_inputs - weight.inputs))
     if len(weight.order):
         wide = torch.cat([wide[:, weight.order], wide[:, weight.inputs :]], 1)
     groups = wide.unflatten(1, (-1, weight.group))
     most = groups.abs().amax(-1, keepdim=True).float()
-    steps = torch.full_like(most, 127) / most  # 127 / most would be rounded twice
+    steps = torch.full_like(most, limit) / most  # limit / most would be rounded twice
     steps[most == 0] = 0
     numbers = (groups * steps.double()).round()
-    found = (numbers * (most / 127).double()).flatten(1)[:, : weight.inputs]
+    found = (numbers * (most / limit).double()).flatten(1)[:, : weight.inputs]
     return found[:, torch.argsort(weight.order)] if len(weight.order) else found
 
 
@@ -135,29 +146,47 @@ def test_what_is_rounded():
     """x for int8 and int4 weights, where it was asked for and the processor is faster with it."""
     for rows, dtype in itertools.product((1, 100), (torch.bfloat16, torch.float32)):
         for form in ("int8", "int4"):
-            assert compiled.way_for(rows, form, dtype) != compiled.BY_INT8
+            assert compiled.way_for(rows, form, dtype) not in (compiled.BY_INT8, compiled.BY_INT16)
             way = compiled.way_for(rows, form, dtype, by_row=True, int8=True)
             assert (way == compiled.BY_INT8) == (form in TAKEN)
+            if PAIRS and form == "int8":
+                assert way in (compiled.BY_INT8, compiled.BY_INT16)
+                assert compiled.way_for(rows, form, dtype, by_row=True, int16=True) == compiled.BY_INT16
         for form in ("bf16", "f32", "fp8"):
             way = compiled.way_for(rows, form, dtype, by_row=True)
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
 
 
 @needs_bytes
-@pytest.mark.parametrize(("form", "group"), [("int8", 32), ("int4", 16), ("int4", 32), ("int4", 48)])
+@pytest.mark.parametrize(
+    ("form", "group"), [("int8", 32), ("int8", 576), ("int4", 16), ("int4", 32), ("int4", 48)]
+)
 def test_the_largest_sums(form, group):
-    """Whatever adds products in int16 has room for them."""
-    weight = pack(quantised(torch.where(torch.rand(48, 96) > 0.1, 1.0, -1.0), form, group), inputs=96)
+    """Whatever adds products in int16, or products of int16, has room for them."""
+    inputs = max(96, group)
+    weight = pack(quantised(torch.where(torch.rand(48, inputs) > 0.1, 1.0, -1.0), form, group), inputs=inputs)
     for sign in (1, -1):
-        x = torch.full((5, 96), 127.0 * sign)
+        x = torch.full((5, inputs), 127.0 * sign)
         exact = x.double() @ unpack(weight).double().t()
         parts = x.abs().double() @ weight_parts(weight).t()
         assert ((BY_ROW(x, weight).double() - exact).abs() <= parts * 2**-20).all()
 
 
-def test_the_head_is_never_rounded():
-    for deterministic, head, layer in ((False, compiled.linear, LINEAR), (True, compiled.row_linear, BY_ROW)):
-        kernels = ops("cpu", deterministic=deterministic, int8=True)
-        assert kernels.linear is head
-        assert kernels.layer_linear is layer
-        assert ops("cpu", deterministic=deterministic).layer_linear is None
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_head_is_rounded_to_int16_at_most(deterministic):
+    kernels = ops("cpu", deterministic=deterministic, int8=True)
+    mask = torch.full((1, 7), -1, dtype=torch.int32)
+    for form in ("int8/32 wide", "int4/32"):
+        weight = packed(form, 200, 96, bias=False)
+        x = torch.randn(3, 96).bfloat16()
+        exact = x.double() @ unpack(weight).double().t()
+        found = kernels.linear(x, weight, out=torch.empty(3, 200))
+        assert torch.linalg.norm(found - exact) <= 1e-4 * torch.linalg.norm(exact)
+        under_mask = kernels.masked_linear(
+            x, weight, mask, torch.zeros(3, dtype=torch.int32), out=torch.empty(3, 200)
+        )
+        assert torch.equal(under_mask, found)
+        assert kernels.layer_linear is not None
+        layer = kernels.layer_linear(x, weight, out=torch.empty(3, 200))
+        assert torch.equal(layer, (BY_ROW if deterministic else LINEAR)(x, weight, out=torch.empty(3, 200)))
+    assert ops("cpu", deterministic=deterministic).layer_linear is None

@@ -22,6 +22,8 @@ from ramify.kernels.errors import KernelUnavailable
 
 Decorator = Callable[[Callable[..., Any]], Any]
 
+llvm.initialize_native_asmparser()  # for kernels with inline assembly
+
 _REMEDY = "The torch attention backend needs no compiler."
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ TABLES = 23  # what the codes of int4 stand for: `packed.tables`
 OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
 RAISED = 25  # what was added to the weights to make them unsigned, for int8 x
 FOUR_BYTES = 26  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
+LIMIT = 27  # float32: the largest magnitude of rounded x
 BLOCK_BYTES = 8 * 32
 
 F16, F32, BF16 = 0, 1, 2
@@ -93,10 +94,10 @@ def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 class Scales:
     """The scales of groups of inputs: 16 factors a group and, where OFFSETS is set, then 16 offsets."""
 
-    def __init__(self, builder: ir.IRBuilder, block: ir.Value) -> None:
+    def __init__(self, builder: ir.IRBuilder, kind: ir.Value, offsets: ir.Value) -> None:
+        """`kind` and `offsets` as SCALE_KIND and OFFSETS: arguments of a block, or constants."""
         self._builder = builder
-        self._kind = argument_at(builder, block, SCALE_KIND)
-        offsets = argument_at(builder, block, OFFSETS)
+        self._kind = kind
         self.has_offsets = builder.icmp_unsigned("!=", offsets, _i64(0))
         doubled = builder.and_(self._kind, _i64(1))
         self._vector_bytes = builder.shl(_i64(2 * WIDTH), doubled)

@@ -1,4 +1,4 @@
-"""Products of x in int8 with int8 and int4 weights: the rounding of x, and the inner loop.
+"""Products of x in int8 or int16 with int8 and int4 weights: the rounding of x, and the inner loop.
 
 A row of x has the same groups of inputs as the weights. Each group becomes int8 numbers and a float32 step,
 with the largest magnitude equal to 127 steps (ggml's Q8_1). Products of bytes are added to int32, which is
@@ -9,6 +9,9 @@ vpdpbusd needs unsigned weights: int4 codes are, and int8 numbers and those of a
 Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. SUMS has
 three numbers for each group of a row: the step; -RAISED times the int32 sum of the int8 numbers, where the
 accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
+
+With AVX2 alone, int8 weights are multiplied by x in int16 (vpmaddwd): LIMIT is 32,767 where the int32 sums of
+a group have room for it, so that bfloat16 x loses next to nothing.
 
 The rows that a kernel takes at once are interleaved: for each four inputs, the four bytes of every row side
 by side, and so the three numbers of each group. All addresses in the inner loop are then one register and a
@@ -21,6 +24,7 @@ requests for the next item, which another thread may take, cost up to a fifth of
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -62,6 +66,9 @@ _UNROLLED = 2
 """Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
 _SHORT_STEPS = byte_dots.SHORT_INPUTS // 8
 """As many where sums are taken in int16, for groups of a multiple of 32 inputs."""
+_STRAIGHT = ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4))
+"""Kinds of scales, offsets and steps of a group that have code without branches inside of a group: those of
+Q4_0 and Q8_0, of Q4_1 and of Q4_K."""
 _MAGIC = 1.5 * 2**23
 """Adding 1.5 * 2**23 to a float32 rounds it to an integer and leaves the integer in the lower bits."""
 _MAGIC_BITS = 0x4B400000
@@ -90,12 +97,13 @@ def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value)
     return vectors
 
 
-def _product(form: str, rows: int, panels: int) -> Any:
-    """C = x Wᵀ for `rows` rows and `panels` panels."""
+def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
+    """C = x Wᵀ for `rows` rows and `panels` panels; `in_pairs`: with x in int16."""
     step_bytes = _STEP_BYTES[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
     by_pairs = byte_dots.INSTRUCTION == "vpmaddubsw"
     in_shorts = by_pairs and form == "int4"
+    step_bytes_of_x = rows * (16 if in_pairs else 8)
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(code.argument_at, builder, block)
@@ -105,11 +113,9 @@ def _product(form: str, rows: int, panels: int) -> Any:
         ahead = [argument(code.AHEAD + panel) for panel in range(panels)]
         inputs, sums_of_x = argument(code.X), argument(code.SUMS)
         outputs = [place(code.C, code.C_ROW, row) for row in range(rows)]
-        steps, tables = argument(code.STEPS), argument(code.TABLES)
-        group_scales = Scales(builder, block)
+        tables = argument(code.TABLES)
         cell: Any = cgutils.alloca_once_value
         sums = {spot: cell(builder, constant(_ints, 0)) for spot in grid}
-        shorts = {spot: cell(builder, constant(_ints, 0)) for spot in grid} if in_shorts else {}
         totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
 
         def of_row(at: ir.Value, which: int, row: int, kind: ir.Type) -> ir.Value:
@@ -117,96 +123,132 @@ def _product(form: str, rows: int, panels: int) -> Any:
             place = builder.add(at, _i64(4 * (rows * which + row)))
             return splatted(builder, loaded(builder, place, kind))
 
+        def prefetch_step(at: ir.Value, panel: int) -> None:
+            if rows > 1:
+                for byte in range(0, step_bytes, 64):
+                    prefetch_line(builder, builder.add(builder.add(at, ahead[panel]), _i64(byte)))
+
         def multiply_step(step: ir.Value) -> None:
             offset = builder.mul(step, _i64(step_bytes))
-            at_x = builder.add(inputs, builder.mul(step, _i64(8 * rows)))
+            at_x = builder.add(inputs, builder.mul(step, _i64(step_bytes_of_x)))
             vectors, magnitudes = [], []
             for panel in range(panels):
                 at = builder.add(weights[panel], offset)
-                if rows > 1:
-                    for byte in range(0, step_bytes, 64):
-                        prefetch_line(builder, builder.add(builder.add(at, ahead[panel]), _i64(byte)))
+                prefetch_step(at, panel)
                 vectors.append(_two_fours(builder, form, at, tables))
-                if by_pairs and not in_shorts:
+                if by_pairs:
                     magnitudes.append([byte_dots.magnitudes(builder, each) for each in vectors[-1]])
             for half in range(2):
                 for row in range(rows):
                     where = builder.add(at_x, _i64(4 * (rows * half + row)))
                     four = splatted(builder, loaded(builder, where, _i32))
                     for panel in range(panels):
-                        target = (shorts if in_shorts else sums)[row, panel]
-                        sum_, numbers = builder.load(target), vectors[panel][half]
-                        if in_shorts:
-                            sum_ = byte_dots.add_to_shorts(builder, sum_, numbers, four)
-                        elif by_pairs:
+                        sum_, numbers = builder.load(sums[row, panel]), vectors[panel][half]
+                        if by_pairs:
                             magnitude = magnitudes[panel][half]
                             sum_ = byte_dots.add_signed(builder, sum_, numbers, magnitude, four)
                         else:
                             sum_ = byte_dots.add(builder, sum_, numbers, four)
-                        builder.store(sum_, target)
+                        builder.store(sum_, sums[row, panel])
 
-        def multiply_steps(first: ir.Value, count: int) -> None:
-            """`count` divides the steps of a group."""
+        def multiply_together(step: ir.Value, count: int) -> None:
+            """`count` steps whose products are added in registers."""
+            offset = builder.mul(step, _i64(step_bytes))
+            at = [builder.add(panel, offset) for panel in weights]
+            for panel in range(panels):
+                for later in range(count):
+                    prefetch_step(builder.add(at[panel], _i64(step_bytes * later)), panel)
+            at_x = builder.add(inputs, builder.mul(step, _i64(step_bytes_of_x)))
+            added = (byte_dots.pair_sums if in_pairs else byte_dots.short_sums)(
+                builder, at, at_x, rows, count
+            )
+            for row, panel in grid:
+                sum_, more = builder.load(sums[row, panel]), added[row][panel]
+                if in_pairs:
+                    sum_ = builder.add(sum_, more)
+                else:
+                    sum_ = byte_dots.add_shorts(builder, sum_, more)
+                builder.store(sum_, sums[row, panel])
+
+        def multiply_steps(first: ir.Value, steps: ir.Value, count: int) -> None:
+            """The `steps` steps of a group, of which `count` is a divisor."""
             with cgutils.for_range(builder, builder.lshr(steps, _i64(count.bit_length() - 1))) as loop:
                 start = builder.add(first, builder.mul(loop.index, _i64(count)))
-                for spot in shorts:
-                    builder.store(constant(_ints, 0), shorts[spot])
-                for step in range(count):
-                    multiply_step(builder.add(start, _i64(step)))
-                for spot in shorts:
-                    sum_ = byte_dots.add_shorts(builder, builder.load(sums[spot]), builder.load(shorts[spot]))
-                    builder.store(sum_, sums[spot])
+                if in_pairs or in_shorts:
+                    multiply_together(start, count)
+                else:
+                    for step in range(count):
+                        multiply_step(builder.add(start, _i64(step)))
 
-        with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
-            of_group = builder.add(sums_of_x, builder.mul(groups.index, _i64(GROUP_BYTES * rows)))
-            for row in range(rows):
-                begin = of_row(of_group, _BEGIN, row, _i32)
-                if form != "int4" and not byte_dots.UNSIGNED:
-                    begin = constant(_ints, 0)
-                for panel in range(panels):
-                    builder.store(begin, sums[row, panel])
-            before = builder.mul(groups.index, steps)
-            if in_shorts:
-                rest = builder.and_(steps, _i64(_SHORT_STEPS - 1))
-                with builder.if_else(builder.icmp_unsigned("==", rest, _i64(0))) as (whole, part):
-                    with whole:
-                        multiply_steps(before, _SHORT_STEPS)
-                    with part:
-                        multiply_steps(before, _UNROLLED)
-            else:
-                multiply_steps(before, _UNROLLED)
-            scales_at = [group_scales.address(at, groups.index) for at in scales]
-            with builder.if_then(group_scales.has_offsets):
-                offsets = [group_scales.offsets(at) for at in scales_at]
+        def multiply_groups(kind: ir.Value, offsets: ir.Value, steps: ir.Value) -> None:
+            group_scales = Scales(builder, kind, offsets)
+            with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
+                of_group = builder.add(sums_of_x, builder.mul(groups.index, _i64(GROUP_BYTES * rows)))
                 for row in range(rows):
-                    sum_of_x = of_row(of_group, _SUM, row, _f32)
+                    begin = of_row(of_group, _BEGIN, row, _i32)
+                    if in_pairs or (form != "int4" and not byte_dots.UNSIGNED):
+                        begin = constant(_ints, 0)
+                    for panel in range(panels):
+                        builder.store(begin, sums[row, panel])
+                before = builder.mul(groups.index, steps)
+                if in_shorts:
+                    rest = builder.and_(steps, _i64(_SHORT_STEPS - 1))
+                    with builder.if_else(builder.icmp_unsigned("==", rest, _i64(0))) as (whole, part):
+                        with whole:
+                            multiply_steps(before, steps, _SHORT_STEPS)
+                        with part:
+                            multiply_steps(before, steps, _UNROLLED)
+                else:
+                    multiply_steps(before, steps, _UNROLLED)
+                scales_at = [group_scales.address(at, groups.index) for at in scales]
+                with builder.if_then(group_scales.has_offsets):
+                    offsets = [group_scales.offsets(at) for at in scales_at]
+                    for row in range(rows):
+                        sum_of_x = of_row(of_group, _SUM, row, _f32)
+                        for panel in range(panels):
+                            total = builder.load(totals[row, panel])
+                            total = multiply_add(builder, offsets[panel], sum_of_x, total)
+                            builder.store(total, totals[row, panel])
+                factors = [group_scales.factors(at) for at in scales_at]
+                for row in range(rows):
+                    step_of_x = of_row(of_group, _STEP, row, _f32)
                     for panel in range(panels):
                         total = builder.load(totals[row, panel])
-                        total = multiply_add(builder, offsets[panel], sum_of_x, total)
+                        sum_ = builder.sitofp(builder.load(sums[row, panel]), _floats)
+                        total = multiply_add(builder, builder.fmul(factors[panel], step_of_x), sum_, total)
                         builder.store(total, totals[row, panel])
-            factors = [group_scales.factors(at) for at in scales_at]
-            for row in range(rows):
-                step_of_x = of_row(of_group, _STEP, row, _f32)
-                for panel in range(panels):
-                    total = builder.load(totals[row, panel])
-                    sum_ = builder.sitofp(builder.load(sums[row, panel]), _floats)
-                    total = multiply_add(builder, builder.fmul(factors[panel], step_of_x), sum_, total)
-                    builder.store(total, totals[row, panel])
+
+        given = argument(code.SCALE_KIND), argument(code.OFFSETS), argument(code.STEPS)
+
+        def choose(straight: Sequence[tuple[int, int, int]]) -> None:
+            if not straight:
+                multiply_groups(*given)
+                return
+            fixed = [_i64(number) for number in straight[0]]
+            equal = [builder.icmp_unsigned("==", *pair) for pair in zip(given, fixed, strict=True)]
+            with builder.if_else(functools.reduce(builder.and_, equal)) as (same, other):
+                with same:
+                    multiply_groups(*fixed)
+                with other:
+                    choose(straight[1:])
+
+        choose(_STRAIGHT)
         for row, panel in grid:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
 
-    return llvm_function(f"ramify_linear_{form}_int8_{rows}x{panels}", 1, fill)
+    bits = 16 if in_pairs else 8
+    return llvm_function(f"ramify_linear_{form}_int{bits}_{rows}x{panels}", 1, fill)
 
 
-def products(form: str) -> dict[int, Any]:
-    """The kernels of a weight format by their number of rows."""
-    return {rows: _product(form, rows, panels) for rows, panels in PANELS_AT_ONCE.items()}
+def products(form: str, in_pairs: bool = False) -> dict[int, Any]:
+    """The kernels of a weight format by their number of rows; `in_pairs`: with x in int16."""
+    return {rows: _product(form, rows, panels, in_pairs) for rows, panels in PANELS_AT_ONCE.items()}
 
 
-def _rounder(form: str, kind: str) -> Any:
-    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, and writes the steps and corrections of
-    its groups to SUMS.
+def _rounder(form: str, kind: str, in_pairs: bool = False) -> Any:
+    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C (`in_pairs`: to int16), with the largest
+    magnitude of a group at LIMIT, and writes the steps and corrections of its groups to SUMS.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
@@ -222,6 +264,7 @@ def _rounder(form: str, kind: str) -> Any:
 
         x, to, sums = argument(code.X), argument(code.C), argument(code.SUMS)
         four_bytes, raised = argument(code.FOUR_BYTES), argument(code.RAISED)
+        limit = builder.bitcast(builder.trunc(argument(code.LIMIT), _i32), _f32)
         group_bytes = builder.mul(four_bytes, _i64(GROUP_BYTES // 4))
         vectors = builder.lshr(argument(code.STEPS), _i64(1))
         cell: Any = cgutils.alloca_once_value
@@ -245,10 +288,10 @@ def _rounder(form: str, kind: str) -> Any:
             if kind == "bf16":
                 most = builder.shl(builder.zext(most, _i32), _i32(16))
             most = builder.bitcast(most, _f32)
-            step = builder.fdiv(most, _f32(127.0))
+            step = builder.fdiv(most, limit)
             # Below 2**-100 the quotient could overflow, and the products would vanish in any sum.
             tiny = builder.fcmp_ordered("<", most, _f32(2.0**-100))
-            steps = builder.select(tiny, _f32(0.0), builder.fdiv(_f32(127.0), most))
+            steps = builder.select(tiny, _f32(0.0), builder.fdiv(limit, most))
             builder.store(constant(_ints, 0), total)
             with cgutils.for_range(builder, vectors) as loop:
                 place = builder.add(before, loop.index)
@@ -259,10 +302,14 @@ def _rounder(form: str, kind: str) -> Any:
                 moved = multiply_add(builder, wide, splatted(builder, steps), constant(_floats, _MAGIC))
                 numbers = builder.sub(builder.bitcast(moved, _ints), constant(_ints, _MAGIC_BITS))
                 builder.store(builder.add(builder.load(total), numbers), total)
-                numbers = builder.trunc(builder.shuffle_vector(numbers, numbers, order), _bytes)
-                fours = builder.bitcast(numbers, ir.VectorType(_i32, 4))
-                at = builder.add(to, builder.mul(place, builder.shl(four_bytes, _i64(2))))
-                for four in range(4):
+                if in_pairs:
+                    numbers, fours_of = builder.trunc(numbers, _words), 8
+                else:
+                    numbers = builder.trunc(builder.shuffle_vector(numbers, numbers, order), _bytes)
+                    fours_of = 4
+                fours = builder.bitcast(numbers, ir.VectorType(_i32, fours_of))
+                at = builder.add(to, builder.mul(place, builder.mul(four_bytes, _i64(fours_of))))
+                for four in range(fours_of):
                     number = builder.extract_element(fours, _i32(four))
                     builder.store(number, pointer(builder, at, _i32), align=4)
                     at = builder.add(at, four_bytes)
@@ -274,9 +321,12 @@ def _rounder(form: str, kind: str) -> Any:
                 builder.store(number, pointer(builder, at, number.type), align=4)
                 at = builder.add(at, four_bytes)
 
-    return llvm_function(f"ramify_linear_round_{form}_{kind}", 1, fill)
+    bits = 16 if in_pairs else 8
+    return llvm_function(f"ramify_linear_round_{form}_{kind}_int{bits}", 1, fill)
 
 
 round_int8, round_int4 = _rounder("int8", "bf16"), _rounder("int4", "bf16")
 round_wide_int8, round_wide_int4 = _rounder("int8", "f32"), _rounder("int4", "f32")
 """Round bfloat16 and float32 x for int8 and int4 weights."""
+round_pairs, round_wide_pairs = _rounder("int8", "bf16", True), _rounder("int8", "f32", True)
+"""Round bfloat16 and float32 x to int16."""

@@ -16,12 +16,12 @@ from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
-from ramify.kernels.cpu.packed_linear.byte_dots import FORMS
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, PAIRS
 from ramify.kernels.cpu.packed_linear.code import WIDTH
 from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
-BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
+BY_F32, BY_DOTS, BY_TILES, BY_INT8, BY_INT16 = 0, 1, 2, 3, 4
 """The ways to multiply; see `cpu/linear.py`."""
 
 FRAME = record(
@@ -111,6 +111,7 @@ _bf16_dots, _int8_dots, _int4_dots, _fp8_dots = (_by_dots[form] for form in ("bf
 _int4_int8 = _by_int8["int4"]
 _int8_int8 = _by_int8.get("int8", _int4_int8)
 _table_int8 = _by_int8.get("table", _int4_int8)
+_int8_int16 = _chooser(int8.products("int8", in_pairs=True), int8.PANELS_AT_ONCE) if PAIRS else _int8_f32
 
 
 @part
@@ -191,7 +192,7 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
 
 @part
 def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-    """One item by the float32, dot or int8 kernels, up to eight rows at a time."""
+    """One item by the float32, dot, int8 or int16 kernels, up to eight rows at a time."""
     block, c = scratch, scratch + code.BLOCK_BYTES
     first = item // frame.row_blocks * ITEM_PANELS
     dots = frame.way == BY_DOTS
@@ -214,6 +215,8 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
                 _table_int8(frame, layout, block, first, rows)
             else:
                 _int4_int8(frame, layout, block, first, rows)
+        elif frame.way == BY_INT16:
+            _int8_int16(frame, layout, block, first, rows)
         elif layout.form == 1:
             if dots:
                 _int8_dots(frame, layout, block, first, rows)

@@ -1,4 +1,4 @@
-"""Rows of x as the inner loops read them: normed, padded, widened to float32 or rounded to int8.
+"""Rows of x as the inner loops read them: normed, padded, widened to float32 or rounded to int8 or int16.
 
 All functions run inside numba kernels; `frame` and `layout` are records of `items.FRAME` and `packed.LAYOUT`.
 """
@@ -13,8 +13,15 @@ from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
-from ramify.kernels.cpu.packed_linear.int8 import round_int4, round_int8, round_wide_int4, round_wide_int8
-from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, MOST_ROWS, kernel_rows
+from ramify.kernels.cpu.packed_linear.int8 import (
+    round_int4,
+    round_int8,
+    round_pairs,
+    round_wide_int4,
+    round_wide_int8,
+    round_wide_pairs,
+)
+from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, BY_INT16, MOST_ROWS, kernel_rows
 
 
 @part
@@ -78,7 +85,7 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
             row = vl.read_i64(frame.x_rows_at + 8 * row)
         at = frame.from_x + row * frame.from_row
     block, spare = scratch, scratch + code.BLOCK_BYTES
-    if frame.way != BY_INT8:
+    if frame.way != BY_INT8 and frame.way != BY_INT16:
         _copy_row(frame, layout, at, to, spare)
         if frame.sums_row:
             _sum_groups(frame, layout, to, sums)
@@ -94,7 +101,16 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     vl.write_i64(block + 8 * code.C, frame.prepared + first * frame.prepared_row + 4 * inside)
     vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
     vl.write_i64(block + 8 * code.FOUR_BYTES, 4 * rows)
-    if layout.form == 1:
+    limit = 127
+    if frame.way == BY_INT16:
+        limit = min(32767, 0x7FFFFFFF // (128 * layout.group))
+    vl.write_f32(block + 8 * code.LIMIT, np.float32(limit))
+    if frame.way == BY_INT16:
+        if frame.from_bf16:
+            round_pairs(block)
+        else:
+            round_wide_pairs(block)
+    elif layout.form == 1:
         if frame.from_bf16:
             round_int8(block)
         else:
