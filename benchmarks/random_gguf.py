@@ -1,4 +1,4 @@
-"""Write a GGUF file of random weights: the shape of a model of 1, 3 or 8 billion parameters, for measuring speed.
+"""Write a GGUF file of random weights, in the shape of a model of 1, 3 or 8 billion parameters.
 
     python -m benchmarks.random_gguf 1B Q4_K OUT.gguf
 
