@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _FLUSH = "flush of the cache"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotWritable(EngineError):
@@ -195,7 +196,7 @@ def _boot() -> str:
     """The id of the kernel's run. What a process has written is in its page cache, and survives the process;
     not the kernel. Empty where there is no such id: then only what is on disk is trusted."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
 

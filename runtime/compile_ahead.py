@@ -41,6 +41,7 @@ class Modules(NamedTuple):
     last: str
 
 
+_CPUINFO = Path("/proc/cpuinfo")
 _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
 
 KERNELS = Modules(
@@ -113,7 +114,7 @@ def _file(module: str) -> Path:
 def _processor() -> str:
     """The instruction sets, as Linux lists them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = _CPUINFO.read_text().splitlines()
     except OSError:
         lines = []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -112,6 +112,7 @@ class Planner:
             tokens=sequences,
             forms=launches_of(self.shape, form, sequences),
             states=self._states(form, sequences, positions),
+            merges=form.merges,
             listed_tokens=CASCADE_LEVELS * sequences if cascade else 0,
             space=space,
         )
@@ -121,7 +122,7 @@ class Planner:
         return state_bytes(self.shape, self._states(form, sequences, positions))
 
     def _states(self, form: Form, sequences: int, positions: int) -> int:
-        if not form.level:
+        if not form.merges:
             return 0
         states = max(AT_ONCE[-1], 1 << form.level) * sequences  # at least as many as the merge loads at once
         if self.shape.deterministic:

@@ -3,8 +3,11 @@
 At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
 launches at most about twice the programs that have work. The sizes between powers of two and their means have
 graphs of the two lowest levels alone, which large batches mostly need; a plan of a higher level takes the
-next size that has it. Graphs of cascade plans, whose forms are many, are captured when a form has come up
-`OFTEN` times; the steps before run eagerly.
+next size that has it.
+
+Two kinds of forms are many, so each form is captured when it has come up `OFTEN` times. Cascade plans run
+eagerly before. Flat plans that merge few tokens, because few sequences are long, take the graph of their
+level that can merge every token before.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 OFTEN = 8
 """Steps of a form of cascade plans before it is captured, which takes about as long as ten steps."""
 MOST_LATE = 64
-"""Graphs of cascade plans; further forms run eagerly."""
+"""Graphs of cascade plans, and as many of plans that merge few tokens; further forms are not captured."""
 FINE = ((256, 8), (1 << 30, 16))
 """Up to a size, sizes are multiples of a number, beside the coarse ones."""
 FINE_LEVELS = 2
@@ -90,7 +93,8 @@ class DecodeGraphs:
         buffers.reserve(self.space_bytes())
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
-        self._late = 0
+        self._late: Counter[bool] = Counter()
+        """Graphs that were not planned, of cascade plans (True) and of flat ones."""
 
     def __len__(self) -> int:
         """Steps that have a graph, or that are to have one."""
@@ -98,12 +102,13 @@ class DecodeGraphs:
 
     def planned_keys(self) -> Iterator[Key]:
         """Of the steps that are captured at start, those of the largest size first."""
-        from ramify.kernels.triton.plan.attention_graph import Form
+        from ramify.kernels.triton.plan.attention_graph import full_form
 
         for index in reversed(range(len(self.sizes))):
             levels = 1 + max(self._highest(index).values())
             for level in reversed(range(levels if self._coarse[index] else min(levels, FINE_LEVELS))):
-                yield index, tuple(self._bounded(index, [Form(level)] * len(self._attention.planners)))
+                forms = [full_form(level, self.sizes[index])] * len(self._attention.planners)
+                yield index, tuple(self._bounded(index, forms))
 
     def space_bytes(self) -> int:
         """Bytes of the softmax states of all graphs, which run one after the other."""
@@ -139,10 +144,12 @@ class DecodeGraphs:
         return min(pool.num_pages * pool.page_size, self.sizes[index] * self.buffers.longest)
 
     def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
-        """One level for all window sizes, as far as their plans reach it, so that there are few keys."""
+        """One level and one number of merges for all window sizes, as far as their plans reach these, so that
+        there are few keys."""
         level = max(form.level for form in forms)
+        merges = max(form.merges for form in forms)
         for form, highest in zip(forms, self._highest(index).values(), strict=True):
-            yield form._replace(level=min(level, highest))
+            yield form._replace(level=min(level, highest), merges=merges if highest else 0)
 
     def _step_of(self, key: Key) -> GraphStep:
         index, forms = key
@@ -190,16 +197,25 @@ class DecodeGraphs:
         """The step of these plans at a size from `index` on; None where there is none yet."""
         while True:
             key = self._key(index, plans)
-            step = self._steps.get(key)
-            if step is not None or self._coarse[index]:
+            full = self._full(key)
+            if full in self._steps or self._coarse[index]:
                 break
             index += 1
-        if step is None and self._late < MOST_LATE and any(form.listed for form in key[1]):
+        cascade = any(form.listed for form in key[1])
+        if key not in self._steps and self._late[cascade] < MOST_LATE and (cascade or full in self._steps):
             self._seen[key] += 1
             if self._seen[key] == OFTEN:
-                self._late += 1
-                step = self._steps[key] = self._step_of(key)
-        return index, step
+                self._late[cascade] += 1
+                self._steps[key] = self._step_of(key)
+        return index, self._steps.get(key) or self._steps.get(full)
+
+    def _full(self, key: Key) -> Key:
+        """With room to merge every token, as the steps that are captured at start have it."""
+        index, forms = key
+        if not any(form.merges for form in forms):
+            return key
+        full = [form._replace(level=max(form.level, 1), merges=self.sizes[index]) for form in forms]
+        return index, tuple(self._bounded(index, full))
 
     def _key(self, index: int, plans: dict[int, Plan]) -> Key:
         planners, size = self._attention.planners, self.sizes[index]
@@ -230,6 +246,6 @@ def bytes_beside(
     states = space
     for planner in attention.planners.values():
         level = planner.highest_level(sizes[-1], positions)
-        form = Form(max(level, 1), ((planner.shape.tiles[0], 1),))
+        form = Form(max(level, 1), sizes[-1], ((planner.shape.tiles[0], 1),))
         states = max(states, planner.state_bytes(form, sizes[-1], positions))
     return states + results + LIBRARY_BYTES

@@ -129,7 +129,7 @@ def test_a_captured_step_is_replayed_with_new_lengths(deterministic):
     """Running a plan neither waits nor transfers, and padding writes nothing."""
     batch = on_gpu(make_batch([(1, 900), (1, 5000)], heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16))
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=deterministic)
-    forms = launches_of(shape, Form(6), 4)
+    forms = launches_of(shape, Form(6, 4), 4)
     static = StaticPlan(shape, batch.q.device, tokens=4, forms=forms, states=500)
     q = torch.full((4, 8, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)

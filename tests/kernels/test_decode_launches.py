@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
+from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
@@ -21,13 +22,14 @@ from tests.kernels.kernel_compiler import Compiled, compiling
 from tests.kernels.test_triton_warm_up import SHAPE
 
 PAGE = 16
+PAGES = 64  # of plans: the default on CUDA
 HEADS, KV_HEADS = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
 
 
 def planner_of(*, window: int = 0, deterministic: bool = False) -> Planner:
     """For the shape of Llama-3.1-8B, with the figures of an H100."""
     return Planner(
-        heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, page_size=PAGE, window=window,
+        heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, page_size=PAGES, window=window,
         device=torch.device("cpu"), deterministic=deterministic, cascade=True,
     )  # fmt: skip
 
@@ -41,21 +43,53 @@ def test_at_most_half_of_the_programs_have_no_work(
 ) -> None:
     """A batch fills at least two thirds of its graph, as the ladder of sizes has it."""
     planner = planner_of(window=window, deterministic=deterministic)
-    table = np.arange(batch * context // PAGE, dtype=np.int32).reshape(batch, -1)
-    positions = max(batch * context, 1_000_000)
+    assert most_without_work(planner, [context] * batch) <= 2
+
+
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ([1024] * 255, [131072]),
+        ([200] * 255, [8192]),
+        ([200] * 239, [8192] * 17),
+        ([1024] * 31, [131072]),
+        ([200] * 7, [8192]),
+        ([200] * 3, [131072]),
+    ],
+)
+def test_a_few_long_sequences_launch_few_merges(
+    short: list[int], long: list[int], deterministic: bool, window: int
+) -> None:
+    """Sequences that are not split need no merge, however many they are beside one that is."""
+    planner = planner_of(window=window, deterministic=deterministic)
+    assert most_without_work(planner, short + long) <= 2
+
+
+def most_without_work(planner: Planner, lengths: list[int]) -> float:
+    """Programs launched for each with work: the larger ratio of a full graph and one filled to 3/4."""
+    batch = len(lengths)
+    pages = [-(-length // PAGES) for length in lengths]
+    table = np.zeros((batch, max(pages)), np.int32)
+    for row, (count, end) in enumerate(zip(pages, np.cumsum(pages), strict=True)):
+        table[row, :count] = np.arange(end - count, end)
+    positions = max(sum(lengths), 1_000_000)
+    plan = planner.plan(table, np.arange(batch + 1), lengths, torch.device("cpu"))
+    ratios = []
     for size in {batch, batch * 4 // 3}:
-        plan = planner.plan(table, np.arange(batch + 1), [context] * batch, torch.device("cpu"))
         form = planner.form(plan, size)
         assert form.level <= planner.highest_level(size, positions), "it is captured at start"
         room = planner.room(form, size, positions, None)
         assert room.load(plan)
-        launched = 8 * sum(len(launch.items) for launch in room.plan.launches)
-        working = 8 * sum(len(launch.items) for launch in plan.launches)
-        if room.plan.merge is not None:
-            launched += 32 * len(room.plan.merge.tokens)
-        if plan.merge is not None:
-            working += 32 * len(plan.merge.tokens)
-        assert launched <= 2 * working
+        ratios.append(count_programs(room.plan) / count_programs(plan))
+    return max(ratios)
+
+
+def count_programs(plan: Plan) -> int:
+    """Of attention and merge, in one layer."""
+    merged = 0 if plan.merge is None else len(plan.merge.tokens)
+    return 8 * sum(len(launch.items) for launch in plan.launches) + 32 * merged
 
 
 def decodes(lengths: list[int], *, shared: int = 0) -> ForwardBatch:
@@ -121,6 +155,25 @@ def test_steps_without_a_cascade_launch_none() -> None:
         launches.clear()
         runner.forward(decodes([300, 400, 500]))
         assert sum(launch.name == "attend" for launch in launches) == 2, "one a layer"
+
+
+def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
+    """Of eight decodes one is split: until then the graph of its level that can merge all eight runs."""
+    with compiling(90, noting=True) as launches:
+        runner = runner_of()
+        runner.capture_graphs([8], max_pages=250)
+        graphs = runner._graphs
+        assert graphs is not None
+        before = len(graphs._steps)
+        for step in range(OFTEN + 2):
+            launches.clear()
+            assert graphs.run(decodes([3000 + step, *[30] * 7])) is not None
+            merge = 1 if step >= OFTEN - 1 else 8
+            assert programs(launches)["_merge"] == 2 * HEADS * merge
+        assert len(graphs._steps) == before + 1
+        launches.clear()
+        graphs.run(decodes([3000, 3000, *[30] * 6]))
+        assert programs(launches)["_merge"] == 2 * HEADS * 8, "room for one merge is too little"
 
 
 def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:

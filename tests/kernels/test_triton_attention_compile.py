@@ -52,7 +52,7 @@ def compile_attend(
     types |= {"in_factor": "fp32", "out_factor": "fp32"}
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim),
-        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "PAGE_SIZE": 16, "CHUNK": chunk, "LISTED": False,
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "PAGE_SIZE": 64, "CHUNK": chunk, "LISTED": False,
         "WINDOWED": False, "SOFT_CAP": False, "SINKS": False, "PRECISION": "ieee", **flags,
     }  # fmt: skip
     return compiled(
@@ -101,8 +101,8 @@ def test_float8_pages_are_loaded_as_they_are(generation, sizes):
     """Asynchronously, and converted in registers: tiles take less shared memory than on pages of bfloat16."""
     device = GENERATIONS[generation].device
     for tile in tiles(128, torch.bfloat16, device)[:sizes]:
-        kernel = compile_attend(tile, 128, torch.bfloat16, generation, pages="fp8e4nv", PAGE_SIZE=64)
-        wide = compile_attend(tile, 128, torch.bfloat16, generation, PAGE_SIZE=64)
+        kernel = compile_attend(tile, 128, torch.bfloat16, generation, pages="fp8e4nv")
+        wide = compile_attend(tile, 128, torch.bfloat16, generation)
         assert kernel.metadata.shared <= wide.metadata.shared <= device.shared_bytes
         assert usage(kernel, generation).hot_spills == 0
         assert "cp.async" in kernel.asm["ptx"]

@@ -92,8 +92,11 @@ def test_products_take_the_tensor_cores(capability):
         assert "st.local" not in text, "nothing is spilt"
 
 
-@pytest.mark.parametrize(("capability", "word"), [(90, "wgmma.mma_async"), (120, "mma.sync")])
-def test_products_with_quantised_weights_take_the_tensor_cores(capability, word):
+TENSOR_CORES = {89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+
+
+@pytest.mark.parametrize("capability", [90, 120, pytest.param(89, marks=LONG), pytest.param(100, marks=LONG)])
+def test_products_with_quantised_weights_take_the_tensor_cores(capability):
     """The tiles of many rows, which need most registers."""
     chosen = [launch for case, launch in quantised_cases() if "int4 in groups of 128" in case][::3]
     chosen += [launch for case, launch in quantised_cases() if "fp8" in case][::3]
@@ -102,17 +105,16 @@ def test_products_with_quantised_weights_take_the_tensor_cores(capability, word)
             launch()
     assert [launch.name for launch in launches] == 2 * ["_quantised_product"]
     for launch in launches:
-        assert usage(launch.kernel, capability).hot_spills == 0
-        assert word in launch.ptx
+        taken = usage(launch.kernel, capability)
+        assert taken.hot_spills == 0
+        assert taken.shared <= GENERATIONS[capability].device.shared_bytes
+        assert TENSOR_CORES[capability] in launch.ptx
         assert "cp.async" in launch.ptx
-
-
-FLOAT8 = {89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
 
 
 @pytest.mark.parametrize(
     ("capability", "forms"),
-    [(90, 1), (120, 1), *(pytest.param(each, 4, marks=LONG) for each in FLOAT8)],
+    [(90, 1), (120, 1), *(pytest.param(each, 4, marks=LONG) for each in TENSOR_CORES)],
 )
 def test_products_of_float8_take_the_tensor_cores_for_it(capability: int, forms: int) -> None:
     """In blocks, which needs most registers: many rows, few, and the deterministic form."""
@@ -131,7 +133,7 @@ def test_products_of_float8_take_the_tensor_cores_for_it(capability: int, forms:
             assert taken.hot_spills == 0
             assert taken.widths[16] > 0
             word = "f8f6f4" if capability == 100 else "f32.e4m3.e4m3"
-            assert re.search(rf"{FLOAT8[capability]}\S*{word}", launch.ptx)
+            assert re.search(rf"{TENSOR_CORES[capability]}\S*{word}", launch.ptx)
 
 
 def test_mixtures_of_experts_take_the_tensor_cores():

@@ -7,6 +7,9 @@ step takes the smallest that holds its plan. Example, 8 KV heads and 32 heads, o
     200        1                   0        1       8                                 8
     1k         4                   2        4      32 + 32                           32 + 32
     8k        32                   5       32     256 + 32                          256 + 32
+
+255 decodes of 200 beside one of 8k have 287 items and one token to merge. With room to merge every token the
+merge launches 8,192 programs, 32 of them with work; so a form also says how many tokens it can merge.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ _FIELDS = int(ITEM_FIELDS)
 class Form(NamedTuple):
     """The launches of the plan of a step of decodes, their sizes rounded up.
 
-    level : the flat launch has room for 2 ** level items a sequence; at level 0 no states are merged
+    level : the flat launch has room for 2 ** level items a sequence
+    merges : most tokens whose states are merged; 0: no merge is launched
     listed : cascade's launches, each a tile and room for items, a power of two
     """
 
     level: int
+    merges: int
     listed: tuple[tuple[Tile, int], ...] = ()
 
 
@@ -72,16 +77,25 @@ def rounded_up(count: int) -> int:
 
 
 def form_of(plan: Plan, sequences: int) -> Form:
-    """The smallest form of steps of `sequences` decodes that holds `plan`, made for no more of them."""
+    """The smallest form of steps of `sequences` decodes that holds `plan`, made for no more of them.
+
+    With a cascade there is room to merge every token, as most have a state of a shared node.
+    """
     one = _flat(plan.shape, 1)[1]
     items = sum(len(launch.items) for launch in plan.launches if not launch.listed)
     level = max(-(-items // (one * sequences)) - 1, 0).bit_length()
-    if plan.merge is not None:
-        level = max(level, 1)
     listed = [
         (launch.tile, 1 << (len(launch.items) - 1).bit_length()) for launch in plan.launches if launch.listed
     ]
-    return Form(level, tuple(listed))
+    if listed:
+        return Form(max(level, 1), sequences, tuple(listed))
+    merges = 0 if plan.merge is None else min(rounded_up(len(plan.merge.tokens)), sequences)
+    return Form(level, merges)
+
+
+def full_form(level: int, sequences: int) -> Form:
+    """The form of flat plans that can merge every token; at level 0, where no sequence is cut, none."""
+    return Form(level, sequences if level else 0)
 
 
 def highest_level(shape: Shape, sequences: int, positions: int) -> int:
@@ -125,6 +139,7 @@ class StaticPlan:
     listed_tokens : most tokens of cascade's nodes; a token counts once for each level of the tree
     states : most states of all tokens together; a state has a row for each query head of a KV head. 0: no
         states are left, and no merge is launched.
+    merges : most tokens whose states are merged; None: all
     space : float32 on `device`, at least ``state_bytes(shape, states) // 4`` numbers, for the states; plans
         that run one after the other may share it. None: each run allocates its own.
     """
@@ -137,13 +152,14 @@ class StaticPlan:
         tokens: int,
         forms: Sequence[tuple[Tile, bool, int]],
         states: int,
+        merges: int | None = None,
         listed_tokens: int = 0,
         space: torch.Tensor | None = None,
     ) -> None:
         group = shape.heads // shape.kv_heads
         self._forms = list(forms)
         sizes = [count * _FIELDS for _, _, count in forms]
-        merged = tokens if states else 0
+        merged = (tokens if merges is None else merges) if states else 0
         sizes += [listed_tokens, merged, merged + 1, states]
         places = [0]
         for size in sizes:

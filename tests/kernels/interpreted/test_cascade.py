@@ -14,12 +14,12 @@ from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import cascade_attention, plan_cascade, plan_from_page_tables
 from ramify.kernels.triton.interpret import INTERPRETED
-from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, launches_of
+from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
 from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.plan.cascade_groups import find_groups
 from ramify.kernels.triton.tiles.merge import merge_states
-from tests.kernels.attention_cases import Batch
+from tests.kernels.attention_cases import Batch, make_batch
 from tests.kernels.cascade_cases import Branch, assert_as_good, dense, make_tree
 
 assert INTERPRETED
@@ -197,7 +197,7 @@ def test_a_static_plan_serves_step_after_step():
     branches = [Branch((0,), 70 + 300 * row, 1) for row in range(3)]
     batch = make_tree((6,), branches, heads=2, kv_heads=1, page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
-    forms = launches_of(shape, Form(4, tuple((tile, 32) for tile in shape.tiles)), 3)
+    forms = launches_of(shape, Form(4, 3, tuple((tile, 32) for tile in shape.tiles)), 3)
     cpu = torch.device("cpu")
     static = StaticPlan(shape, cpu, tokens=3, forms=forms, states=64, listed_tokens=3)
     addresses = [launch.items.data_ptr() for launch in static.plan.launches]
@@ -220,11 +220,33 @@ def test_a_static_plan_serves_step_after_step():
     assert not short.load(plan_from_page_tables(table, starts, lens, shape, cpu, costs=FREE)), "listed items"
 
 
+def test_room_for_few_merges_gives_the_same_bits():
+    """One of three decodes is split; room for every token's merge leaves two void entries."""
+    batch = make_batch([(1, 70), (1, 1500), (1, 9)], heads=2, kv_heads=1, page_size=64, dtype=torch.float16)
+    shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
+    cpu = torch.device("cpu")
+    plan = plan_attention(*host(batch)[1:], shape, cpu)
+    form = form_of(plan, 3)
+    assert form.merges == 1
+    found = []
+    for merges in (form.merges, None):
+        static = StaticPlan(shape, cpu, tokens=3, forms=launches_of(shape, form, 3), states=32, merges=merges)
+        assert static.load(plan)
+        assert len(static.plan.merge.tokens) == (merges or 3)
+        found.append(run_plan(static.plan, *batch[:4], torch.full_like(batch.q, torch.nan), scale=0.125))
+    wanted = run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), scale=0.125)
+    assert all(torch.equal(each, wanted) for each in found)
+    assert_as_good(wanted, batch, scale=0.125)
+    two = plan_attention([0, 1, 2, 3], [1500, 1500, 9], shape, cpu)
+    forms = launches_of(shape, Form(4, 1), 3)
+    assert not StaticPlan(shape, cpu, tokens=3, forms=forms, states=64, merges=1).load(two), "two merges"
+
+
 def test_padding_of_a_static_plan_touches_nothing():
     batch = make_tree((6,), [Branch((0,), 9, 1)], heads=2, kv_heads=1, page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=True)
     cpu = torch.device("cpu")
-    static = StaticPlan(shape, cpu, tokens=4, forms=launches_of(shape, Form(1), 4), states=8)
+    static = StaticPlan(shape, cpu, tokens=4, forms=launches_of(shape, Form(1, 4), 4), states=8)
     assert static.load(plan_attention(*host(batch)[1:], shape, cpu))
     out = torch.full((4, 2, 64), torch.nan, dtype=torch.float16)
     q = torch.cat([batch.q, torch.full((3, 2, 64), torch.nan, dtype=torch.float16)])

@@ -1,0 +1,158 @@
+"""What Linux alone has is taken away, one thing at a time: what else is done then (docs/platforms.md)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ramify import cache
+from ramify.errors import EngineError
+from ramify.runtime import compile_ahead
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.cores import usable_cores
+from ramify.runtime.executor import memory
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.fleet import shares
+from ramify.runtime.inspect import machine
+from ramify.runtime.kv_transfer import files
+from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.processes import worker_start
+
+PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+SHAPE = {
+    "model_type": "qwen3", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def missing(tmp_path: Path) -> Path:
+    return tmp_path / "missing"
+
+
+def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "limit").write_text("1048576\n")
+    monkeypatch.setattr(memory, "_CGROUPS", (tmp_path / "max", tmp_path / "limit"))
+    assert memory.host_memory() == 1 << 20
+
+
+def test_without_cgroups_all_of_the_memory_counts(monkeypatch: pytest.MonkeyPatch, missing: Path) -> None:
+    monkeypatch.setattr(memory, "_CGROUPS", (missing,))
+    assert memory.host_memory() == PHYSICAL
+
+
+@pytest.mark.parametrize(("text", "free"), [("MemAvailable:  2097152 kB\n", 2.0), (None, 8.0), ("?\n", 8.0)])
+def test_without_meminfo_all_of_the_memory_is_free(
+    text: str | None, free: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 << 30)
+    with pytest.raises(EngineError, match=rf"has 8\.0\d* GiB, of which {free:.1f}\d* GiB are free"):
+        memory.check_host(EngineConfig(device="cpu", kv_memory_gb=9), 9 << 30, 0)
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_without_cpuinfo_torch_is_asked_for_bfloat16(
+    supported: bool, monkeypatch: pytest.MonkeyPatch, missing: Path
+) -> None:
+    monkeypatch.setattr(machine, "_CPUINFO", missing)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert machine.torch_has_bfloat16() is supported
+
+
+def test_without_cpuinfo_kernels_are_cached_by_the_processors_name(
+    monkeypatch: pytest.MonkeyPatch, missing: Path
+) -> None:
+    with_it = compile_ahead._processor.__wrapped__()
+    assert with_it.startswith(("flags", "Features"))
+    monkeypatch.setattr(compile_ahead, "_CPUINFO", missing)
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    assert compile_ahead._processor.__wrapped__() == "arm"
+
+
+def test_without_topology_cores_keep_their_order(monkeypatch: pytest.MonkeyPatch, missing: Path) -> None:
+    monkeypatch.setattr(shares, "_TOPOLOGY", missing)
+    assert list(shares.whole().cores) == usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("system", "library", "asked"),
+    [("linux", True, [0]), ("linux", False, []), ("darwin", True, [])],
+    ids=["glibc", "musl", "macOS"],
+)
+def test_the_heap_is_trimmed_where_malloc_trim_is(
+    system: str, library: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    entries = SimpleNamespace(malloc_trim=calls.append) if library else SimpleNamespace()
+    monkeypatch.setattr(worker_start.ctypes, "CDLL", lambda _: entries)
+    monkeypatch.setattr(worker_start.sys, "platform", system)
+    worker_start.trim_heap()
+    assert calls == asked
+
+
+def has_no_huge_pages(*_: object) -> None:
+    raise OSError("no huge pages")
+
+
+@pytest.mark.parametrize("without", ["constant", "kernel"])
+def test_kv_pages_need_no_huge_pages(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if without == "constant":
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+        monkeypatch.setattr(mmap, "mmap", has_no_huge_pages)  # nor the flags that Linux alone has
+    else:
+        refusing = type("Refusing", (mmap.mmap,), {"madvise": has_no_huge_pages})
+        monkeypatch.setattr(mmap, "mmap", refusing)
+    pool = KvPool(config_from_hf(SHAPE), num_pages=3, page_size=4, dtype=torch.float32)
+    data = torch.randn(2, 2, 2, 2, 4, 16)
+    pool.write_pages([2, 0], data)
+    assert torch.equal(pool.read_pages([2, 0]), data)
+
+
+def test_without_shared_memory_images_are_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: Path
+) -> None:
+    monkeypatch.setattr(files, "SHARED_MEMORY", missing)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = files.ImageFolder()
+    assert folder.path.parent == tmp_path
+    image = Path(folder.new())
+    image.write_bytes(b"pages")
+    assert folder.has_room(5)
+    folder.close()
+    assert not image.exists()
+
+
+def test_without_a_boot_id_the_cache_takes_what_is_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: Path
+) -> None:
+    """What was written and not flushed cannot be told from what a crash of the system left."""
+    monkeypatch.setattr(cache, "_BOOT_ID", missing)
+    entry = tmp_path / "cache" / "entry"
+    half = entry.with_name(".entry..written")
+    half.mkdir(parents=True)
+    (half / "x").write_text("old")
+
+    def build(folder: Path) -> None:
+        (folder / "x").write_text("new")
+
+    def content(folder: Path) -> str:
+        return (folder / "x").read_text()
+
+    assert cache.opened(entry, build, content) == "new"
+    cache.finish()
+    assert content(entry) == "new"
+    assert cache.opened(entry, build, content) == "new"
+    assert sorted(path.name for path in entry.parent.iterdir()) == [".entry.lock", "entry"]
