@@ -43,6 +43,9 @@ wheelhouse:  ## PYTHON=3.12: the wheels that a GPU host without a network needs,
 gpu-check:  ## on a GPU host with torch and triton: the GPU's tests and benchmarks, from ./wheelhouse
 	@test -d wheelhouse || { echo "There is no ./wheelhouse: make it elsewhere with make wheelhouse PYTHON=3.12."; exit 2; }
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	@# Its own torch may be in a virtual environment, whose packages another one does not see. Wheels go before them.
+	$(PYTHON) -c "import sys, torch, triton; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
+	    > "$$(.venv-gpu/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/host.pth"
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps wheelhouse/*.whl
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
 	    --no-build-isolation --editable .

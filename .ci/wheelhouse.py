@@ -18,10 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 NOT_THERE = ("ruff", "mypy")
 """Of the development's dependencies: nothing is checked there."""
-NEWEST = "9999"
-BUILD = ("setuptools>=77", "wheel")
+BUILD = ("setuptools>=77,<82", "wheel")
+"""The bound is that of torch 2.11."""
 HOSTS_OWN = ("torch", "triton")
-"""The host has its own of these, made for its driver. Others may depend on them: pip is shown empty ones."""
+"""The host has its own of these, made for its driver. Others may depend on them: pip is shown empty ones, of
+the oldest versions that the project takes. A higher version would break the upper bounds of others."""
 GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17)
 """Of manylinux platforms, which pip takes by exact name."""
 
@@ -36,21 +37,45 @@ def target(python: str) -> list[str]:
     return options + [f"--platform={platform}" for platform in platforms]
 
 
-def requirements() -> list[str]:
+def project_entries() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    name = re.compile(r"[\w-]+")
+    entries: list[str] = project["dependencies"] + project["optional-dependencies"]["dev"]
+    return entries
+
+
+def name_of(entry: str) -> str:
+    return re.match(r"[\w-]+", entry)[0]  # type: ignore[index]
+
+
+def oldest(entry: str) -> str:
+    return re.search(r">=([\d.]+)", entry)[1]  # type: ignore[index]
+
+
+def requirements() -> list[str]:
     left_out = {*HOSTS_OWN, *NOT_THERE}
-    return [entry for entry in wanted if name.match(entry)[0] not in left_out] + list(BUILD)  # type: ignore[index]
+    return [entry for entry in project_entries() if name_of(entry) not in left_out] + list(BUILD)
 
 
-def stand_in(name: str, folder: Path) -> None:
-    """An empty wheel that depends on nothing, newer than any."""
-    info = f"{name}-{NEWEST}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{NEWEST}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {NEWEST}\n")
+def stand_ins() -> dict[str, str]:
+    """Names and versions of the empty wheels. Their label keeps pip from taking a real one instead."""
+    return {
+        name_of(entry): f"{oldest(entry)}+host" for entry in project_entries() if name_of(entry) in HOSTS_OWN
+    }
+
+
+def write_wheel(name: str, version: str, folder: Path, needs: tuple[str, ...] = ()) -> Path:
+    """An empty wheel."""
+    stem = name.replace("-", "_")
+    head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    path = folder / f"{stem}-{version}-py3-none-any.whl"
+    info = f"{stem}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(
+            f"{info}/METADATA", "\n".join([*head, *(f"Requires-Dist: {need}" for need in needs), ""])
+        )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
+    return path
 
 
 def main(python: str, folder: Path) -> int:
@@ -60,13 +85,14 @@ def main(python: str, folder: Path) -> int:
     for wheel in folder.glob("*.whl"):
         wheel.unlink()  # of another Python, or another version
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
-    with tempfile.TemporaryDirectory() as stand_ins:
-        for name in HOSTS_OWN:
-            stand_in(name, Path(stand_ins))
-        options = [f"--find-links={stand_ins}", f"--dest={folder}", *target(python)]
-        subprocess.run([*pip, *options, *requirements()], check=True)
-    for name in HOSTS_OWN:
-        (folder / f"{name}-{NEWEST}-py3-none-any.whl").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as empty:
+        empties = stand_ins()
+        paths = [write_wheel(name, version, Path(empty)) for name, version in empties.items()]
+        pinned = [f"{name}=={version}" for name, version in empties.items()]
+        options = [f"--find-links={empty}", f"--dest={folder}", *target(python)]
+        subprocess.run([*pip, *options, *requirements(), *pinned], check=True)
+    for path in paths:
+        (folder / path.name).unlink(missing_ok=True)
     wheels = sorted(folder.glob("*.whl"))
     foreign = [wheel.name for wheel in wheels if wheel.name.startswith((*HOSTS_OWN, "nvidia"))]
     if foreign:

@@ -5,12 +5,15 @@ Prefill, decode and cascade are this kernel with other tiles and other work item
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-from ramify.kernels.triton.interpret import jit
+from ramify.kernels.triton.interpret import INTERPRETED, jit
 
 ITEM_FIELDS = tl.constexpr(9)
 """int32 fields of a work item, in the order in which `attend` loads them."""
+BY_FLOAT16 = tl.constexpr(triton.__version__.startswith("3.6.") and not INTERPRETED)
+"""Triton 3.6 converts float8 to bfloat16 by an instruction that GPUs before sm_90 lack: assembling fails."""
 
 
 @jit
@@ -47,6 +50,14 @@ def sink_state(sinks):  # type: ignore[no-untyped-def]
     """Maximum, in base 2, and sum of weights of sinks: the state of a position whose value is 0."""
     top = tl.load(sinks) * 1.4426950408889634
     return top, tl.full(top.shape, 1.0, tl.float32)
+
+
+@jit
+def _widened(x, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`x` in the dtype of the queries, exactly."""
+    if BY_FLOAT16 and x.dtype.is_fp8() and not tl.target_info.cuda_capability_geq(9, 0):
+        x = x.to(tl.float16)
+    return x.to(DTYPE)
 
 
 @jit
@@ -93,7 +104,7 @@ def _walk(  # type: ignore[no-untyped-def]
             k = tl.load(k_from, mask=in_bounds, other=0.0)
         else:
             k = tl.load(k_from)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(_widened(k, q.dtype)), input_precision=PRECISION)
         if SOFT_CAP:
             scores = _tanh(scores * in_factor)
         if MASKED:
@@ -114,7 +125,7 @@ def _walk(  # type: ignore[no-untyped-def]
             v = tl.load(v_from, mask=in_bounds, other=0.0)
         else:
             v = tl.load(v_from)
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+        acc = tl.dot(weights.to(q.dtype), _widened(v, q.dtype), acc, input_precision=PRECISION)
         top = new_top
     return top, total, acc
 

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+import triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -31,3 +32,19 @@ def products_by_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return TensorHandle(exact.astype(d.data.dtype), d.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def scalars_that_numpy_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 calls `int` on arrays of one number, which numpy 2.4 refuses; 3.7 drops their axis first."""
+    from triton.runtime import interpreter
+
+    if not triton.__version__.startswith("3.6."):
+        return
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
