@@ -1,7 +1,15 @@
-"""Sampling with top-k or top-p when the candidates are not enough: bounds found by bisection over the row.
+"""Sampling with top-k or top-p when the candidates are not enough: bounds found by a search over the row.
 
 For flat distributions, a top-k above the number of candidates, and logits with more ties than candidates.
-Each step of a bisection reads the chunks that reach the bound; a row of 128k logits takes about 96 steps.
+A bound is found digit by digit of its order. Each pass over the row tests the nine digits of one place:
+
+    tokens of order 530, 528 and 190, each of weight 1; the bound of an amount of 2 is 528
+    pass 1    100 200 … 500 600 …    amounts 3 2 2 2 2 0 …    two tokens reach 500
+    pass 2    510 520 530 540 …      amounts 2 2 1 0 …        two tokens reach 520
+    pass 3    521 … 528 529          amounts 2 … 2 1          two tokens reach 528; above is an amount of 1
+
+Top-p takes 21 passes: one for the whole mass, ten for its bound and ten for the token. A pass reads the
+chunks that reach its lowest order.
 """
 
 from __future__ import annotations
@@ -19,14 +27,32 @@ from ramify.kernels.triton.tiles.sampling_tile import (
     order,
 )
 
+BASE = tl.constexpr(10)
+"""Of the digits. A larger base takes fewer passes, but each adds BASE - 1 times in float64: with 16 they take
+longer on GPUs with few float64 units."""
+PASSES = tl.constexpr(10)
+"""Digits of an order: BASE**PASSES is above 2**32."""
+
 
 @triton.jit
-def _amount(  # type: ignore[no-untyped-def]
-    key, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-    COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
+def _in_thread(x, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A (SUBS, 32) block summed over its halves and over four neighbours, which one thread has loaded."""
+    HALVES: tl.constexpr = 2 if SUBS > 1 else 1
+    return tl.sum(tl.sum(tl.reshape(x, [HALVES, SUBS // HALVES, 8, 4]), axis=3), axis=0)
+
+
+@triton.jit
+def _amounts(  # type: ignore[no-untyped-def]
+    key, step, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+    KEYS: tl.constexpr, COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The float64 mass of tokens at order `key` or above; with COUNT, the number of those above -inf."""
-    acc = tl.zeros([SUBS, 32], tl.float64)
+    """One pass: for each order `key + i * step`, i < KEYS, the float64 mass of the tokens of that order or
+    above; with COUNT, the number of those above -inf. A tuple of KEYS scalars.
+
+    Every order has the same tree of additions, so that a larger one never has a larger amount.
+    """
+    SIZE: tl.constexpr = SUBS // 2 if SUBS > 1 else 1
+    amounts = (tl.zeros([SIZE, 8], tl.float64),) * KEYS
     whole = tl.full([SUBS], 1, tl.int1)
     for chunk in range(chunks):
         if order(tl.load(tops_row + chunk)) >= key:
@@ -34,8 +60,31 @@ def _amount(  # type: ignore[no-untyped-def]
                 logits_row, mask_row, masked, chunk * (SUBS * 32), vocab, temperature, whole, HAS_MASK, SUBS
             )
             weight = tl.where(x > float("-inf"), 1.0, 0.0) if COUNT else exp(x - top)
-            acc += tl.where(order(x) >= key, weight, 0.0).to(tl.float64)
-    return tl.sum(tl.sum(acc, axis=1), axis=0)
+            weight = weight.to(tl.float64)
+            keys = order(x).to(tl.int32)  # compared in half the instructions
+            more = ()
+            for i in tl.static_range(KEYS):
+                limit = tl.minimum(key + i * step, 2147483647).to(tl.int32)
+                reached = tl.where(keys >= limit, weight, 0.0)
+                more = more + (amounts[i] + _in_thread(reached, SUBS),)  # noqa: RUF005 - no stars in Triton
+            amounts = more
+    sums = ()
+    for i in tl.static_range(KEYS):
+        sums = sums + (tl.sum(tl.sum(amounts[i], axis=1), axis=0),)  # noqa: RUF005
+    return sums
+
+
+@triton.jit
+def _amount(  # type: ignore[no-untyped-def]
+    key, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+    COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
+):  # fmt: skip
+    """As `_amounts`, of one order."""
+    amounts = _amounts(
+        key, 0, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+        1, COUNT, HAS_MASK, SUBS,
+    )  # fmt: skip
+    return amounts[0]
 
 
 @triton.jit
@@ -43,24 +92,23 @@ def _bound(  # type: ignore[no-untyped-def]
     target, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
     STRICT: tl.constexpr, COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The highest order at or above which the `_amount` reaches (STRICT: exceeds) the target.
+    """The highest order at or above which the amount reaches (STRICT: exceeds) the target.
 
     Returns the order, the amount above it, and the weight of a token of that order.
     """
     key = tl.full([], LOWEST, tl.int64)
-    step = tl.full([], 2147483648, tl.int64)
-    for _ in range(32):
-        amount = _amount(
-            key + step, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-            COUNT, HAS_MASK, SUBS,
+    step = tl.full([], BASE ** (PASSES - 1), tl.int64)
+    above = tl.full([], 0.0, tl.float64)
+    for _ in range(PASSES):
+        amounts = _amounts(
+            key + step, step, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+            BASE - 1, COUNT, HAS_MASK, SUBS,
         )  # fmt: skip
-        enough = amount > target if STRICT else amount >= target
-        key = tl.where(enough, key + step, key)
-        step = step // 2
-    above = _amount(
-        key + 1, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-        COUNT, HAS_MASK, SUBS,
-    )  # fmt: skip
+        for i in tl.static_range(BASE - 1):
+            enough = amounts[i] > target if STRICT else amounts[i] >= target
+            key = tl.where(enough, key + step, key)
+            above = tl.where(enough, above, tl.maximum(above, amounts[i]))
+        step = step // BASE
     return key, above, exp(number_of(key) - top).to(tl.float64)
 
 
@@ -121,14 +169,14 @@ def search(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         total = tl.minimum(total, above + tl.maximum(tl.ceil((limit - above) / weight), 1.0) * weight)
     if min_p > 0.0:
-        likely = tl.zeros([SUBS, 32], tl.float64)
+        likely = tl.zeros([SUBS // 2 if SUBS > 1 else 1, 8], tl.float64)
         every = tl.full([SUBS], 1, tl.int1)
         for chunk in range(chunks):
             if exp(tl.load(tops_row + chunk) - top) >= min_p:
                 first = chunk * (SUBS * 32)
                 x = load_block(logits_row, mask_row, masked, first, vocab, temperature, every, HAS_MASK, SUBS)
                 weight_of = exp(x - top)
-                likely += tl.where(weight_of >= min_p, weight_of, 0.0).to(tl.float64)
+                likely += _in_thread(tl.where(weight_of >= min_p, weight_of, 0.0).to(tl.float64), SUBS)
         total = tl.minimum(total, tl.sum(tl.sum(likely, axis=1), axis=0))
     target = tl.minimum(uniform * total, below(total))
     key, above, weight = _bound(

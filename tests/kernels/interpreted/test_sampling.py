@@ -11,7 +11,7 @@ from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
 from ramify.kernels.triton.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
-from ramify.kernels.triton.tiles import sampling_scan
+from ramify.kernels.triton.tiles import sampling_scan, sampling_search
 from tests.kernels import sampling_cases as cases
 from tests.kernels.ops_cases import DTYPES, forms
 
@@ -46,7 +46,7 @@ def test_draws_in_several_chunks(small_chunks):
 
 
 def test_draws_beyond_the_candidates(small_chunks, monkeypatch):
-    """With more tokens than candidates these rows are sampled by bisection, other ordered rows are not."""
+    """With more tokens than candidates these rows are sampled by the search, other ordered rows are not."""
     cases.check_draws(cases.FAR, 1250, FLOAT, CPU, masked="some", share=0.95)
 
     def reached(*args):
@@ -57,6 +57,23 @@ def test_draws_beyond_the_candidates(small_chunks, monkeypatch):
         with pytest.raises(Exception, match="search is reached"):
             cases.check_draws([row], 1250, FLOAT, CPU)
     cases.check_draws(cases.ORDERED, 1000, FLOAT, CPU)
+
+
+@pytest.mark.parametrize(
+    ("row", "most"), [(cases.Row(50.0, top_p=0.99), 21 + 1), (cases.Row(50.0, top_k=1100), 23 + 1)]
+)
+def test_a_search_takes_few_passes(monkeypatch, row, most):
+    """A bisection reads these rows about 60 times. The last reading finds the token among equals."""
+    reads = []
+    load = sampling_search.load_block
+
+    def counted(*args):
+        reads.append(args)
+        return load(*args)
+
+    monkeypatch.setattr(sampling_search, "load_block", counted)
+    cases.check_draws([row], 1250, FLOAT, CPU)
+    assert 0 < len(reads) <= most
 
 
 def test_ties_are_drawn_by_their_ids(small_chunks):
