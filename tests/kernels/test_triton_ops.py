@@ -30,6 +30,8 @@ pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
 
 HALF = torch.bfloat16
+ROUNDS = re.compile(r"cvt\.rn\.satfinite\.e4m3x2\.(f32|f16x2)")
+"""Triton 3.6 goes by way of float16 before sm_90: exact, as `to_float8` has rounded before."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
@@ -76,7 +78,7 @@ def test_float8_pages_are_stored_and_copied(capability: int) -> None:
         rope.rope_store_kv(q, k, v, turn, pages, pages.clone(), slots)
         kv_store.copy_pages(pages, pages.clone(), [0], [1])
     store, copy = (launch.ptx for launch in launches)
-    assert "cvt.rn.satfinite.e4m3x2.f32" in store
+    assert ROUNDS.search(store)
     assert "st.global.v4.b32" in copy
 
 
@@ -128,7 +130,7 @@ def test_products_of_float8_take_the_tensor_cores_for_it(capability: int, forms:
         taken = usage(launch.kernel, capability)
         assert taken.shared <= GENERATIONS[capability].device.shared_bytes
         if launch.name == "_round":
-            assert "cvt.rn.satfinite.e4m3x2.f32" in launch.ptx
+            assert ROUNDS.search(launch.ptx)
         elif launch.name == "_float8_product":
             assert taken.hot_spills == 0
             assert taken.widths[16] > 0
