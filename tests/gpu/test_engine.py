@@ -43,6 +43,10 @@ TOKENS = 24
 PAGES = 4000
 """More than all prompts and outputs fill without sharing: 29 of at most 924 tokens in pages of 16."""
 
+FEW_PAGES = {16: 70, 64: 22}
+"""By page size: pages that hold the longest prompt with its output, 58 and 15 of them, and not all prompts,
+which share their beginnings and fill 137 and 44."""
+
 
 def make_prompts() -> list[list[int]]:
     rng = random.Random(2)
@@ -122,7 +126,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"chunk_tokens": 37},
     {"cuda_graphs": False, "overlap": True},
     {"overlap": True, "cascade": True},
-    {"num_pages": 180},
+    *({"page_size": size, "num_pages": pages} for size, pages in FEW_PAGES.items()),
     {"prefix_cache": "naive", "overlap": True},
 ]
 
@@ -132,6 +136,9 @@ def test_deterministic_changes_no_bit(alone: list[Any], options: dict[str, Any])
     local = Local(deterministic=True, **options)
     assert local.complete(PROMPTS) == alone
     assert local.complete(PROMPTS) == alone, "from the cache"
+    if "num_pages" in options:
+        evicted = local.scheduler.stats().evicted_pages
+        assert evicted + local.scheduler.counters.retractions > 0
 
 
 def test_float32_gives_the_tokens_of_the_torch_backend() -> None:

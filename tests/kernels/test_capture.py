@@ -5,13 +5,18 @@ A replay would read memory of the host that is long another's.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ramify.runtime.executor import build
+from ramify.kernels import transfers
+from ramify.kernels.transfers import to_device
+from ramify.runtime.executor import attention, build
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, bytes_beside
 from tests.kernels.kernel_cases.base import Case, cases
@@ -23,12 +28,32 @@ FORBIDDEN = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "_
 
 
 class Recorder(TorchDispatchMode):
-    """Notes operations that make a tensor from the host's numbers, or numbers from a tensor."""
+    """Notes operations that make a tensor from the host's numbers, or numbers from a tensor.
+
+    On the CPU `to_device` of a tensor is no operation, so that its calls are noted themselves.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
         self.operations = 0
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        moves = transfers.to_device
+
+        def noted(*args: Any) -> torch.Tensor:
+            self.found.append("to_device")
+            return moves(*args)
+
+        for module in list(sys.modules.values()):
+            if vars(module).get("to_device") is moves:
+                self._patches.enter_context(mock.patch.object(module, "to_device", noted))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patches.close()
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
@@ -42,7 +67,11 @@ def test_the_recorder_sees_what_is_made_on_the_host() -> None:
     with Recorder() as recorder:
         torch.tensor([1, 2])
         torch.zeros(2).nonzero()
-    assert recorder.found == ["lift_fresh", "nonzero"]
+        to_device(torch.zeros(2), CPU)
+        attention.to_device(torch.zeros(2), CPU)
+    assert recorder.found == ["lift_fresh", "nonzero", "to_device", "to_device"]
+    to_device(torch.zeros(2), CPU)
+    assert len(recorder.found) == 4
 
 
 @pytest.mark.parametrize("case", list(cases(tiny=True)), ids=lambda case: case.name)

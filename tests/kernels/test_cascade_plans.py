@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ramify.kernels.reference import attention as flat
 from ramify.kernels.reference.cascade import Group, attention_state, cascade_attention, merge_states
+from ramify.kernels.triton import planner
 from ramify.kernels.triton.plan.attention_config import H100, Device, figures_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Shape
 from ramify.kernels.triton.plan.cascade_cost import Costs
@@ -133,6 +134,19 @@ def test_the_costs_are_those_of_the_device():
     assert saved[1] > 3 * saved[0]
     silent = device(60, 0, 0, 0, (8, 6), 0)
     assert (silent.memory, silent.flops) == (Device(60, 101376).memory, H100.flops), "a driver without rates"
+
+
+def test_the_planner_weighs_a_cascade_by_the_figures_of_its_card(monkeypatch):
+    card = Device(60, 101376, 3e11, 8e11, 4 << 20, 5e13)
+    assert Costs.of(card) != Costs()
+    seen: list[Costs] = []
+    monkeypatch.setattr(planner, "device_of", lambda device: card)
+    monkeypatch.setattr(Costs, "choose", lambda self, *rest: seen.append(self) or [])
+    planner.Planner(
+        heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, window=0,
+        device=torch.device("cpu"), deterministic=False, cascade=True,
+    ).plan(np.array([[0, 1, 2], [0, 1, 3]], np.int32), [0, 1, 2], [40, 40])  # fmt: skip
+    assert seen == [Costs.of(card)]
 
 
 def test_nodes_are_chosen_one_by_one():
