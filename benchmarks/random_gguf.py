@@ -48,11 +48,11 @@ def write(size: str, form: str, out: Path) -> None:
     }
     source = gguf.GGUFReader(resolve(DEFAULT_MODEL).weights)
     writer = gguf.GGUFWriter(out, "llama")
-    left_out = {"general.architecture", "general.quantization_version", "general.file_type"}
     for key, field in source.fields.items():
-        if not key.startswith("GGUF") and key not in left_out:
+        if not key.startswith(("GGUF", "general.")):
             kinds = field.types
             writer.add_key_value(key, shape.get(key, field.contents()), kinds[0], sub_type=kinds[-1])
+    writer.add_name(f"random-{size}")
     writer.add_quantization_version(2)
     draw = np.random.default_rng(0)
     vocabulary = next(int(each.shape[1]) for each in source.tensors if each.name == "token_embd.weight")

@@ -313,8 +313,8 @@ def ops(
     """The operations of `backend`.
 
     deterministic : choose kernels whose bits do not depend on the batch
-    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights, and attention's
-        weights of values to bfloat16
+    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights, to int16 before
+        int8 weights anywhere, and attention's weights of values to bfloat16
     float8 : the triton backend may round activations to float8 before float8 weights whose checkpoint says so
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile

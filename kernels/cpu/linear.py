@@ -7,7 +7,8 @@ There are five ways to multiply; all accumulate in float32:
     BY_TILES   AMX tiles, from TILE_FROM rows; quantised weights are first rounded to bfloat16
     BY_INT8    dots of bytes (AVX512_VNNI, AVX2, Arm's sdot), with x rounded to int8
                (`packed_linear/int8.py`); only on request
-    BY_INT16   dots of pairs (AVX2), for int8 weights, with x rounded to int16; only on request
+    BY_INT16   dots of pairs (AVX2 without AVX-512), for int8 weights, with x rounded to int16; only on
+               request. A product whose groups are longer than MOST_INT16_GROUP is BY_F32 instead
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
 number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
@@ -37,9 +38,9 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
-from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, PAIRS
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES
+from ramify.kernels.cpu.packed_linear.int8 import GROUP_BYTES, MOST_INT16_GROUP
 from ramify.kernels.cpu.packed_linear.items import (
     BY_DOTS,
     BY_F32,
@@ -145,6 +146,8 @@ def _build_body(sources: str) -> Any:
 @part
 def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
     """Cut a product, whose layout, way, rows, panels, norm and rows of x are set, into items."""
+    if frame.way == BY_INT16 and layout.group > MOST_INT16_GROUP:
+        frame.way = BY_F32
     rows, way = frame.rows, frame.way
     frame.items = frame.panels // ITEM_PANELS
     frame.block_rows, frame.row_blocks = rows, 1
@@ -275,7 +278,7 @@ def way_for(
         return BY_TILES
     if int8 and form in FORMS:
         return BY_INT8
-    if (int8 or int16) and form == "int8" and PAIRS:
+    if (int8 or int16) and form == "int8" and INT16_X:
         return BY_INT16
     return BY_DOTS if narrow and DOTS else BY_F32
 
@@ -307,10 +310,8 @@ row_linear = functools.partial(linear, by_row=True)
 """As `linear`, with one way for any number of rows: a row's bits depend on the row and the weight alone."""
 int8_linear = functools.partial(linear, int8=True)
 """As `linear`; x may be rounded to int8 for int8 and int4 weights."""
-int16_linear = functools.partial(linear, int16=True)
-"""As `linear`; x may be rounded to int16."""
 int16_row_linear = functools.partial(linear, by_row=True, int16=True)
-"""As `row_linear`, with the rounding of `int16_linear`."""
+"""As `row_linear`; x may be rounded to int16."""
 int8_row_linear = functools.partial(linear, by_row=True, int8=True)
 """As `row_linear`, with the rounding of `int8_linear`."""
 

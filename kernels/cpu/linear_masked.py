@@ -11,7 +11,6 @@ language model's head. Example with 1000 panels and three rows, whose masks touc
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
@@ -201,7 +200,3 @@ def masked_linear(
     if last.few < rows:
         multiply_rows(x, weight, None, out, False, way, rows - last.few, rows_at=order + 8 * last.few)
     return out
-
-
-row_masked_linear = functools.partial(masked_linear, by_row=True)
-"""As `masked_linear`, with the bits of `linear.row_linear`."""

@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS as TAKEN
-from ramify.kernels.cpu.packed_linear.byte_dots import PAIRS
+from ramify.kernels.cpu.packed_linear.byte_dots import INT16_X
 from ramify.kernels.packed import PackedWeight, pack, unpack
 from ramify.kernels.registry import ops
 from ramify.kernels.rows import quantised
@@ -21,21 +21,17 @@ FORMS += ["int8/64 offsets", "table/32", "table/32 ordered"]
 ROUNDED = [
     form
     for form in FORMS
-    if form.partition("/")[0].replace("table", "int4") in TAKEN or (PAIRS and form.startswith("int8"))
+    if form.partition("/")[0].replace("table", "int4") in TAKEN or (INT16_X and form.startswith("int8"))
 ]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
+BY_ROW_INT16 = compiled.int16_row_linear
 
 needs_bytes = pytest.mark.skipif(not TAKEN, reason="int8 is not taken on this processor")
 
 
-def limit_of(weight: PackedWeight) -> int:
-    """What the largest magnitude of a group becomes: in int16 as much as int32 has room for in a sum."""
-    return 127 if weight.format in TAKEN else min(32767, (2**31 - 1) // (128 * weight.group))
-
-
 def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """(T, inputs) float64: each group of inputs in `limit_of` steps to its largest magnitude."""
-    limit = limit_of(weight)
+    """(T, inputs) float64: each group of inputs in 127 steps to its largest magnitude; in int16, 32,767."""
+    limit = 127 if weight.format in TAKEN else 32767
     wide = torch.nn.functional.pad(x.double(), (0, weight.padded_inputs - weight.inputs))
     if len(weight.order):
         wide = torch.cat([wide[:, weight.order], wide[:, weight.inputs :]], 1)
@@ -127,19 +123,21 @@ def test_a_row_depends_on_nothing_else(form):
 
 
 @needs_bytes
-@pytest.mark.parametrize("form", TAKEN)
-def test_zeros_and_numbers_at_the_edges(form):
+@pytest.mark.parametrize(
+    ("form", "product"), [*((form, BY_ROW) for form in ("int8", "int4")), ("int8", BY_ROW_INT16)]
+)
+def test_zeros_and_numbers_at_the_edges(form, product):
     weight = pack(quantised(torch.ones(16, 32), form, 32), inputs=32)  # type: ignore[arg-type]
     exact = unpack(weight).double().sum(1)
     for value in (0.0, 1e-38, 1e-30, 3e38):
         x = torch.full((2, 32), value).bfloat16()
         x[:, 1::2] *= -1
         x[:, 0] = 0
-        found = BY_ROW(x, weight, out=torch.empty(2, 16)).double()
+        found = product(x, weight, out=torch.empty(2, 16)).double()
         assert (found + x[0, 2].double() * exact / 32).abs().max() <= 0.01 * abs(value) + 1e-29
     infinite = torch.zeros(1, 32).bfloat16()
     infinite[0, 3] = torch.inf
-    assert not BY_ROW(infinite, weight).isfinite().any()
+    assert not product(infinite, weight).isfinite().any()
 
 
 def test_what_is_rounded():
@@ -149,7 +147,7 @@ def test_what_is_rounded():
             assert compiled.way_for(rows, form, dtype) not in (compiled.BY_INT8, compiled.BY_INT16)
             way = compiled.way_for(rows, form, dtype, by_row=True, int8=True)
             assert (way == compiled.BY_INT8) == (form in TAKEN)
-            if PAIRS and form == "int8":
+            if INT16_X and form == "int8":
                 assert way in (compiled.BY_INT8, compiled.BY_INT16)
                 assert compiled.way_for(rows, form, dtype, by_row=True, int16=True) == compiled.BY_INT16
         for form in ("bf16", "f32", "fp8"):
@@ -157,9 +155,22 @@ def test_what_is_rounded():
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
 
 
+@pytest.mark.skipif(not INT16_X, reason="x is not rounded to int16 on this processor")
+def test_long_groups_stay_float32():
+    """An outlier would cost all inputs of its group their precision."""
+    x = torch.randn(3, 1024).bfloat16()
+    for group, float32 in ((512, False), (1024, True)):
+        weight = pack(quantised(torch.randn(48, 1024), "int8", group), inputs=1024)
+        rounding, exact = (
+            linear(x, weight, out=torch.empty(3, 48)) for linear in (BY_ROW_INT16, compiled.row_linear)
+        )
+        assert torch.equal(rounding, exact) == float32
+        assert torch.linalg.norm(rounding - exact) <= 1e-4 * torch.linalg.norm(exact)
+
+
 @needs_bytes
 @pytest.mark.parametrize(
-    ("form", "group"), [("int8", 32), ("int8", 576), ("int4", 16), ("int4", 32), ("int4", 48)]
+    ("form", "group"), [("int8", 32), ("int8", 512), ("int4", 16), ("int4", 32), ("int4", 48)]
 )
 def test_the_largest_sums(form, group):
     """Whatever adds products in int16, or products of int16, has room for them."""
@@ -182,6 +193,10 @@ def test_the_head_is_rounded_to_int16_at_most(deterministic):
         exact = x.double() @ unpack(weight).double().t()
         found = kernels.linear(x, weight, out=torch.empty(3, 200))
         assert torch.linalg.norm(found - exact) <= 1e-4 * torch.linalg.norm(exact)
+        if INT16_X:
+            assert torch.equal(found, BY_ROW_INT16(x, weight, out=torch.empty(3, 200)))
+            same = torch.equal(found, compiled.row_linear(x, weight, out=torch.empty(3, 200)))
+            assert same == (weight.format == "int4")
         under_mask = kernels.masked_linear(
             x, weight, mask, torch.zeros(3, dtype=torch.int32), out=torch.empty(3, 200)
         )

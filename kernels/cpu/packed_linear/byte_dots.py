@@ -4,11 +4,13 @@ A vector is 16 outputs by four inputs, in 64 bytes. The results are exact and so
 
     vpdpbusd    AVX512_VNNI and AVX-VNNI: unsigned by signed bytes, added in fours to int32
     sdot        Arm's dot product extension: signed bytes, added in fours to int32
-    vpmaddubsw  AVX2: unsigned by signed bytes, added in pairs to int16
+    vpmaddubsw  AVX2 without AVX-512: unsigned by signed bytes, added in pairs to int16
+
+Int8 weights are multiplied by x in int16 with AVX2 (vpmaddwd: int16 in pairs, added to int32).
 
 int16 has room for 16 products of a code below 16 with a number of x, which is at most 127: 32 inputs of an
-output are added before they go to int32. Other weights are multiplied as their magnitudes, and x with their
-signs; each pair of those products goes to int32 at once.
+output are added before they go to int32. Weights of a table are multiplied as their magnitudes, and x with
+their signs; each pair of those products goes to int32 at once.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ INSTRUCTION = (
     else "sdot"
     if "+dotprod" in _HAS
     else "vpmaddubsw"
-    if "+avx2" in _HAS
+    if "+avx2" in _HAS and LANES < WIDTH
     else ""
 )
-"""Empty where the processor has none."""
+"""Empty where the processor has none, and with AVX-512 without VNNI, which multiplies in float32."""
 UNSIGNED = INSTRUCTION == "vpdpbusd"
 """Whether all weights must be unsigned: those that are not are raised by `packed.RAISED`."""
 FORMS: tuple[str, ...] = {"": (), "vpmaddubsw": ("int4",)}.get(INSTRUCTION, ("int8", "int4"))
-"""Formats of weights whose products are faster with it: as fast as in float32 for int8 by vpmaddubsw."""
-PAIRS = "+avx2" in _HAS and not _WHOLE and LANES < WIDTH
+"""Formats of weights that are multiplied by x in int8. int8 by vpmaddubsw gains nothing over float32."""
+INT16_X = "+avx2" in _HAS and LANES < WIDTH
 """Whether int8 weights are multiplied by x in int16 (vpmaddwd): 1.2 times as fast as in float32 on Zen 3."""
 SHORT_INPUTS = 32
 """Inputs whose products with codes below 16 are added in int16."""
@@ -77,7 +79,7 @@ def _joined(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
     return parts[0]
 
 
-def _pairs(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+def _maddubs(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
     """Products of bytes, added in pairs to int16."""
     operands = (unsigned, _part_bytes), (signed, _part_bytes)
     return _each(builder, "llvm.x86.avx2.pmadd.ub.sw", _part_shorts, *operands)
@@ -112,7 +114,7 @@ def add_signed(
 ) -> ir.Value:
     """As `add`, by vpmaddubsw, for signed weights."""
     turned = _each(builder, "llvm.x86.avx2.psign.b", _part_bytes, (four, _part_bytes), (weights, _part_bytes))
-    return add_shorts(builder, sums, _pairs(builder, magnitude, turned))
+    return add_shorts(builder, sums, _maddubs(builder, magnitude, turned))
 
 
 def short_sums(
@@ -137,7 +139,7 @@ def short_sums(
     return _assembled(builder, ("vpmaddubsw", "vpaddw"), decode, weights, inputs, rows, 2 * steps, mask)
 
 
-def pair_sums(
+def int16_sums(
     builder: ir.IRBuilder, weights: list[ir.Value], inputs: ir.Value, rows: int, steps: int
 ) -> list[list[ir.Value]]:
     """As `short_sums`: the products of int8 weights with x in int16, by vpmaddwd, added in int32."""
@@ -168,6 +170,7 @@ def _assembled(
     of the sums of a panel are in one register, as a vector of 16 outputs has two.
 
     In assembly: LLVM would add up one row after the other, and put the decoded weights into memory meanwhile.
+    It declares no memory, as nothing writes x or weights while a kernel runs, and no kernel is inlined.
     """
     multiply, add = instructions
     panels = len(weights)
@@ -187,6 +190,7 @@ def _assembled(
                 else:
                     lines.append(f"{multiply} {four}, {code}, {sum_}")
     written = 2 * panels * (rows + 1) + 2
+    assert written + (mask is not None) <= 16, "AVX2 has 16 registers"
     operands = [*weights, inputs, *([] if mask is None else [mask])]
     constraints = ["=&x"] * written + ["r"] * (panels + 1) + ["x"] * (mask is not None)
     kind = ir.FunctionType(

@@ -28,7 +28,6 @@ TABLES = 23  # what the codes of int4 stand for: `packed.tables`
 OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
 RAISED = 25  # what was added to the weights to make them unsigned, for int8 x
 FOUR_BYTES = 26  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
-LIMIT = 27  # float32: the largest magnitude of rounded x
 BLOCK_BYTES = 8 * 32
 
 F16, F32, BF16 = 0, 1, 2

@@ -10,8 +10,10 @@ Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are nu
 three numbers for each group of a row: the step; -RAISED times the int32 sum of the int8 numbers, where the
 accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
 
-With AVX2 alone, int8 weights are multiplied by x in int16 (vpmaddwd): LIMIT is 32,767 where the int32 sums of
-a group have room for it, so that bfloat16 x loses next to nothing.
+With AVX2, int8 weights are multiplied by x in int16 (vpmaddwd), with the largest magnitude equal to 32,767
+steps. int32 has room for the sum of a group of up to MOST_INT16_GROUP inputs; the error for groups of 32 is a
+hundredth of that of bfloat16. Larger groups stay float32, as an outlier would cost all their inputs their
+precision.
 
 The rows that a kernel takes at once are interleaved: for each four inputs, the four bytes of every row side
 by side, and so the three numbers of each group. All addresses in the inner loop are then one register and a
@@ -66,9 +68,11 @@ _UNROLLED = 2
 """Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
 _SHORT_STEPS = byte_dots.SHORT_INPUTS // 8
 """As many where sums are taken in int16, for groups of a multiple of 32 inputs."""
-_STRAIGHT = ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4))
-"""Kinds of scales, offsets and steps of a group that have code without branches inside of a group: those of
-Q4_0 and Q8_0, of Q4_1 and of Q4_K."""
+_STRAIGHT = {"int4": ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4)), "int8": ((code.F16, 0, 4),)}
+"""Kinds of scales, offsets and steps of a group that have code without branches inside of a group, where sums
+are taken in assembly: those of Q4_0, Q4_1 and Q4_K, and of Q8_0."""
+MOST_INT16_GROUP = 512
+"""Inputs of a group whose products with x in int16, 128 * 32,767 at most, are added in int32."""
 _MAGIC = 1.5 * 2**23
 """Adding 1.5 * 2**23 to a float32 rounds it to an integer and leaves the integer in the lower bits."""
 _MAGIC_BITS = 0x4B400000
@@ -97,13 +101,13 @@ def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value)
     return vectors
 
 
-def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
-    """C = x Wᵀ for `rows` rows and `panels` panels; `in_pairs`: with x in int16."""
+def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
+    """C = x Wᵀ for `rows` rows and `panels` panels; `int16_x`: with x in int16."""
     step_bytes = _STEP_BYTES[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
-    by_pairs = byte_dots.INSTRUCTION == "vpmaddubsw"
-    in_shorts = by_pairs and form == "int4"
-    step_bytes_of_x = rows * (16 if in_pairs else 8)
+    by_maddubs = byte_dots.INSTRUCTION == "vpmaddubsw"
+    in_shorts = by_maddubs and form == "int4"
+    step_bytes_of_x = rows * (16 if int16_x else 8)
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(code.argument_at, builder, block)
@@ -136,7 +140,7 @@ def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
                 at = builder.add(weights[panel], offset)
                 prefetch_step(at, panel)
                 vectors.append(_two_fours(builder, form, at, tables))
-                if by_pairs:
+                if by_maddubs:
                     magnitudes.append([byte_dots.magnitudes(builder, each) for each in vectors[-1]])
             for half in range(2):
                 for row in range(rows):
@@ -144,7 +148,7 @@ def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
                     four = splatted(builder, loaded(builder, where, _i32))
                     for panel in range(panels):
                         sum_, numbers = builder.load(sums[row, panel]), vectors[panel][half]
-                        if by_pairs:
+                        if by_maddubs:
                             magnitude = magnitudes[panel][half]
                             sum_ = byte_dots.add_signed(builder, sum_, numbers, magnitude, four)
                         else:
@@ -159,22 +163,22 @@ def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
                 for later in range(count):
                     prefetch_step(builder.add(at[panel], _i64(step_bytes * later)), panel)
             at_x = builder.add(inputs, builder.mul(step, _i64(step_bytes_of_x)))
-            added = (byte_dots.pair_sums if in_pairs else byte_dots.short_sums)(
+            added = (byte_dots.int16_sums if int16_x else byte_dots.short_sums)(
                 builder, at, at_x, rows, count
             )
             for row, panel in grid:
                 sum_, more = builder.load(sums[row, panel]), added[row][panel]
-                if in_pairs:
+                if int16_x:
                     sum_ = builder.add(sum_, more)
                 else:
                     sum_ = byte_dots.add_shorts(builder, sum_, more)
                 builder.store(sum_, sums[row, panel])
 
         def multiply_steps(first: ir.Value, steps: ir.Value, count: int) -> None:
-            """The `steps` steps of a group, of which `count` is a divisor."""
+            """The `steps` steps of a group; `count`, a power of two, is a divisor."""
             with cgutils.for_range(builder, builder.lshr(steps, _i64(count.bit_length() - 1))) as loop:
                 start = builder.add(first, builder.mul(loop.index, _i64(count)))
-                if in_pairs or in_shorts:
+                if int16_x or in_shorts:
                     multiply_together(start, count)
                 else:
                     for step in range(count):
@@ -186,7 +190,7 @@ def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
                 of_group = builder.add(sums_of_x, builder.mul(groups.index, _i64(GROUP_BYTES * rows)))
                 for row in range(rows):
                     begin = of_row(of_group, _BEGIN, row, _i32)
-                    if in_pairs or (form != "int4" and not byte_dots.UNSIGNED):
+                    if int16_x or (form != "int4" and not byte_dots.UNSIGNED):
                         begin = constant(_ints, 0)
                     for panel in range(panels):
                         builder.store(begin, sums[row, panel])
@@ -232,27 +236,28 @@ def _product(form: str, rows: int, panels: int, in_pairs: bool = False) -> Any:
                 with other:
                     choose(straight[1:])
 
-        choose(_STRAIGHT)
+        choose(_STRAIGHT[form] if int16_x or in_shorts else ())
         for row, panel in grid:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
 
-    bits = 16 if in_pairs else 8
+    bits = 16 if int16_x else 8
     return llvm_function(f"ramify_linear_{form}_int{bits}_{rows}x{panels}", 1, fill)
 
 
-def products(form: str, in_pairs: bool = False) -> dict[int, Any]:
-    """The kernels of a weight format by their number of rows; `in_pairs`: with x in int16."""
-    return {rows: _product(form, rows, panels, in_pairs) for rows, panels in PANELS_AT_ONCE.items()}
+def products(form: str, int16_x: bool = False) -> dict[int, Any]:
+    """The kernels of a weight format by their number of rows; `int16_x`: with x in int16."""
+    return {rows: _product(form, rows, panels, int16_x) for rows, panels in PANELS_AT_ONCE.items()}
 
 
-def _rounder(form: str, kind: str, in_pairs: bool = False) -> Any:
-    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C (`in_pairs`: to int16), with the largest
-    magnitude of a group at LIMIT, and writes the steps and corrections of its groups to SUMS.
+def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
+    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, or with `int16_x` to int16, and writes the
+    steps and corrections of its groups to SUMS.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
     size = 2 if kind == "bf16" else 4
+    limit = _f32(32767.0 if int16_x else 127.0)
     numbers_of_x = _words if kind == "bf16" else _ints
     order = ir.Constant(_ints, [8 * (lane // 8) + _ORDER[form][lane % 8] for lane in range(WIDTH)])
 
@@ -264,7 +269,6 @@ def _rounder(form: str, kind: str, in_pairs: bool = False) -> Any:
 
         x, to, sums = argument(code.X), argument(code.C), argument(code.SUMS)
         four_bytes, raised = argument(code.FOUR_BYTES), argument(code.RAISED)
-        limit = builder.bitcast(builder.trunc(argument(code.LIMIT), _i32), _f32)
         group_bytes = builder.mul(four_bytes, _i64(GROUP_BYTES // 4))
         vectors = builder.lshr(argument(code.STEPS), _i64(1))
         cell: Any = cgutils.alloca_once_value
@@ -302,7 +306,7 @@ def _rounder(form: str, kind: str, in_pairs: bool = False) -> Any:
                 moved = multiply_add(builder, wide, splatted(builder, steps), constant(_floats, _MAGIC))
                 numbers = builder.sub(builder.bitcast(moved, _ints), constant(_ints, _MAGIC_BITS))
                 builder.store(builder.add(builder.load(total), numbers), total)
-                if in_pairs:
+                if int16_x:
                     numbers, fours_of = builder.trunc(numbers, _words), 8
                 else:
                     numbers = builder.trunc(builder.shuffle_vector(numbers, numbers, order), _bytes)
@@ -321,12 +325,12 @@ def _rounder(form: str, kind: str, in_pairs: bool = False) -> Any:
                 builder.store(number, pointer(builder, at, number.type), align=4)
                 at = builder.add(at, four_bytes)
 
-    bits = 16 if in_pairs else 8
+    bits = 16 if int16_x else 8
     return llvm_function(f"ramify_linear_round_{form}_{kind}_int{bits}", 1, fill)
 
 
 round_int8, round_int4 = _rounder("int8", "bf16"), _rounder("int4", "bf16")
 round_wide_int8, round_wide_int4 = _rounder("int8", "f32"), _rounder("int4", "f32")
 """Round bfloat16 and float32 x for int8 and int4 weights."""
-round_pairs, round_wide_pairs = _rounder("int8", "bf16", True), _rounder("int8", "f32", True)
+round_int16, round_wide_int16 = _rounder("int8", "bf16", True), _rounder("int8", "f32", True)
 """Round bfloat16 and float32 x to int16."""

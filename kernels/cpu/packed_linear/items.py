@@ -16,7 +16,7 @@ from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
-from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, PAIRS
+from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
 from ramify.kernels.cpu.packed_linear.code import WIDTH
 from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
 
@@ -111,7 +111,7 @@ _bf16_dots, _int8_dots, _int4_dots, _fp8_dots = (_by_dots[form] for form in ("bf
 _int4_int8 = _by_int8["int4"]
 _int8_int8 = _by_int8.get("int8", _int4_int8)
 _table_int8 = _by_int8.get("table", _int4_int8)
-_int8_int16 = _chooser(int8.products("int8", in_pairs=True), int8.PANELS_AT_ONCE) if PAIRS else _int8_f32
+_int8_int16 = _chooser(int8.products("int8", int16_x=True), int8.PANELS_AT_ONCE) if INT16_X else _int8_f32
 
 
 @part

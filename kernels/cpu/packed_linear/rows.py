@@ -16,10 +16,10 @@ from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.int8 import (
     round_int4,
     round_int8,
-    round_pairs,
+    round_int16,
     round_wide_int4,
     round_wide_int8,
-    round_wide_pairs,
+    round_wide_int16,
 )
 from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, BY_INT16, MOST_ROWS, kernel_rows
 
@@ -101,15 +101,11 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     vl.write_i64(block + 8 * code.C, frame.prepared + first * frame.prepared_row + 4 * inside)
     vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
     vl.write_i64(block + 8 * code.FOUR_BYTES, 4 * rows)
-    limit = 127
-    if frame.way == BY_INT16:
-        limit = min(32767, 0x7FFFFFFF // (128 * layout.group))
-    vl.write_f32(block + 8 * code.LIMIT, np.float32(limit))
     if frame.way == BY_INT16:
         if frame.from_bf16:
-            round_pairs(block)
+            round_int16(block)
         else:
-            round_wide_pairs(block)
+            round_wide_int16(block)
     elif layout.form == 1:
         if frame.from_bf16:
             round_int8(block)

@@ -184,11 +184,8 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
         inputs = [place(X, X_ROW, row) for row in range(rows)]
         sums = [place(SUMS, SUMS_ROW, row) for row in range(rows)]
         outputs = [place(C, C_ROW, row) for row in range(rows)]
-        steps, tables, group_scales = (
-            argument(STEPS),
-            argument(TABLES),
-            Scales(builder, argument(SCALE_KIND), argument(OFFSETS)),
-        )
+        steps, tables = argument(STEPS), argument(TABLES)
+        group_scales = Scales(builder, argument(SCALE_KIND), argument(OFFSETS))
         cell: Any = cgutils.alloca_once_value
         chains = {spot: [cell(builder, zero) for _ in range(CHAINS)] for spot in grid}
         totals = {spot: cell(builder, zero) for spot in grid}
@@ -269,11 +266,8 @@ def decoder(form: str) -> Any:
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
         weights, scales, to, tables = argument(Q), argument(S), argument(B), argument(TABLES)
-        steps, ahead, group_scales = (
-            argument(STEPS),
-            argument(AHEAD),
-            Scales(builder, argument(SCALE_KIND), argument(OFFSETS)),
-        )
+        steps, ahead = argument(STEPS), argument(AHEAD)
+        group_scales = Scales(builder, argument(SCALE_KIND), argument(OFFSETS))
         cell: Any = cgutils.alloca_once
         offset_cell = cell(builder, _floats)
         with cgutils.for_range(builder, argument(GROUPS)) as groups:

@@ -66,11 +66,13 @@ def _amounts(  # type: ignore[no-untyped-def]
             for i in tl.static_range(KEYS):
                 limit = tl.minimum(key + i * step, 2147483647).to(tl.int32)
                 reached = tl.where(keys >= limit, weight, 0.0)
-                more = more + (amounts[i] + _in_thread(reached, SUBS),)  # type: ignore[assignment]  # noqa: RUF005 - no stars in Triton
+                amount = amounts[i] + _in_thread(reached, SUBS)
+                more = more + (amount,)  # type: ignore[assignment]  # noqa: RUF005 - no stars in Triton
             amounts = more
     sums = ()
     for i in tl.static_range(KEYS):
-        sums = sums + (tl.sum(tl.sum(amounts[i], axis=1), axis=0),)  # type: ignore[assignment]  # noqa: RUF005
+        total = tl.sum(tl.sum(amounts[i], axis=1), axis=0)
+        sums = sums + (total,)  # type: ignore[assignment]  # noqa: RUF005
     return sums
 
 
