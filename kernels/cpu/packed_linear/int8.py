@@ -251,8 +251,8 @@ def products(form: str, int16_x: bool = False) -> dict[int, Any]:
 
 
 def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
-    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, or with `int16_x` to int16, and writes the
-    steps and corrections of its groups to SUMS.
+    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, or with `int16_x` to int16, and writes
+    the steps and corrections of its groups to SUMS.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
