@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ramify.errors import EngineError, RamifyError, WorkerDied
+from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
 from ramify.messages import Generate, ModelInfo
 from ramify.ring_messages import Abort, GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
@@ -26,7 +26,8 @@ from ramify.runtime.processes.prestart import PrestartedWorkers
 log = logging.getLogger("ramify")
 
 RESTART_LIMIT = 3
-"""After more restarts than this within RESTART_WINDOW_S the supervisor gives up."""
+"""After more deaths than this within RESTART_WINDOW_S, those of starting workers included, the supervisor
+gives up."""
 RESTART_WINDOW_S = 60.0
 
 
@@ -212,34 +213,55 @@ class RingSupervisor:
         explained = False
         with errors_logged("telling of a death"):
             explained = self._died(error)
-        now = time.monotonic()
-        if not explained:
-            self._restart_times.append(now)
-        while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
-            self._restart_times.popleft()
-        count = len(self._restart_times)
+        began = time.monotonic()
         try:
             if ring is not None:
                 await asyncio.to_thread(ring.stop)
-            if count > RESTART_LIMIT and not explained:
-                raise WorkerDied(
-                    f"Workers died {count} times within {RESTART_WINDOW_S:g} s.",
-                    remedy="Restart the engine or server; its log says why they died.",
-                    transient=False,
-                )
-            await self._start_ring()
+            if not explained:
+                self._count_death()
+            await self._start_in_tries()
         except Exception as failure:
             if isinstance(failure, RamifyError):
                 log.error("%sthe ring could not be restarted: %s", self._of, failure)
             else:
                 log.exception("%sthe ring could not be restarted", self._of)
             self._running = False
-            self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
+            if not isinstance(failure, WorkerDied) or failure.transient:
+                failure = EngineClosed(
+                    f"The engine has closed: {failure}",
+                    remedy="Restart the engine or server; its log says why.",
+                )
+            self._gave_up(failure)
         else:
+            log.warning("%sthe ring is ready again after %.1f s", self._of, time.monotonic() - began)
             with errors_logged("telling of a new ring"):
                 self._restarted()
         finally:
             self._restart = None
+
+    async def _start_in_tries(self) -> None:
+        """Start the ring once more where one of its processes dies while starting."""
+        for _ in range(RESTART_LIMIT - 1):
+            try:
+                await self._start_ring()
+                return
+            except WorkerDied as failure:
+                log.error("%s%s Starting the ring once more", self._of, failure)
+                self._count_death()
+        await self._start_ring()
+
+    def _count_death(self) -> None:
+        """Raise `WorkerDied` after more than `RESTART_LIMIT` deaths within `RESTART_WINDOW_S`."""
+        now = time.monotonic()
+        self._restart_times.append(now)
+        while now - self._restart_times[0] > RESTART_WINDOW_S:
+            self._restart_times.popleft()
+        if len(self._restart_times) > RESTART_LIMIT:
+            raise WorkerDied(
+                f"Workers died {len(self._restart_times)} times within {RESTART_WINDOW_S:g} s.",
+                remedy="Restart the engine or server; its log says why they died.",
+                transient=False,
+            )
 
     async def _beat(self) -> None:
         while True:

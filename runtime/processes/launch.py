@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ramify.errors import EngineError, from_info
+from ramify.errors import EngineError, WorkerDied, from_info
 from ramify.ring_messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -146,6 +146,6 @@ class Ring:
         """A worker has ended before all were ready, though it may have been itself."""
         starting = [ready for ready in self._ready.values() if not ready.done()]
         for ready in starting:
-            ready.set_exception(EngineError(f"The {role} process ended with code {code} while starting."))
+            ready.set_exception(WorkerDied(f"The {role} process ended with code {code} while starting."))
         if not starting:
             self._died(role)

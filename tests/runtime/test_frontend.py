@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.errors import EngineClosed, EngineError, InvalidRequest
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.ring_messages import Abort, Failed, GetStats, StepText
 from ramify.runtime.config import EngineConfig
@@ -67,6 +67,40 @@ def test_any_error_in_a_restart_is_told(
     assert all(line.startswith("replica 7: ") for line in caplog.messages)
     assert "The scheduler process died" in caplog.messages[0]
     assert not ring.restarting
+
+
+@pytest.mark.parametrize(("deaths", "closes"), [(1, False), (2, False), (3, True)])
+def test_a_ring_that_dies_while_starting_is_started_once_more(
+    deaths: int, closes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts: list[int] = []
+
+    async def start(self: RingSupervisor) -> None:
+        starts.append(1)
+        if len(starts) <= deaths:
+            raise WorkerDied("The scheduler process ended with code -9 while starting.")
+
+    monkeypatch.setattr(RingSupervisor, "_start_ring", start)
+    told: list[EngineError] = []
+    restarted: list[bool] = []
+    ring = supervisor(gave_up=told.append, restarted=lambda: restarted.append(True))
+
+    async def restart() -> None:
+        ring._running = True
+        ring._worker_died("scheduler")
+        assert ring._restart is not None
+        await asyncio.wait([ring._restart])
+
+    asyncio.run(restart())
+    assert len(starts) == min(deaths + 1, 3)
+    assert restarted == [True] * (not closes)
+    if closes:
+        assert isinstance(told[0], EngineClosed)
+        assert "code -9" in str(told[0])
+        assert told[0].remedy
+    else:
+        assert not told
+        assert "ready again after" in caplog.messages[-1]
 
 
 class _Sockets:
