@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PORT ?= 30000
 
 .PHONY: demo quick test long-test ray-test check serve docs wheelhouse gpu-check clean
 
@@ -9,9 +10,9 @@ demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
 	@$(BIN)/python examples/judge.py
 
-serve: $(VENV)/.runtime  ## the local server, on http://127.0.0.1:30000
+serve: $(VENV)/.runtime  ## PORT=30000: the local server, on http://127.0.0.1:$(PORT)
 	@$(BIN)/ramify pull
-	@$(BIN)/ramify serve
+	@$(BIN)/ramify serve --port $(PORT)
 
 # As many test processes as there are cores; the tests of one file share one, and with it their servers and models.
 # Files run in their order, as the files with few tests are not the short ones: the kernels' take minutes.

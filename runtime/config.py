@@ -166,8 +166,8 @@ class EngineConfig:
     2,048 where that has less than 32 GiB."""
     itl_target_ms: float | None = None
     """Inter-token latency, in milliseconds, that prompts should not lengthen: beside decoding requests a step
-    takes only as many prompt tokens as end in time, by measurement. At least 16, at most `chunk_tokens`.
-    None: `chunk_tokens` always."""
+    takes only as many prompt tokens as end in time, by measurement. Such a step takes at least 16 prompt
+    tokens and at most `chunk_tokens`. None: `chunk_tokens` always."""
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
     policy: Literal["program", "prefix", "fcfs"] = "program"

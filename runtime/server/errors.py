@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 import msgspec
 from fastapi import FastAPI
@@ -68,7 +69,10 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
     """One line about an error that is sent: a warning, unless the request was ended from outside (499)."""
     client = scope.get("client")
-    line = f"{scope['method']} {scope['path']}: {field + ': ' if field else ''}{message}"[:_LOGGED_CHARACTERS]
+    # Many messages begin with the field: "top_p is 2.0; …", "At /items: regex: …".
+    if field and not re.match(rf"(At /.*?: )?{re.escape(field)}[ :]", message):
+        message = f"{field}: {message}"
+    line = f"{scope['method']} {scope['path']}: {message}"[:_LOGGED_CHARACTERS]
     logger.log(
         logging.INFO if status == Cancelled.status else logging.WARNING,
         "status=%d client=%s %s",

@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.errors import WorkerDied
+from ramify.errors import InvalidConstraint, WorkerDied
 from ramify.kernels.lora import MOST_SLOTS
 from ramify.runtime.server.admin import health
 from ramify.runtime.server.admin.metrics import MOST_LORAS, Metrics
+from ramify.runtime.server.errors import log_error
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
@@ -194,7 +195,23 @@ def test_every_generation_is_one_log_line(
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "said"),
     [
-        ("POST", "/generate", b'{"text": "hi", "straem": 1}', 400, "straem: straem is not a field"),
+        ("POST", "/generate", b'{"text": "hi", "straem": 1}', 400, " /generate: straem is not a field"),
+        ("POST", "/generate", b'{"text": 5}', 400, " /generate: text must be a string"),
+        ("POST", "/generate", b'{"text": ["hi", ""]}', 400, " /generate: text[1] "),
+        (
+            "POST",
+            "/v1/completions",
+            b'{"model": "byte-model", "prompt": "\xff"}',
+            400,
+            " /v1/completions: prompt: it is not UTF-8.",
+        ),
+        (
+            "POST",
+            "/v1/completions",
+            b'{"model": "byte-model", "prompt": "hi", "regex": "a", "ebnf": "b"}',
+            400,
+            "ebnf: regex and ebnf are both given",
+        ),
         ("POST", "/v1/chat/completions", b"{", 400, "The body: "),
         ("POST", "/v1/completions", b'{"model": "gpt-9"}', 404, "model: There is no model 'gpt-9' here."),
         ("GET", "/generate", b"", 405, "/generate does not take GET."),
@@ -216,6 +233,12 @@ def test_every_refused_request_is_one_log_line(
     assert line.startswith(f"status={status} client=127.0.0.1 ")
     assert said in line
     assert "\n" not in line
+
+
+def test_a_field_behind_a_pointer_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    error = InvalidConstraint("regex: no.", field="regex", pointer="/items")
+    log_error({"method": "POST", "path": "/generate"}, error.status, str(error), error.field)
+    assert caplog.messages == ["status=400 client=- POST /generate: At /items: regex: no."]
 
 
 def test_an_error_in_a_stream_is_a_log_line(
