@@ -39,6 +39,8 @@ GEMMA4 = {"global_head_dim": 32, "vocab_size_per_layer_input": 320}
 GEMMA3N = {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8}
 GEMMA3N |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},  # of 16 in a head
+    "gptj": {"rotary_dim": 8},
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "minicpm3", "dots3_note"), LATENT
     ),
