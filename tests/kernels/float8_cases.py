@@ -48,15 +48,4 @@ def check(
     """Sums may differ by `share` of the sum of absolute values; `shape` is (rows, outputs, inputs)."""
     rows, outputs, inputs = shape
     weight, x = weight_of(outputs, inputs, group, device), activations(rows, inputs, dtype, device)
-    bias = cases.random(outputs, dtype=dtype, device=device, seed=2) if given.get("bias") else None
-    wide = cases.poisoned(rows, outputs + 5, dtype=dtype, device=device)
-    add, out = given.get("add", False), wide[:, :outputs]
-    if add:
-        out.copy_(cases.random(rows, outputs, dtype=dtype, device=device, seed=3))
-    wanted = reference.float8_matmul(x, weight, bias, out=out.clone() if add else None, add=add)
-    assert float8.float8_matmul(x, weight, bias, out=out, add=add) is out
-    # Both round once, and their float32 sums differ in the order alone.
-    of_terms = x.float().abs() @ weight.values().abs().t()
-    allowed = share * of_terms + 2 * torch.finfo(dtype).eps * wanted.float().abs()
-    assert ((out.float() - wanted.float()).abs() <= allowed).all()
-    assert wide[:, outputs:].isnan().all(), "written beyond its rows"
+    cases.check_product(float8.float8_matmul, reference.float8_matmul, x, weight, share, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.triton import activation, kv_store, matmul, norm, rope
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -188,3 +189,29 @@ def check_matmul(
         part = None if given is None else given[low:high].clone()
         alone = matmul.matmul(x[low:high], weight, shift, out=part, add=add)
         assert torch.equal(alone, out[low:high]), "other rows changed a bit"
+
+
+def check_product(
+    product: Callable[..., Tensor],
+    twin: Callable[..., Tensor],
+    x: Tensor,
+    weight: QuantisedWeight,
+    share: float,
+    *,
+    bias: bool = False,
+    add: bool = False,
+) -> None:
+    """Sums may differ by `share` of the sum of absolute values. The rows of the result are strided."""
+    (rows, _), outputs, dtype, device = x.shape, len(weight.values()), x.dtype, x.device.type
+    given = random(outputs, dtype=dtype, device=device, seed=2) if bias else None
+    wide = poisoned(rows, outputs + 5, dtype=dtype, device=device)
+    out = wide[:, :outputs]
+    if add:
+        out.copy_(random(rows, outputs, dtype=dtype, device=device, seed=3))
+    wanted = twin(x, weight, given, out=out.clone() if add else None, add=add)
+    assert product(x, weight, given, out=out, add=add) is out
+    # Both round once, and their float32 sums differ in the order alone.
+    of_terms = x.float().abs() @ weight.values().abs().t()
+    allowed = share * of_terms + 2 * torch.finfo(dtype).eps * wanted.float().abs()
+    assert ((out.float() - wanted.float()).abs() <= allowed).all()
+    assert wide[:, outputs:].isnan().all(), "written beyond its rows"
