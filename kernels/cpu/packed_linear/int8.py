@@ -66,8 +66,8 @@ GROUP_BYTES = 12
 """Bytes of a group's numbers of a row of x: float32 step, int32 where sums begin, float32 sum of the row."""
 _UNROLLED = 2
 """Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
-_SHORT_STEPS = byte_dots.SHORT_INPUTS // 8
-"""As many where sums are taken in int16, for groups of a multiple of 32 inputs."""
+_TOGETHER = byte_dots.SHORT_INPUTS // 8
+"""As many where sums are taken in assembly, for groups of a multiple of 32 inputs."""
 _STRAIGHT = {"int4": ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4)), "int8": ((code.F16, 0, 4),)}
 """Kinds of scales, offsets and steps of a group that have code without branches inside of a group, where sums
 are taken in assembly: those of Q4_0, Q4_1 and Q4_K, and of Q8_0."""
@@ -106,7 +106,7 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
     step_bytes = _STEP_BYTES[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
     by_maddubs = byte_dots.INSTRUCTION == "vpmaddubsw"
-    in_shorts = by_maddubs and form == "int4"
+    together = int16_x or (by_maddubs and form == "int4")  # in assembly
     step_bytes_of_x = rows * (16 if int16_x else 8)
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -178,7 +178,7 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
             """The `steps` steps of a group; `count`, a power of two, is a divisor."""
             with cgutils.for_range(builder, builder.lshr(steps, _i64(count.bit_length() - 1))) as loop:
                 start = builder.add(first, builder.mul(loop.index, _i64(count)))
-                if int16_x or in_shorts:
+                if together:
                     multiply_together(start, count)
                 else:
                     for step in range(count):
@@ -195,11 +195,11 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
                     for panel in range(panels):
                         builder.store(begin, sums[row, panel])
                 before = builder.mul(groups.index, steps)
-                if in_shorts:
-                    rest = builder.and_(steps, _i64(_SHORT_STEPS - 1))
+                if together:
+                    rest = builder.and_(steps, _i64(_TOGETHER - 1))
                     with builder.if_else(builder.icmp_unsigned("==", rest, _i64(0))) as (whole, part):
                         with whole:
-                            multiply_steps(before, steps, _SHORT_STEPS)
+                            multiply_steps(before, steps, _TOGETHER)
                         with part:
                             multiply_steps(before, steps, _UNROLLED)
                 else:
@@ -236,7 +236,7 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
                 with other:
                     choose(straight[1:])
 
-        choose(_STRAIGHT[form] if int16_x or in_shorts else ())
+        choose(_STRAIGHT[form] if together else ())
         for row, panel in grid:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
