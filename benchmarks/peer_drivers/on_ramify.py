@@ -10,7 +10,7 @@ from ramify.runtime.engine import Engine
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    with Engine(given["model"], threads=given["threads"]) as engine:
+    with Engine(given["model"], threads=given["threads"], speculation=given["speculation"]) as engine:
         print(json.dumps({"peer": {}}), flush=True)
         for line in sys.stdin:
             asked = json.loads(line)

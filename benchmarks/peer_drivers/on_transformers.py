@@ -8,6 +8,10 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+CACHED_TOKENS = 65_536
+"""KV cache. By default it takes 90% of the free memory, which leaves the other engines none."""
 
 
 def main() -> None:
@@ -20,7 +24,7 @@ def main() -> None:
         gguf_file=file.name,
         dtype=torch.bfloat16 if has_bf16 else torch.float32,
         quantization_config=GgufConfig(dequantize=True),
-        attn_implementation="paged|sdpa",
+        attn_implementation="sdpa",
     ).eval()
     print(json.dumps({"peer": {}}), flush=True)
     for line in sys.stdin:
@@ -28,7 +32,13 @@ def main() -> None:
         config = GenerationConfig(
             max_new_tokens=asked["output"], do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        found = model.generate_batch(inputs=asked["prompts"], generation_config=config, progress_bar=False)
+        batching = ContinuousBatchingConfig(num_blocks=CACHED_TOKENS // 256, max_batch_tokens=512)
+        found = model.generate_batch(
+            inputs=asked["prompts"],
+            generation_config=config,
+            continuous_batching_config=batching,
+            progress_bar=False,
+        )
         outputs = [len(found[key].generated_tokens) for key in found]
         print(json.dumps({"peer": {"outputs": outputs}}), flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Submit
+from ramify.ring_messages import Abort, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -79,12 +80,22 @@ class ImitatedRunner:
 
 
 def serve(
-    *, overlap: bool, requests: int = 120, max_running: int = 32
+    *,
+    overlap: bool,
+    requests: int = 120,
+    max_running: int = 32,
+    seconds: float = float("inf"),
+    aborts: bool = False,
 ) -> tuple[Device, Scheduler, list[Any]]:
-    """All requests are there from the start; every place is taken until the last have begun."""
+    """Until nothing waits any more, or for `seconds` of the device's time; every place is taken throughout.
+
+    requests : of them, or the most that wait where `seconds` is given
+    aborts : clients give up one request in twenty while it runs
+    """
+    endless = seconds < float("inf")
     device, rng = Device(), random.Random(3)
     config = EngineConfig(
-        max_running=max_running, chunk_tokens=512, overlap=overlap, speculation=False, check_pages=True
+        max_running=max_running, chunk_tokens=512, overlap=overlap, speculation=False, check_pages=not endless
     )
     pages = max_running * 80
     limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16)
@@ -93,19 +104,28 @@ def serve(
     runner: Any = ImitatedRunner(device)
     none: Any = None
     scheduler = Scheduler(config, limits, runner, cache, none, failed.append, lambda: device.now)
-    for index in range(requests):
+    numbers = itertools.count()
+
+    def submit() -> None:
+        index = next(numbers)
         ids = tuple(rng.randrange(1, VOCAB) for _ in range(rng.randrange(100, 900)))
         # Some end unforeseen, by a stop token: the host knows only when it has the token.
         stops = (rng.randrange(1, VOCAB),) if index % 3 == 0 else ()
         params = SamplingParams(max_tokens=rng.randrange(60, 200), temperature=0.0, stop_token_ids=stops)
         scheduler.receive(Submit(rid=str(index), ids=ids, sampling=params))
+
+    for _ in range(requests):
+        submit()
     outputs: list[Any] = []
-    while scheduler.busy:
-        if not scheduler._requests.waiting:
-            break  # not saturated any more
+    while scheduler._requests.waiting and device.now < seconds:
         output = scheduler.step()
-        outputs += [] if output is None else [(chunk.rid, chunk.ids) for chunk in output.chunks]
+        if not endless:
+            outputs += [] if output is None else [(chunk.rid, chunk.ids) for chunk in output.chunks]
         device.now += HOST_S
+        while endless and len(scheduler._requests.waiting) < requests:
+            submit()
+            if aborts and rng.random() < 0.05:
+                scheduler.receive(Abort(rid=rng.choice(scheduler._requests.running).rid))
     assert not failed
     return device, scheduler, outputs
 
@@ -128,6 +148,15 @@ def test_a_loaded_device_hardly_waits_for_the_host() -> None:
     for rid in texts.keys() & others.keys():
         length = min(len(texts[rid]), len(others[rid]))
         assert texts[rid][:length] == others[rid][:length]
+
+
+@pytest.mark.long
+def test_a_saturated_device_hardly_waits_while_requests_come_and_go() -> None:
+    """Ten minutes of the device's time."""
+    device, scheduler, _ = serve(overlap=True, requests=8, seconds=600.0, aborts=True)
+    assert device.now >= 600.0
+    assert scheduler.counters.computed_tokens > 1e6
+    assert device.idle < 0.05
 
 
 def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
