@@ -23,6 +23,13 @@ SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32
 FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
 """Where the float16 numbers of a block lie, in bytes: its factor, and what is added or subtracted."""
 FACTOR = 0.004
+FILE_TYPES = {
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+}
+"""OpenVINO GenAI refuses files that do not say theirs."""
 
 
 def blocks(rows: int, columns: int, form: str, draw: np.random.Generator) -> np.ndarray:
@@ -54,6 +61,7 @@ def write(size: str, form: str, out: Path) -> None:
             writer.add_key_value(key, shape.get(key, field.contents()), kinds[0], sub_type=kinds[-1])
     writer.add_name(f"random-{size}")
     writer.add_quantization_version(2)
+    writer.add_file_type(FILE_TYPES[form])
     draw = np.random.default_rng(0)
     vocabulary = next(int(each.shape[1]) for each in source.tensors if each.name == "token_embd.weight")
 
