@@ -79,7 +79,7 @@ CONTEXT = 4096 + 64
 
 
 class Ended(Exception):
-    """A driver's process has ended."""
+    """A driver's process has ended, or has not done what it was asked."""
 
 
 class Engine:
@@ -115,9 +115,8 @@ class Engine:
         told = self._answer()
         seconds = time.perf_counter() - began
         expected = [output] * len(prompts)
-        assert told["outputs"] == expected, (
-            f"{self.name}: outputs of {told['outputs']} tokens, not {expected}"
-        )
+        if told["outputs"] != expected:
+            raise Ended(f"{self.name} has given outputs of {told['outputs']} tokens, not {expected}")
         return seconds
 
     def peak_gb(self) -> float:
@@ -179,12 +178,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     places = dict(each.split("=", 1) for each in args.at)
-    model = args.model or resolve(DEFAULT_MODEL).weights
+    if args.only and "warm" in args.only and "cold" not in args.only:
+        parser.error("--only warm needs cold too: it computes the prefix.")
+    model = (args.model or resolve(DEFAULT_MODEL).weights).resolve()
     engines: list[Engine] = []
     try:
         for name in args.engines:
-            engines.append(Engine(name, places.get(name, sys.executable), model, args.threads))
-            print(f"{name}: ready after {engines[-1].start_s:.1f} s", flush=True)
+            try:
+                engines.append(Engine(name, places.get(name, sys.executable), model, args.threads))
+            except Ended as error:
+                print(error, flush=True)
+            else:
+                print(f"{name}: ready after {engines[-1].start_s:.1f} s", flush=True)
         found = measured(engines, args)
         print_table(engines, found)
     finally:
@@ -229,7 +234,7 @@ def print_table(engines: Sequence[Engine], found: dict[tuple[str, str], list[flo
     print(f"{'ready after':<14}" + "".join(f"{engine.start_s:>24.1f} s" for engine in engines))
     print(f"{'peak memory':<14}" + "".join(f"{engine.peak_gb():>23.1f} GB" for engine in engines))
     for work in WORKLOADS:
-        if (work.name, names[0]) not in found:
+        if not any((work.name, name) in found for name in names):
             continue
         medians = {name: statistics.median(found.get((work.name, name), [math.nan])) for name in names}
         cells = []

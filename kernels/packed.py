@@ -57,7 +57,7 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
 )] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
-AT_ONCE = 1 << 19
+AT_ONCE = 1 << 20
 """Weights that a thread decodes and lays out at a time, so that they stay in its processor's cache."""
 SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 """By `scale_kind` of a layout."""

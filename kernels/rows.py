@@ -20,14 +20,31 @@ INPUT_MULTIPLE = 32
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Rows as a file has them.
+    """Rows as files have them.
 
-    data : (outputs, bytes) uint8
-    decode : the rows of any part of `data`. Parts with the same function can be joined.
+    parts : (outputs, bytes) uint8, each of them; their rows follow one another
+    decode : the rows of (outputs, bytes) uint8. What has the same function can be joined.
     """
 
-    data: Tensor
+    parts: tuple[Tensor, ...]
     decode: Callable[[Tensor], Rows]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        """(chosen, bytes)"""
+        if len(self.parts) == 1:
+            return _chosen(self.parts[0], index)
+        if isinstance(index, slice):
+            index = torch.arange(len(self))[index]
+        found = self.parts[0].new_empty(len(index), self.parts[0].shape[1])
+        first = 0
+        for part in self.parts:
+            here = torch.nonzero((index >= first) & (index < first + len(part))).flatten()
+            found.index_copy_(0, here, part.index_select(0, index[here] - first))
+            first += len(part)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +86,13 @@ class Rows:
     @classmethod
     def of(cls, stored: Stored) -> Rows:
         """Rows that are decoded where they are needed."""
-        return stored.decode(stored.data[:1])._storing(stored)
+        return stored.decode(stored[:1])._storing(stored)
 
     def _storing(self, stored: Stored) -> Rows:
         """Rows like these in all but their count and numbers."""
 
         def empty(part: Tensor) -> Tensor:
-            return part.new_empty(len(stored.data), part.shape[1], device="meta")
+            return part.new_empty(len(stored), part.shape[1], device="meta")
 
         scales = [None if part is None else empty(part) for part in (self.factors, self.offsets)]
         numbers = empty(self.numbers)
@@ -85,7 +102,7 @@ class Rows:
         """The rows `index`, in that order, in memory."""
         if self.stored is None:
             return self.index_select(index)
-        rows = self.stored.decode(_chosen(self.stored.data, index))
+        rows = self.stored.decode(self.stored[index])
         return dataclasses.replace(rows, table=self.table, group=self.group, order=self.order)
 
     def with_offsets(self) -> Rows:
@@ -119,7 +136,7 @@ class Rows:
     def index_select(self, index: Tensor | slice) -> Rows:
         """The rows `index`, in that order, as they are: decoded or not."""
         if self.stored is not None:
-            return self._storing(dataclasses.replace(self.stored, data=_chosen(self.stored.data, index)))
+            return self._storing(dataclasses.replace(self.stored, parts=(self.stored[index],)))
 
         def chosen(part: Tensor | None) -> Tensor | None:
             return None if part is None else _chosen(part, index)
@@ -130,8 +147,8 @@ class Rows:
     def joined(self, other: Rows) -> Rows:
         """These rows, then those of `other`; the two must be `alike`."""
         if self.stored is not None and other.stored is not None and self.stored.decode == other.stored.decode:
-            data = torch.cat([self.stored.data, other.stored.data])
-            return self._storing(dataclasses.replace(self.stored, data=data))
+            parts = self.stored.parts + other.stored.parts
+            return self._storing(dataclasses.replace(self.stored, parts=parts))
         one, other = self.decoded(), other.decoded()
 
         def both(part: Tensor | None, more: Tensor | None) -> Tensor | None:

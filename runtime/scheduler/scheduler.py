@@ -122,7 +122,7 @@ class Scheduler:
             requests,
             counters,
             launching,
-            config.chunk_tokens,
+            self._chunks,
             self._alternation,
         )
         self._arrivals = Arrivals(
@@ -217,7 +217,7 @@ class Scheduler:
         requests.sitting_out = len(requests.running) - len(turn.first) if turn.leaves_out else None
         drafting = self._alternation is None or self._alternation.drafts
         self._drafter.propose(turn.first if drafting else ())
-        decoding = (*turn.first, *turn.last) if self._chunks.limited else ()
+        decoding = (*turn.first, *turn.last) if self._chunks.target is not None else ()
         budget = self._chunks.of(
             sum(request.extend_len + request.computed_ahead for request in decoding if request.decoding)
         )

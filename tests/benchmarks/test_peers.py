@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +30,41 @@ def test_a_driver_generates_what_it_is_asked_for(
         assert engine.peak_gb() > 0.05
         peers.print_table([engine], {("single", "ramify"): [10.0, 30.0, 20.0]})
         assert "20.0 [10.0, 30.0]" in capsys.readouterr().out
-        with pytest.raises(SystemExit, match="ramify has ended: exit status 1"):
+        with pytest.raises(peers.Ended, match="ramify has ended: exit status 1"):
             engine.run([[3, 4, 5]], 100_000)
     finally:
         engine.close()
+
+
+class Stub:
+    """In the place of an `Engine`: it runs `turns` workloads, and ends."""
+
+    def __init__(self, name: str, turns: int) -> None:
+        self.name, self.turns, self.start_s = name, turns, 0.0
+
+    def run(self, prompts: list[list[int]], output: int) -> float:
+        self.turns -= 1
+        if self.turns < 0:
+            raise peers.Ended(f"{self.name} has ended")
+        return 2.0
+
+    def peak_gb(self) -> float:
+        return 0.0
+
+
+def test_the_others_go_on_where_an_engine_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "REST_S", 0.0)
+    engines: list[Any] = [Stub("first", 2), Stub("second", 9)]
+    found = peers.measured(engines, argparse.Namespace(rounds=2, only=["single", "prefill-512"]))
+    assert found["single", "first"] == [64.0]  # 128 tokens in 2 s
+    assert ("prefill-512", "first") not in found
+    assert found["prefill-512", "second"] == [256.0, 256.0]
+    peers.print_table(engines, found)
+    told = capsys.readouterr().out
+    assert "first has ended" in told
+    assert "256.0 [256.0, 256.0]" in told
 
 
 def test_a_warm_run_has_the_prefix_of_the_cold_one() -> None:

@@ -33,6 +33,7 @@ class Device:
     free: float = 0.0
     busy: float = 0.0
     passes: int = 0
+    tokens: int = 0
 
     def launch(self, seconds: float) -> None:
         self.free = max(self.now, self.free) + seconds
@@ -68,6 +69,7 @@ class ImitatedRunner:
         self.imitated = device
 
     def forward(self, batch: Any) -> torch.Tensor:
+        self.imitated.tokens += batch.tokens.shape[1]
         self.imitated.launch(WEIGHTS_S + TOKEN_S * batch.tokens.shape[1])
         return batch.tokens[1][:, None].float()  # positions
 
@@ -179,6 +181,44 @@ def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
         steps += 1
     assert steps > 5
     assert device.passes - before == steps
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
+    """Two decodes and a prompt of 3,000 tokens, whose chunks grow from 16 tokens up to the target. Chunks
+    that are launched ahead have the size that the next step wants: none is computed in vain."""
+    device, rng = Device(), random.Random(1)
+    target = 0.015
+    config = EngineConfig(
+        overlap=overlap, speculation=False, max_running=128, chunk_tokens=2048, itl_target_ms=1e3 * target
+    )
+    limits = Limits(context_length=8192, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=32_000)
+    runner: Any = ImitatedRunner(device)
+    none: Any = None
+    scheduler = Scheduler(config, limits, runner, PrefixCache(2000, 16), none, none, lambda: device.now)
+
+    def submit(rid: str, length: int, tokens: int) -> None:
+        ids = tuple(rng.randrange(1, VOCAB) for _ in range(length))
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        scheduler.receive(Submit(rid=rid, ids=ids, sampling=sampling))
+
+    def step() -> float:
+        began = device.now
+        scheduler.step()
+        device.now += 1e-3
+        return device.now - began
+
+    submit("first", 40, 1000)
+    submit("second", 40, 1000)
+    for _ in range(40):
+        step()
+    computed, gaps = device.tokens, []
+    submit("long", 3000, 5)
+    while any(request.rid == "long" for request in scheduler._requests.running) or not gaps:
+        gaps.append(step())
+        assert len(gaps) < 100
+    assert device.tokens - computed < 1.1 * (3000 + 2 * len(gaps))
+    assert max(gaps) < 1.2 * target
 
 
 @pytest.mark.parametrize("higher", [False, True])

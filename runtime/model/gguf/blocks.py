@@ -35,7 +35,7 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
     if kind not in _GROUPS and kind not in _READERS:
         return None
     data = torch.from_numpy(raw.reshape(shape[0], shape[1] // block * block_bytes))
-    return Rows.of(Stored(data, _decoder(kind)))
+    return Rows.of(Stored((data,), _decoder(kind)))
 
 
 @functools.cache

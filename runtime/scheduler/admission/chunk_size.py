@@ -29,29 +29,36 @@ class ChunkSize:
     """
 
     def __init__(self, most: int, target: float | None, cost: StepCost) -> None:
-        self._most, self._target, self._cost = most, target, cost
+        self.target = target
+        self._most, self._cost = most, cost
         self._tokens = self._seconds = 0.0
         self._longest = 0
+        self._launched: int | None = None
 
-    @property
-    def limited(self) -> bool:
-        """There is a target, so the rows of decoding requests count."""
-        return self._target is not None
+    def ahead(self, decoding: int) -> int:
+        """As `of`, for a pass that is launched before the next step, which then has the same number: with
+        another one the chunks of the pass would be computed in vain."""
+        self._launched = self._of(decoding)
+        return self._launched
 
     def of(self, decoding: int) -> int:
         """Prompt tokens beside `decoding` rows of decoding requests."""
-        if self._target is None or not decoding:
+        launched, self._launched = self._launched, None
+        return self._of(decoding) if launched is None else launched
+
+    def _of(self, decoding: int) -> int:
+        if self.target is None or not decoding:
             return self._most
         least = min(LEAST, self._most)
         if not self._tokens:
             return least
         longest = min(self._most, MULTIPLE * self._longest)
-        room = (self._target - self._cost.of(decoding)) * self._tokens / self._seconds
+        room = (self.target - self._cost.of(decoding)) * self._tokens / self._seconds
         return max(least, min(int(room), longest))
 
     def learn(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
         """A step of `decoding` rows and `prompt_tokens` took `seconds`."""
-        if self._target is None or not prompt_tokens or not decoding:
+        if self.target is None or not prompt_tokens or not decoding:
             return
         # Steps of decoding requests alone may be unmeasured as yet, or slower than this one.
         spent = max(seconds - self._cost.of(decoding), seconds / 4)

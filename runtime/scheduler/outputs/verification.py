@@ -15,6 +15,7 @@ import torch
 
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.scheduler.admission.chunk_size import ChunkSize
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
@@ -30,7 +31,7 @@ Predicting = list[tuple[Request, int]]
 
 @dataclasses.dataclass(eq=False)
 class Verifier:
-    """`overlap` is None where no pass is launched ahead. `chunk_tokens` is the prompt tokens of a step.
+    """`overlap` is None where no pass is launched ahead. `chunks`: the prompt tokens of such a pass.
     `alternation` is None unless overlap and speculation are both on."""
 
     runner: Runner
@@ -40,7 +41,7 @@ class Verifier:
     requests: Lifecycle
     counters: Counters
     overlap: OverlapScheduling | None
-    chunk_tokens: int
+    chunks: ChunkSize
     alternation: Alternation | None = None
 
     def choose(self, predicting: Predicting, hidden: torch.Tensor, now: float) -> None:
@@ -128,7 +129,7 @@ class Verifier:
             return None
         if self.alternation is not None and self.alternation.next_drafts:
             return None
-        chunks = self.requests.next_chunks(self.chunk_tokens)
+        chunks = self.requests.next_chunks(self.chunks.ahead(len(requests)))
 
         def launch(tokens: torch.Tensor) -> None:
             with self.counters.model_time():
