@@ -180,6 +180,10 @@ def main() -> None:
     places = dict(each.split("=", 1) for each in args.at)
     if args.only and "warm" in args.only and "cold" not in args.only:
         parser.error("--only warm needs cold too: it computes the prefix.")
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1.")
+    if unknown := places.keys() - set(ENGINES):
+        parser.error(f"--at names no engine: {', '.join(sorted(unknown))}")
     model = (args.model or resolve(DEFAULT_MODEL).weights).resolve()
     engines: list[Engine] = []
     try:
@@ -190,6 +194,8 @@ def main() -> None:
                 print(error, flush=True)
             else:
                 print(f"{name}: ready after {engines[-1].start_s:.1f} s", flush=True)
+        if not engines:
+            sys.exit("No engine is ready.")
         found = measured(engines, args)
         print_table(engines, found)
     finally:

@@ -6,6 +6,7 @@ The docstring of a field is its help on the command line.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -241,8 +242,8 @@ class EngineConfig:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         self._check_kv_events()
         for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; it must be above 0.")
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be above 0 and finite.")
         if self.packed_cache_gb < 0:
             raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
         for name in self.loras:
