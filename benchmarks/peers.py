@@ -123,11 +123,11 @@ class Engine:
         """Of the driver and its children, resident, counting shared pages once for each. 0 once it has
         ended."""
         kib = 0
-        with contextlib.suppress(OSError):
-            for pid in _family(self._process.pid):
+        for pid in _family(self._process.pid):
+            with contextlib.suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
-                peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-                kib += sum(int(peak) for peak in peaks)
+                peaks = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+                kib += int(next(peaks, 0))
         return kib / 2**20
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class Engine:
 
 def _family(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 yield from _family(int(child))
 

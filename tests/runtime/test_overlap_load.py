@@ -81,6 +81,18 @@ class ImitatedRunner:
         return Drawing(self.imitated, self.imitated.free, tokens)
 
 
+def scheduler_on(
+    device: Device, config: EngineConfig, pages: int, failed: Any = None, context_length: int = 4096
+) -> Scheduler:
+    """A scheduler over the imitated device, with `pages` pages of 16 tokens."""
+    limits = Limits(
+        context_length=context_length, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16
+    )
+    runner: Any = ImitatedRunner(device)
+    none: Any = None
+    return Scheduler(config, limits, runner, PrefixCache(pages, 16), none, failed, lambda: device.now)
+
+
 def serve(
     *,
     overlap: bool,
@@ -99,13 +111,8 @@ def serve(
     config = EngineConfig(
         max_running=max_running, chunk_tokens=512, overlap=overlap, speculation=False, check_pages=not endless
     )
-    pages = max_running * 80
-    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16)
     failed: list[Any] = []
-    cache = PrefixCache(pages, 16)
-    runner: Any = ImitatedRunner(device)
-    none: Any = None
-    scheduler = Scheduler(config, limits, runner, cache, none, failed.append, lambda: device.now)
+    scheduler = scheduler_on(device, config, max_running * 80, failed.append)
     numbers = itertools.count()
 
     def submit() -> None:
@@ -165,10 +172,7 @@ def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
     """A decode and a long prompt: after the first chunk every pass has both, and none is in vain."""
     device, rng = Device(), random.Random(1)
     config = EngineConfig(overlap=True, speculation=False, max_running=128, chunk_tokens=64, check_pages=True)
-    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
-    runner: Any = ImitatedRunner(device)
-    none: Any = None
-    scheduler = Scheduler(config, limits, runner, PrefixCache(400, 16), none, none, lambda: device.now)
+    scheduler = scheduler_on(device, config, 400)
     for rid, length in (("short", 40), ("long", 1000)):
         ids = tuple(rng.randrange(1, VOCAB) for _ in range(length))
         sampling = SamplingParams(max_tokens=30, temperature=0.0)
@@ -192,10 +196,7 @@ def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
     config = EngineConfig(
         overlap=overlap, speculation=False, max_running=128, chunk_tokens=2048, itl_target_ms=1e3 * target
     )
-    limits = Limits(context_length=8192, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=32_000)
-    runner: Any = ImitatedRunner(device)
-    none: Any = None
-    scheduler = Scheduler(config, limits, runner, PrefixCache(2000, 16), none, none, lambda: device.now)
+    scheduler = scheduler_on(device, config, 2000, context_length=8192)
 
     def submit(rid: str, length: int, tokens: int) -> None:
         ids = tuple(rng.randrange(1, VOCAB) for _ in range(length))
@@ -227,10 +228,7 @@ def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
     config = EngineConfig(
         overlap=True, speculation=False, max_running=128, chunk_tokens=512, check_pages=True
     )
-    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
-    runner: Any = ImitatedRunner(device)
-    none: Any = None
-    scheduler = Scheduler(config, limits, runner, PrefixCache(400, 16), none, none, lambda: device.now)
+    scheduler = scheduler_on(device, config, 400)
     sampling = SamplingParams(max_tokens=30, temperature=0.0)
     scheduler.receive(Submit(rid="first", ids=tuple(range(1, 40)), sampling=sampling))
     scheduler.step()
