@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -36,11 +35,13 @@ from ramify.kernels.rows import (
     FORMATS,
     INPUT_MULTIPLE,
     Format,
+    NumbersAt,
     Rows,
     in_place_of,
     lowest_of_steps,
     padded,
 )
+from ramify.kernels.threads import on_threads
 
 LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
@@ -57,8 +58,8 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
 )] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
-AT_ONCE = 1 << 20
-"""Weights that a thread decodes and lays out at a time, so that they stay in its processor's cache."""
+AT_ONCE = 1 << 21
+"""Weights that a thread lays out at a time at most: fewer, and Python takes longer than the bytes do."""
 SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 """By `scale_kind` of a layout."""
 
@@ -186,27 +187,22 @@ def pack(
     if rows.factors is not None:
         width = WIDTH if rows.offsets is None else 2 * WIDTH
         scales = torch.empty(len(order), columns // rows.group, width, dtype=rows.factors.dtype)
-    step = max(1, AT_ONCE // (WIDTH * columns))
+    each_thread = -(-len(order) // torch.get_num_threads())
+    step = max(1, min(each_thread, AT_ONCE // (WIDTH * columns)))
 
-    @torch.inference_mode()
     def lay_out(start: int) -> None:
         at = slice(start, start + step)
         chosen = order[at].flatten()
-        part = rows.decoded(chosen.clamp(min=0))
-        if chosen.min() < 0:
-            for numbers in (part.numbers, part.factors, part.offsets):
-                if numbers is not None:
-                    numbers.view(torch.uint8)[chosen < 0] = 0
-        numbers = padded(part.numbers, 1, multiple).unflatten(0, (-1, WIDTH))
-        _lay_out(numbers, rows.format, panels[at])
-        parts = [numbers for numbers in (part.factors, part.offsets) if numbers is not None]
-        for index, numbers in enumerate(parts):
-            laid = scales[at, :, index * WIDTH : (index + 1) * WIDTH]
-            laid[:, numbers.shape[1] :] = 0
-            laid[:, : numbers.shape[1]] = numbers.unflatten(0, (-1, WIDTH)).transpose(1, 2)
+        missing = chosen < 0
+        laid_scales = _lay_out_rows(rows, chosen.clamp(min=0), missing, multiple, panels[at])
+        for index, each in enumerate(laid_scales):
+            if each is not None:
+                _zero(each, missing)
+                laid = scales[at, :, index * WIDTH : (index + 1) * WIDTH]
+                laid[:, each.shape[1] :] = 0
+                laid[:, : each.shape[1]] = each.unflatten(0, (-1, WIDTH)).transpose(1, 2)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(lay_out, range(0, len(order), step)))
+    on_threads(lay_out, range(0, len(order), step))
     laid_bias = torch.empty(0)
     if bias is not None:
         laid_bias = padded(_panelled(bias.float(), halves), 0, PANEL_MULTIPLE).flatten().contiguous()
@@ -321,21 +317,53 @@ def _panelled(part: Tensor, halves: int) -> Tensor:
     return split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
+def _lay_out_rows(
+    rows: Rows, chosen: Tensor, missing: Tensor, multiple: int, out: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Write the rows `chosen`, zeros where `missing`, to (panels, bytes); returns their factors and offsets.
+
+    Columns are padded with zeros to a multiple of `multiple`.
+    """
+    stored, columns = rows.stored, rows.numbers.shape[1]
+    if stored is None or stored.in_place is None or columns % multiple:
+        part = rows.decoded(chosen)
+        _zero(part.numbers, missing)
+        _lay_out(padded(part.numbers, 1, multiple).unflatten(0, (-1, WIDTH)), rows.format, out)
+        return part.factors, part.offsets
+    data = stored[chosen]
+    scales = stored.in_place.scales(data)
+    _zero(data, missing)
+    _lay_out_bytes(data, stored.in_place.numbers, out)
+    return scales
+
+
+def _zero(part: Tensor, missing: Tensor) -> None:
+    if missing.any():  # to write to no rows takes as long as to lay all out
+        part.view(torch.uint8)[missing] = 0
+
+
 def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
     """Write (panels, 16, inputs) to (panels, bytes)."""
     panels, _, inputs = numbers.shape
-    if form == "bf16":
-        pairs = out.view(torch.int32).view(panels, inputs // 2, WIDTH)
-        pairs.numpy()[...] = numbers.contiguous().view(torch.int32).numpy().transpose(0, 2, 1)
-    elif form == "int4":
+    if form == "int4":
         from ramify.kernels.cpu.packing import lay_out_codes
 
         eights = numbers.contiguous().view(torch.uint64).numpy()
         lay_out_codes(eights, out.numpy().view(np.uint32).reshape(panels, inputs // 8, WIDTH))
+    elif form in ("int8", "fp8"):
+        rows = numbers.contiguous().view(torch.uint8).flatten(0, 1)
+        _lay_out_bytes(rows, NumbersAt(bits=8, block=inputs, first=0, size=inputs), out)
     else:
-        width = {"f32": np.float32}.get(form, np.uint8)
-        laid = out.numpy().view(width).reshape(panels, inputs, WIDTH)
-        laid[...] = numbers.contiguous().view(torch.uint8).numpy().view(width).transpose(0, 2, 1)
+        # Of bfloat16 two at a time.
+        laid = out.view(torch.int32).view(panels, -1, WIDTH)
+        laid.numpy()[...] = numbers.contiguous().view(torch.int32).numpy().transpose(0, 2, 1)
+
+
+def _lay_out_bytes(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
+    """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
+    from ramify.kernels.cpu import packing
+
+    packing.lay_out(rows.numpy(), at, out.numpy())
 
 
 def _place(k: int) -> int:

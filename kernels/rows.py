@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,32 +20,60 @@ INPUT_MULTIPLE = 32
 
 
 @dataclasses.dataclass(frozen=True)
+class NumbersAt:
+    """Where a row of bytes has its numbers, in the order of the inputs: each `block` bytes, from byte `first`
+    on, have `runs` runs of `size` bytes.
+
+    bits : 8, or 4: the low four bits of a run's bytes, then their high four bits
+    size : a multiple of 8, with 8 bits of 16
+    """
+
+    bits: Literal[4, 8]
+    block: int
+    first: int
+    size: int
+    runs: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+    """Numbers that lie in the bytes of rows as `Rows` has them, and the factors and offsets of these rows."""
+
+    numbers: NumbersAt
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Stored:
     """Rows as files have them.
 
     parts : (outputs, bytes) uint8, each of them; their rows follow one another
     decode : the rows of (outputs, bytes) uint8. What has the same function can be joined.
+    in_place : None if the numbers have to be decoded
     """
 
     parts: tuple[Tensor, ...]
     decode: Callable[[Tensor], Rows]
+    in_place: InPlace | None = None
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """(chosen, bytes)"""
-        if len(self.parts) == 1:
-            return _chosen(self.parts[0], index)
-        if isinstance(index, slice):
-            index = torch.arange(len(self))[index]
-        found = self.parts[0].new_empty(len(index), self.parts[0].shape[1])
-        first = 0
-        for part in self.parts:
-            here = torch.nonzero((index >= first) & (index < first + len(part))).flatten()
-            found.index_copy_(0, here, part.index_select(0, index[here] - first))
-            first += len(part)
+        if isinstance(index, slice) and len(self.parts) == 1:
+            return self.parts[0][index]
+        from ramify.kernels.cpu.packing import gather_rows
+
+        addresses = self._addresses[index]
+        found = self.parts[0].new_empty(len(addresses), self.parts[0].shape[1])
+        gather_rows(addresses.numpy(), found.numpy())
         return found
+
+    @functools.cached_property
+    def _addresses(self) -> Tensor:
+        """Of each row, int64."""
+        return torch.cat([part.data_ptr() + part.stride(0) * torch.arange(len(part)) for part in self.parts])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ramify.errors import InvalidRequest
 from ramify.kernels.rows import Rows
+from ramify.kernels.threads import on_threads
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
@@ -91,7 +92,7 @@ def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:
 
 
 VALUES_AT_ONCE = 1 << 19
-"""Weights that are dequantised at a time."""
+"""Weights that a thread dequantises at a time."""
 
 
 def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
@@ -105,9 +106,12 @@ def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
     if keep and slot.keep is not None and slot.keep(rows):
         return
     step = max(1, VALUES_AT_ONCE // rows.numbers.shape[1])
-    for start in range(0, len(rows), step):
+
+    def copy(start: int) -> None:
         part = slice(start, start + step)
         slot.target[part].copy_(rows.decoded(part).values())
+
+    on_threads(copy, range(0, len(rows), step))
 
 
 def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -55,6 +55,9 @@ def test_blocks_stand_for_the_same_numbers(kind: str, monkeypatch: pytest.Monkey
     assert np.abs(wanted).max() > 0
     assert np.array_equal(rows.values().numpy(), wanted)
     assert torch.equal(unpack(pack(rows, inputs=shape[1])), rows.values())
+    both = rows.index_select(torch.arange(39, -1, -1)).joined(rows)
+    joined = torch.from_numpy(np.concatenate([wanted[::-1], wanted]))
+    assert torch.equal(unpack(pack(both, inputs=shape[1], gated=True)), joined)
     assert rows.format == ("int4" if kind in FOUR_BITS else "int8")
 
 

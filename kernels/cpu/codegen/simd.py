@@ -187,6 +187,15 @@ def _at(kind: ir.Type) -> Emit:
     return lambda builder, address: builder.load(pointer(builder, address, kind))
 
 
+def _unaligned(kind: ir.Type) -> Emit:
+    def emit(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+        found = builder.load(pointer(builder, address, kind))
+        found.align = 1
+        return found
+
+    return emit
+
+
 def _set(kind: ir.Type) -> Emit:
     def emit(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
         builder.store(value, pointer(builder, address, kind))
@@ -268,6 +277,7 @@ def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
 read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
 read_i32 = _op1(types.int32, _at(_i32))
+read_u64 = _op1(types.uint64, _unaligned(_i64))
 read_i64, write_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
 fetch_increment = _op1(
     types.int64,
@@ -311,6 +321,31 @@ def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir
 
 spin_until = _op2(types.int64, _spin_until)
 """Wait until the int64 at an address, which other threads increment, is at least a value."""
+
+
+def _transpose_bytes(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value, to: ir.Value) -> ir.Value:
+    sixteen = ir.VectorType(ir.IntType(8), 16)
+    load, at, rows = _unaligned(sixteen), address, []
+    for _ in range(16):
+        rows.append(load(builder, at))
+        at = builder.add(at, stride)
+    # Each of four rounds joins what is half of all bytes apart: rows i and i + 8, byte by byte.
+    low, high = ([_i32(place + 16 * other) for place in places for other in range(2)]
+                 for places in (range(8), range(8, 16)))  # fmt: skip
+    for _ in range(4):
+        pairs = zip(rows[:8], rows[8:], strict=True)
+        rows = [
+            builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_i32, 16), order))
+            for a, b in pairs
+            for order in (low, high)
+        ]
+    for index, row in enumerate(rows):
+        builder.store(row, pointer(builder, builder.add(to, _i64(16 * index)), sixteen)).align = 1
+    return _i64(0)
+
+
+transpose_bytes = _op3(types.int64, _transpose_bytes)
+"""Sixteen rows of 16 bytes, `stride` bytes apart, to their columns, side by side."""
 
 
 def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:

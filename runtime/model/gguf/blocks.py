@@ -15,9 +15,10 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import IQ4_NL, MXFP4, dequantize
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ramify.kernels.cpu.packing import nibbles
-from ramify.kernels.rows import Rows, Stored
+from ramify.kernels.rows import InPlace, NumbersAt, Rows, Stored
 
 CHUNK = 1 << 19
 """Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
@@ -29,34 +30,39 @@ Blocks = NDArray[np.uint8]
 
 def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Rows | None:
     """The matrix of `shape` in the bytes `raw`; None for a block type without a packed layout."""
-    if len(shape) != 2:
+    if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _IN_PLACE):
         return None
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    if kind not in _GROUPS and kind not in _READERS:
-        return None
-    data = torch.from_numpy(raw.reshape(shape[0], shape[1] // block * block_bytes))
-    return Rows.of(Stored((data,), _decoder(kind)))
+    data = torch.from_numpy(raw.reshape(shape[0], -1))
+    return Rows.of(Stored((data,), *_decoder(kind)))
 
 
 @functools.cache
-def _decoder(kind: GGMLQuantizationType) -> Callable[[torch.Tensor], Rows]:
-    """What `Stored.decode` needs of a type: the same function each time."""
-    block, block_bytes = GGML_QUANT_SIZES[kind]
+def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], InPlace | None]:
+    """What `Stored` needs of a type: the same each time."""
+    found = _IN_PLACE.get(kind)
+    table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
-    def decode(data: torch.Tensor) -> Rows:
-        blocks = data.numpy().reshape(len(data), -1, block_bytes)
-        shape = (len(data), blocks.shape[1] * block)
-        if kind in _GROUPS:
-            return _int8_rows(blocks.reshape(-1, block_bytes), kind, shape)
-        numbers, factors, offsets = _READERS[kind](blocks)
-        flat = torch.from_numpy(np.ascontiguousarray(numbers.reshape(shape)))
-        scales = _scales(factors, shape)
-        if kind in _POWERS:
-            scales = scales.bfloat16()
-        table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
-        return Rows(flat, scales, None if offsets is None else _scales(offsets, shape), table)
+    def split(data: Tensor) -> Blocks:
+        return data.numpy().reshape(len(data), -1, GGML_QUANT_SIZES[kind][1])
 
-    return decode
+    def laid(found: Scales, count: int) -> tuple[Tensor, Tensor | None]:
+        factors, offsets = (
+            None if part is None else torch.from_numpy(np.ascontiguousarray(part.reshape(count, -1)))
+            for part in found
+        )
+        assert factors is not None
+        return factors.bfloat16() if kind in _POWERS else factors, offsets
+
+    def decode(data: Tensor) -> Rows:
+        numbers, scales = _read(split(data), kind)
+        flat = torch.from_numpy(np.ascontiguousarray(numbers.reshape(len(data), -1)))
+        return Rows(flat, *laid(scales, len(data)), table)
+
+    def scales(data: Tensor) -> tuple[Tensor, Tensor | None]:
+        assert found is not None
+        return laid(found[1](split(data)), len(data))
+
+    return decode, None if found is None else InPlace(found[0], scales)
 
 
 def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
@@ -66,19 +72,21 @@ def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.
     return dequantize(blocks.reshape(rows, -1), kind).reshape(-1)
 
 
-def _int8_rows(blocks: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Rows:
-    """The matrix of `shape` in (blocks, bytes), dequantised `CHUNK` elements at a time."""
-    group = _GROUPS[kind]
-    numbers = np.empty((shape[0] * shape[1] // group, group), np.int8)
+def _int8_numbers(
+    blocks: NDArray[np.uint8], kind: GGMLQuantizationType
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Numbers and factors of (blocks, bytes), dequantised `CHUNK` elements at a time."""
+    block, group = GGML_QUANT_SIZES[kind][0], _GROUPS[kind]
+    numbers = np.empty((len(blocks) * block // group, group), np.int8)
     factors = np.empty(len(numbers), np.float32)
-    per_chunk = CHUNK // GGML_QUANT_SIZES[kind][0]
+    per_chunk = CHUNK // block
     done = 0
     for start in range(0, len(blocks), per_chunk):
         values = floats(blocks[start : start + per_chunk], kind).reshape(-1, group)
         part = slice(done, done + len(values))
         numbers[part], factors[part] = _integers(values)
         done += len(values)
-    return Rows(torch.from_numpy(numbers.reshape(shape)), _scales(factors, shape))
+    return numbers, factors
 
 
 def _integers(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -100,12 +108,20 @@ def _integers(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
     return numbers, factors
 
 
-Read = tuple[NDArray[np.generic], NDArray[np.floating], NDArray[np.floating] | None]
+Scales = tuple[NDArray[np.floating], NDArray[np.floating] | None]
+"""Factors and offsets, in the order of the inputs."""
+Read = tuple[NDArray[np.generic], Scales]
 """Numbers, factors and offsets, in the order of the inputs."""
 
 
-def _scales(scales: NDArray[np.floating], shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(scales.reshape(shape[0], -1)))
+def _read(blocks: Blocks, kind: GGMLQuantizationType) -> Read:
+    if kind in _IN_PLACE:
+        at, scales = _IN_PLACE[kind]
+        return _numbers(blocks, at), scales(blocks)
+    if kind in _GROUPS:
+        numbers, factors = _int8_numbers(blocks.reshape(-1, blocks.shape[-1]), kind)
+        return numbers, (factors, None)
+    return _READERS[kind](blocks)
 
 
 def _half(blocks: Blocks, at: int) -> NDArray[np.float16]:
@@ -123,28 +139,35 @@ def _nibbles(quants: Blocks) -> Blocks:
     return nibbles(parts).reshape(*quants.shape[:-1], -1)
 
 
-def _q4_0(blocks: Blocks) -> Read:
+def _numbers(blocks: Blocks, at: NumbersAt) -> NDArray[np.generic]:
+    runs = blocks[..., at.first : at.first + at.runs * at.size]
+    if at.bits == 8:
+        return np.ascontiguousarray(runs).view(np.int8)
+    return _nibbles(runs.reshape(*blocks.shape[:2], at.runs, at.size))
+
+
+def _one_factor(blocks: Blocks) -> Scales:
+    return _half(blocks, 0), None
+
+
+def _q4_0_scales(blocks: Blocks) -> Scales:
     factors = _half(blocks, 0)
     offsets = torch.from_numpy(factors) * -8  # exact: a power of two. Much faster than numpy's float16
-    return _nibbles(blocks[..., 2:]), factors, offsets.numpy()
+    return factors, offsets.numpy()
 
 
-def _q4_1(blocks: Blocks) -> Read:
-    return _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
+def _factor_and_offset(blocks: Blocks) -> Scales:
+    return _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Blocks) -> Read:
     fifth = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
-    return (_nibbles(blocks[..., 6:]) | fifth).view(np.int8) - np.int8(16), _half(blocks, 0), None
+    return (_nibbles(blocks[..., 6:]) | fifth).view(np.int8) - np.int8(16), _one_factor(blocks)
 
 
 def _q5_1(blocks: Blocks) -> Read:
     fifth = np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
-    return (_nibbles(blocks[..., 8:]) | fifth).view(np.int8), _half(blocks, 0), _half(blocks, 2)
-
-
-def _q8_0(blocks: Blocks) -> Read:
-    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _half(blocks, 0), None
+    return (_nibbles(blocks[..., 8:]) | fifth).view(np.int8), _factor_and_offset(blocks)
 
 
 def _q2_k(blocks: Blocks) -> Read:
@@ -153,7 +176,7 @@ def _q2_k(blocks: Blocks) -> Read:
     numbers = pairs >> _TWO_BITS & 3
     scale, offset_scale = _half(blocks, 80).astype(np.float32), _half(blocks, 82).astype(np.float32)
     low, high = blocks[..., :16] & 15, blocks[..., :16] >> 4
-    return numbers, scale * low.astype(np.float32), -(offset_scale * high.astype(np.float32))
+    return numbers, (scale * low.astype(np.float32), -(offset_scale * high.astype(np.float32)))
 
 
 def _q3_k(blocks: Blocks) -> Read:
@@ -164,10 +187,10 @@ def _q3_k(blocks: Blocks) -> Read:
     codes = low.reshape(*blocks.shape[:2], 8, 32) | high << 2
     upper = (blocks[..., None, 104:108] >> _TWO_BITS & 3).reshape(*blocks.shape[:2], 16)
     factors = (_nibbles(blocks[..., 96:104]) | upper << 4).view(np.int8) - np.int8(32)
-    return codes, _half(blocks, 108).astype(np.float32) * factors.astype(np.float32), None
+    return codes, (_half(blocks, 108).astype(np.float32) * factors.astype(np.float32), None)
 
 
-def _k_scales(blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _k_scales(blocks: Blocks) -> Scales:
     """Factors and offsets of eight groups of 32. Twelve bytes hold them with six bits each."""
     low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     factors = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], -1)
@@ -176,14 +199,10 @@ def _k_scales(blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.float32]]
     return scale * factors.astype(np.float32), -(offset_scale * offsets.astype(np.float32))
 
 
-def _q4_k(blocks: Blocks) -> Read:
-    return _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)), *_k_scales(blocks)
-
-
 def _q5_k(blocks: Blocks) -> Read:
     fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     low = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32))
-    return (low.reshape(fifth.shape) | fifth << 4).view(np.int8), *_k_scales(blocks)
+    return (low.reshape(fifth.shape) | fifth << 4).view(np.int8), _k_scales(blocks)
 
 
 def _q6_k(blocks: Blocks) -> Read:
@@ -193,52 +212,53 @@ def _q6_k(blocks: Blocks) -> Read:
     upper = (high >> _TWO_BITS & 3).reshape(*low.shape[:3], 128)
     numbers = (_nibbles(low) | upper << 4).view(np.int8) - np.int8(32)
     factors = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
-    return numbers, _half(blocks, 208).astype(np.float32) * factors, None
+    return numbers, (_half(blocks, 208).astype(np.float32) * factors, None)
 
 
-def _iq4_nl(blocks: Blocks) -> Read:
-    return _nibbles(blocks[..., 2:]), _half(blocks, 0), None
-
-
-def _iq4_xs(blocks: Blocks) -> Read:
+def _iq4_xs_scales(blocks: Blocks) -> Scales:
     """Eight groups of 32, whose factors have six bits: four from bytes 4 to 7, two from bytes 2 and 3."""
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:2], 8)
     high = (blocks[..., 2:4, None] >> _TWO_BITS[:, 0] & 3).reshape(low.shape)
     factors = (low | high << 4).view(np.int8) - np.int8(32)
-    codes = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
-    return codes, _half(blocks, 0).astype(np.float32) * factors.astype(np.float32), None
+    return _half(blocks, 0).astype(np.float32) * factors.astype(np.float32), None
 
 
-def _mxfp4(blocks: Blocks) -> Read:
+def _mxfp4_scales(blocks: Blocks) -> Scales:
     """A power of two, halved, since the table holds the numbers of E2M1 doubled."""
-    return _nibbles(blocks[..., 1:]), np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128), None
+    return np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128), None
 
 
-def _nvfp4(blocks: Blocks) -> Read:
+def _nvfp4_scales(blocks: Blocks) -> Scales:
     """Four groups of 16 with factors in E4M3 without the sign, halved; 127 stands for 0."""
     bits = blocks[..., :4]
     exponents = (bits >> 3 & 15).astype(np.int32)
     mantissas = (bits & 7) + np.where(exponents > 0, 8, 0)
     factors = np.ldexp(mantissas.astype(np.float32), np.maximum(exponents, 1) - 11)
-    codes = _nibbles(blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8))
-    return codes, np.where(bits == 127, np.float32(0), factors), None
+    return np.where(bits == 127, np.float32(0), factors), None
 
+
+_IN_PLACE: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales]]] = {
+    kind: (NumbersAt(8 if bits == 8 else 4, GGML_QUANT_SIZES[kind][1], first, size, runs), scales)
+    for kind, bits, first, size, runs, scales in (
+        (GGMLQuantizationType.Q4_0, 4, 2, 16, 1, _q4_0_scales),
+        (GGMLQuantizationType.Q4_1, 4, 4, 16, 1, _factor_and_offset),
+        (GGMLQuantizationType.Q8_0, 8, 2, 32, 1, _one_factor),
+        (GGMLQuantizationType.Q4_K, 4, 16, 32, 4, _k_scales),
+        (GGMLQuantizationType.IQ4_NL, 4, 2, 16, 1, _one_factor),
+        (GGMLQuantizationType.IQ4_XS, 4, 8, 16, 8, _iq4_xs_scales),
+        (GGMLQuantizationType.MXFP4, 4, 1, 16, 1, _mxfp4_scales),
+        (GGMLQuantizationType.NVFP4, 4, 4, 8, 4, _nvfp4_scales),
+    )
+}
+"""Types whose numbers lie in their blocks as the kernels have them, and what reads their scales."""
 
 _READERS: dict[GGMLQuantizationType, Callable[[Blocks], Read]] = {
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q5_0: _q5_0,
     GGMLQuantizationType.Q5_1: _q5_1,
-    GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q2_K: _q2_k,
     GGMLQuantizationType.Q3_K: _q3_k,
-    GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
-    GGMLQuantizationType.IQ4_NL: _iq4_nl,
-    GGMLQuantizationType.IQ4_XS: _iq4_xs,
-    GGMLQuantizationType.MXFP4: _mxfp4,
-    GGMLQuantizationType.NVFP4: _nvfp4,
 }
 
 _TABLES: dict[GGMLQuantizationType, tuple[int, ...]] = {
