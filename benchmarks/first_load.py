@@ -33,9 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", default=[DEFAULT_MODEL])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=[DEFAULT_MODEL],
+        metavar="MODEL",
+        help="a GGUF file, a folder, or a name; the default model if none is given",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads that decode and pack (2)")
+    parser.add_argument("--repeat", type=int, default=3, help="loads of each kind; the median is printed (3)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     for name in options.models:

@@ -170,12 +170,28 @@ def rate(work: Workload, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["ramify"])
-    parser.add_argument("--at", nargs="*", default=[], metavar="ENGINE=PATH")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=ENGINES,
+        default=["ramify"],
+        help="who takes part, in this order (ramify alone)",
+    )
+    parser.add_argument(
+        "--at",
+        nargs="*",
+        default=[],
+        metavar="ENGINE=PATH",
+        help="where an engine is installed: its Python, or for llama.cpp the folder of node-llama-cpp",
+    )
     parser.add_argument("--model", type=Path, help="a GGUF file; the default model's if not given")
-    parser.add_argument("--only", nargs="+", choices=[work.name for work in WORKLOADS])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--only", nargs="+", choices=[work.name for work in WORKLOADS], help="these workloads alone"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine, one after the other (3)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each engine (all cores)"
+    )
     args = parser.parse_args()
     places = dict(each.split("=", 1) for each in args.at)
     if args.only and "warm" in args.only and "cold" not in args.only:

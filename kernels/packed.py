@@ -325,15 +325,16 @@ def _lay_out_rows(
     Columns are padded with zeros to a multiple of `multiple`.
     """
     stored, columns = rows.stored, rows.numbers.shape[1]
-    if stored is None or stored.in_place is None or columns % multiple:
+    if stored is None or stored.verbatim is None:
         part = rows.decoded(chosen)
         _zero(part.numbers, missing)
         _lay_out(padded(part.numbers, 1, multiple).unflatten(0, (-1, WIDTH)), rows.format, out)
         return part.factors, part.offsets
+    assert columns % multiple == 0, "such blocks are multiples of 32 inputs and of their groups"
     data = stored[chosen]
-    scales = stored.in_place.scales(data)
+    scales = stored.verbatim.scales(data)
     _zero(data, missing)
-    _lay_out_bytes(data, stored.in_place.numbers, out)
+    _lay_out_from(data, stored.verbatim.numbers, out)
     return scales
 
 
@@ -352,14 +353,14 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
         lay_out_codes(eights, out.numpy().view(np.uint32).reshape(panels, inputs // 8, WIDTH))
     elif form in ("int8", "fp8"):
         rows = numbers.contiguous().view(torch.uint8).flatten(0, 1)
-        _lay_out_bytes(rows, NumbersAt(bits=8, block=inputs, first=0, size=inputs), out)
+        _lay_out_from(rows, NumbersAt(bits=8, block=inputs, first=0, size=inputs), out)
     else:
         # Of bfloat16 two at a time.
         laid = out.view(torch.int32).view(panels, -1, WIDTH)
         laid.numpy()[...] = numbers.contiguous().view(torch.int32).numpy().transpose(0, 2, 1)
 
 
-def _lay_out_bytes(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
+def _lay_out_from(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
     """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
     from ramify.kernels.cpu import packing
 

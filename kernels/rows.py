@@ -36,7 +36,7 @@ class NumbersAt:
 
 
 @dataclasses.dataclass(frozen=True)
-class InPlace:
+class Verbatim:
     """Numbers that lie in the bytes of rows as `Rows` has them, and the factors and offsets of these rows."""
 
     numbers: NumbersAt
@@ -49,12 +49,17 @@ class Stored:
 
     parts : (outputs, bytes) uint8, each of them; their rows follow one another
     decode : the rows of (outputs, bytes) uint8. What has the same function can be joined.
-    in_place : None if the numbers have to be decoded
+    verbatim : None if the numbers have to be decoded
     """
 
     parts: tuple[Tensor, ...]
     decode: Callable[[Tensor], Rows]
-    in_place: InPlace | None = None
+    verbatim: Verbatim | None = None
+
+    def __post_init__(self) -> None:
+        width = self.parts[0].shape[1]
+        if any(part.shape[1] != width or part.stride(1) != 1 or part.itemsize != 1 for part in self.parts):
+            raise ValueError(f"rows of one width in bytes, contiguous each, are needed: {width}")
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -65,7 +70,10 @@ class Stored:
             return self.parts[0][index]
         from ramify.kernels.cpu.packing import gather_rows
 
-        addresses = self._addresses[index]
+        if isinstance(index, slice):
+            addresses = self._addresses[index].contiguous()
+        else:
+            addresses = self._addresses.index_select(0, index)  # which refuses what is out of bounds
         found = self.parts[0].new_empty(len(addresses), self.parts[0].shape[1])
         gather_rows(addresses.numpy(), found.numpy())
         return found

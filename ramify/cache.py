@@ -228,7 +228,10 @@ def _lock(entry: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("Waiting for %s, which is being made", path.parent.relative_to(home()))
+            log.warning(
+                "Another thread or process is making %s in the cache; waiting for it.",
+                path.parent.relative_to(home()),
+            )
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

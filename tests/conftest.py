@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import gc
 import os
 import random
 
@@ -18,6 +19,14 @@ def pytest_configure() -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What 9,000 tests and their imports hold stays to the end. Going through it again and again takes a
+    third of the time to collect them, and 5% of their own."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ Operations, each a twin of the one in `kernels.reference`:
     linear_masked       the same, for only the outputs that masks allow
     norm, rope, kv_store, sampling, experts, gated_delta, lora
     rowwise             gated activations, soft caps and log-probabilities of rows
-    packing             4-bit codes, laid out for products
+    packing             numbers of 4 and 8 bits, laid out for products
     layer_stack         all layers of a step in one call of these kernels
 
 Inside attention:

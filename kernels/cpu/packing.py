@@ -1,14 +1,15 @@
-"""Numbers of 4 and 8 bits: out of the bytes of a file, and into panels for the linear kernels (see
-`kernels.packed`)."""
+"""Numbers of 4 and 8 bits: out of the bytes of a file, and into panels (`kernels.packed`) for products."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
 from ramify.kernels.rows import NumbersAt
 
 
@@ -42,46 +43,52 @@ def gather_rows(addresses, out):  # type: ignore[no-untyped-def]
             out[i, k] = source[k]
 
 
-def lay_out(rows: NDArray[np.uint8], at: NumbersAt, out: NDArray[np.uint8]) -> None:
-    """The numbers in (panels * 16, bytes) to panels: (panels, bytes). See `kernels.packed`."""
-    assert rows.flags.c_contiguous
-    assert len(rows) == 16 * len(out)
-    where = (rows.ctypes.data, rows.shape[1], at.block, at.first, at.size, at.runs)
-    if at.bits == 4:
-        _lay_out_nibbles(*where, out.view(np.uint32).reshape(len(out), -1, 16))
-    else:
-        assert out.flags.c_contiguous
-        _lay_out_bytes(*where, len(out), out.ctypes.data)
-
-
 @part
 def _joined(pairs):  # type: ignore[no-untyped-def]
-    """Bytes c0 to c7 as c0 c2 c4 c6 c1 c3 c5 c7, four bits each."""
+    """Bytes c0 to c7, at most 15 each, as c0 c2 c4 c6 c1 c3 c5 c7, four bits each."""
     pairs |= pairs >> 12  # bytes 0, 1, 4 and 5 are c0 c2, c1 c3, c4 c6 and c5 c7
     even = (pairs & 0xFF) | (pairs >> 24 & 0xFF00)
     odd = (pairs >> 8 & 0xFF) | (pairs >> 32 & 0xFF00)
     return even | odd << 16
 
 
-@compiled(types.void(*[types.int64] * 6, types.Array(types.uint32, 3, "C")))
-def _lay_out_nibbles(address, row_bytes, block, first, size, runs, out):  # type: ignore[no-untyped-def]
-    for row in range(out.shape[0] * 16):
-        panel, lane, place = row // 16, row % 16, 0
-        for start in range(row * row_bytes + first, (row + 1) * row_bytes, block):
-            for run in range(address + start, address + start + runs * size, size):
-                for shift in range(0, 8, 4):
-                    for at in range(run, run + size, 8):
-                        out[panel, place, lane] = _joined(vl.read_u64(at) >> shift & 0x0F0F0F0F0F0F0F0F)
-                        place += 1
+def _build(source: str) -> Any:
+    """`source` is part of the key of numba's cache: the function inlines code of other files."""
+
+    @compiled(types.void(*[types.int64] * 9))
+    def lay_out(address, row_bytes, bits, block, first, size, runs, panels, to):  # type: ignore[no-untyped-def]
+        source  # noqa: B018
+        for top in range(address, address + panels * 16 * row_bytes, 16 * row_bytes):
+            for start in range(top + first, top + row_bytes, block):
+                for run in range(start, start + runs * size, size):
+                    if bits == 8:
+                        for at in range(run, run + size, 16):
+                            vl.transpose_bytes(at, row_bytes, to)
+                            to += 256
+                        continue
+                    for lane in range(16):
+                        place = to + 4 * lane
+                        for shift in range(0, 8, 4):
+                            for at in range(run + lane * row_bytes, run + lane * row_bytes + size, 8):
+                                eight = (vl.read_u64(at) >> shift) & 0x0F0F0F0F0F0F0F0F
+                                vl.write_low_i32(place, _joined(eight))
+                                place += 64
+                    to += 16 * size
+        return
+
+    return lay_out
 
 
-@compiled(types.void(*[types.int64] * 8))
-def _lay_out_bytes(address, row_bytes, block, first, size, runs, panels, to):  # type: ignore[no-untyped-def]
-    for row in range(0, panels * 16, 16):
-        for start in range(row * row_bytes + first, (row + 1) * row_bytes, block):
-            for at in range(address + start, address + start + runs * size, 16):
-                vl.transpose_bytes(at, row_bytes, to)
-                to += 256
+_run = _build(sources())
+
+
+def lay_out(rows: NDArray[np.uint8], at: NumbersAt, out: NDArray[np.uint8]) -> None:
+    """The numbers in (panels * 16, bytes) to panels: (panels, bytes). See `kernels.packed`."""
+    assert rows.flags.c_contiguous
+    assert out.flags.c_contiguous
+    assert len(rows) == 16 * len(out)
+    where = (at.bits, at.block, at.first, at.size, at.runs)
+    _run(rows.ctypes.data, rows.shape[1], *where, len(out), out.ctypes.data)
 
 
 @compiled(types.void(types.Array(types.uint64, 3, "C"), types.Array(types.uint32, 3, "C")))

@@ -1,6 +1,7 @@
 """Packed models on disk: laid out once, then mapped into memory at every start.
 
-`torch.save` aligns tensors to 64 bytes, a cache line, which the kernels' vector loads want.
+`torch.save` aligns tensors to 64 bytes, a cache line, which the kernels' vector loads want. The files have no
+checksums: `torch.load` reads them, and `unzip` does not.
 """
 
 from __future__ import annotations
@@ -90,13 +91,14 @@ def _write(model: Model, path: Path) -> None:
     packed = {name: [_fields(weight) for weight in weights] for name, weights, _ in _parts(model) if weights}
     plain = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.numel()}
     # Checksums take as long as all else (0.2 s of 0.4 for 700 MB), and what maps the file reads none.
+    checked = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"packed": packed, "plain": plain}, path)
     except RuntimeError as error:  # torch's writer raises no OSError where the disk is full
         raise OSError(f"{path} could not be written: {error}") from error
     finally:
-        torch.serialization.set_crc32_options(True)
+        torch.serialization.set_crc32_options(checked)
 
 
 def _size(model: Model) -> int:

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -6,26 +6,26 @@ import torch
 from ramify.kernels.threads import on_threads
 
 
-def test_each_thread_computes_alone_and_the_process_does_not() -> None:
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def test_each_thread_computes_alone_and_no_other_one_does() -> None:
     before = torch.get_num_threads()
-    seen: dict[int, int] = {}
+    seen: dict[int, tuple[int, int]] = {}
 
     def work(item: int) -> None:
         torch.ones(1 << 17).mul(item)
-        seen[item] = torch.get_num_threads()
+        seen[item] = torch.get_num_threads(), threads_of_a_new_thread()
 
-    later: list[int] = []
     torch.set_num_threads(3)
     try:
         on_threads(work, range(20))
-        here = torch.get_num_threads()
-        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
+        assert seen == dict.fromkeys(range(20), (1, 3))
+        assert (torch.get_num_threads(), threads_of_a_new_thread()) == (3, 3)
     finally:
         torch.set_num_threads(before)
-    assert seen == dict.fromkeys(range(20), 1)
-    assert (here, later) == (3, [3])
 
 
 def test_what_a_thread_raises_is_raised() -> None:

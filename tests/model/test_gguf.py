@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,32 @@ def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04" + whole[4:])
     with pytest.raises(InvalidRequest, match="not GGUF"):
         load(path)
+
+
+def test_a_relative_path_is_read_from_where_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = build(LLAMA)
+    write_gguf(reference, tmp_path / "tiny.gguf", "llama")
+    monkeypatch.chdir(tmp_path)
+    torch.testing.assert_close(
+        logits(load(Path("tiny.gguf")), prompt()), expected(reference, prompt()), atol=1e-4, rtol=0
+    )
+
+
+def test_a_header_is_kept_until_the_file_is_another(tmp_path: Path) -> None:
+    path, other = tmp_path / "tiny.gguf", tmp_path / "other.gguf"
+    write_gguf(build(LLAMA), path, "llama")
+    first = read_header(path)
+    first.metadata["llama.block_count"] = 99
+    again = read_header(path)
+    assert again.metadata["llama.block_count"] == 3
+    assert again.tensors == first.tensors
+    other.write_bytes(path.read_bytes().replace(b"blk.0.attn_v.weight", b"blk.0.attn_w.weight"))
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    other.replace(path)
+    os.utime(path, ns=times)
+    assert "blk.0.attn_w.weight" in read_header(path).tensors
 
 
 def test_the_header_is_read_without_the_vocabulary(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_blocks_stand_for_the_same_numbers(kind: str, monkeypatch: pytest.Monkey
     assert rows.format == ("int4" if kind in FOUR_BITS else "int8")
 
 
+def test_rows_of_other_widths_are_not_joined() -> None:
+    kind = GGMLQuantizationType.Q8_0
+    parts = [rows_of(random_blocks((16, width), kind).reshape(-1), kind, (16, width)) for width in (96, 64)]
+    with pytest.raises(ValueError, match="rows of one width"):
+        parts[0].joined(parts[1])  # type: ignore[union-attr, arg-type]
+
+
 def test_values_are_dequantised_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed tensor is never expanded as a whole."""
     sizes: list[int] = []

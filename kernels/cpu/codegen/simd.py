@@ -177,6 +177,11 @@ def _half_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return builder.bitcast(builder.shl(builder.zext(half, _i32), _i32(16)), _f32)
 
 
+def _set_low(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    builder.store(builder.trunc(value, _i32), pointer(builder, address, _i32))
+    return _i64(0)
+
+
 def _set_half(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
     half = builder.trunc(_narrowed(builder, builder.bitcast(value, _i32), _i32), ir.IntType(16))
     builder.store(half, pointer(builder, address, ir.IntType(16)))
@@ -277,6 +282,8 @@ def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
 read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
 read_i32 = _op1(types.int32, _at(_i32))
+write_low_i32 = _op2(types.int64, _set_low)
+"""The lower half of an int64."""
 read_u64 = _op1(types.uint64, _unaligned(_i64))
 read_i64, write_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
 fetch_increment = _op1(
@@ -329,15 +336,14 @@ def _transpose_bytes(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value,
     for _ in range(16):
         rows.append(load(builder, at))
         at = builder.add(at, stride)
-    # Each of four rounds joins what is half of all bytes apart: rows i and i + 8, byte by byte.
-    low, high = ([_i32(place + 16 * other) for place in places for other in range(2)]
-                 for places in (range(8), range(8, 16)))  # fmt: skip
+    # As four rows are transposed by two rounds, each of which joins row i and row i + 2, number by number:
+    # 00 01 02 03, 10 11 12 13, 20 …, 30 …  →  00 20 01 21, 02 22 03 23, 10 30 …, 12 32 …  →  00 10 20 30, …
+    joined = [place // 2 + 16 * (place % 2) for place in range(32)]
     for _ in range(4):
-        pairs = zip(rows[:8], rows[8:], strict=True)
         rows = [
-            builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_i32, 16), order))
-            for a, b in pairs
-            for order in (low, high)
+            builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_i32, 16), [_i32(k) for k in half]))
+            for a, b in zip(rows[:8], rows[8:], strict=True)
+            for half in (joined[:16], joined[16:])
         ]
     for index, row in enumerate(rows):
         builder.store(row, pointer(builder, builder.add(to, _i64(16 * index)), sixteen)).align = 1

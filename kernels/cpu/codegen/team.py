@@ -8,10 +8,12 @@ OpenMP code calls (libgomp ABI, "Implementing PARALLEL construct"); LLVM's and I
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,16 +26,29 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def compute_alone() -> None:
+    """Let torch's operations of the calling thread alone run without a team, where torch has OpenMP."""
+    torch.get_num_threads()  # a thread's first operation would take the process's number
+    setter = _openmp("omp_set_num_threads")
+    if setter is not None:
+        setter(1)
+
+
 @functools.cache
 def team_entry() -> int:
     """Address of a C function with GOMP_parallel's signature: it runs `fn(data)` on `threads` threads."""
+    entry = _openmp("GOMP_parallel")
+    if entry is None:
+        return python_team_entry()
+    return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
+
+
+def _openmp(name: str) -> Any:
+    """A function of the OpenMP library that torch is linked to; None without one."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
-        try:
-            entry = ctypes.CDLL(str(library)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
-    return python_team_entry()
+        with contextlib.suppress(OSError, AttributeError):
+            return getattr(ctypes.CDLL(str(library)), name)
+    return None
 
 
 def _python_team(body: int, data: int, threads: int, flags: int) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.kernels.cpu.packing import nibbles
-from ramify.kernels.rows import InPlace, NumbersAt, Rows, Stored
+from ramify.kernels.rows import NumbersAt, Rows, Stored, Verbatim
 
 CHUNK = 1 << 19
 """Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
@@ -30,25 +30,25 @@ Blocks = NDArray[np.uint8]
 
 def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Rows | None:
     """The matrix of `shape` in the bytes `raw`; None for a block type without a packed layout."""
-    if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _IN_PLACE):
+    if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _VERBATIM):
         return None
     data = torch.from_numpy(raw.reshape(shape[0], -1))
     return Rows.of(Stored((data,), *_decoder(kind)))
 
 
 @functools.cache
-def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], InPlace | None]:
+def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
     """What `Stored` needs of a type: the same each time."""
-    found = _IN_PLACE.get(kind)
+    verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
     def split(data: Tensor) -> Blocks:
         return data.numpy().reshape(len(data), -1, GGML_QUANT_SIZES[kind][1])
 
-    def laid(found: Scales, count: int) -> tuple[Tensor, Tensor | None]:
+    def laid(scales: Scales, count: int) -> tuple[Tensor, Tensor | None]:
         factors, offsets = (
             None if part is None else torch.from_numpy(np.ascontiguousarray(part.reshape(count, -1)))
-            for part in found
+            for part in scales
         )
         assert factors is not None
         return factors.bfloat16() if kind in _POWERS else factors, offsets
@@ -58,11 +58,10 @@ def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], InPl
         flat = torch.from_numpy(np.ascontiguousarray(numbers.reshape(len(data), -1)))
         return Rows(flat, *laid(scales, len(data)), table)
 
-    def scales(data: Tensor) -> tuple[Tensor, Tensor | None]:
-        assert found is not None
-        return laid(found[1](split(data)), len(data))
-
-    return decode, None if found is None else InPlace(found[0], scales)
+    if verbatim is None:
+        return decode, None
+    numbers_at, read_scales = verbatim
+    return decode, Verbatim(numbers_at, lambda data: laid(read_scales(split(data)), len(data)))
 
 
 def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
@@ -115,8 +114,8 @@ Read = tuple[NDArray[np.generic], Scales]
 
 
 def _read(blocks: Blocks, kind: GGMLQuantizationType) -> Read:
-    if kind in _IN_PLACE:
-        at, scales = _IN_PLACE[kind]
+    if kind in _VERBATIM:
+        at, scales = _VERBATIM[kind]
         return _numbers(blocks, at), scales(blocks)
     if kind in _GROUPS:
         numbers, factors = _int8_numbers(blocks.reshape(-1, blocks.shape[-1]), kind)
@@ -237,7 +236,7 @@ def _nvfp4_scales(blocks: Blocks) -> Scales:
     return np.where(bits == 127, np.float32(0), factors), None
 
 
-_IN_PLACE: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales]]] = {
+_VERBATIM: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales]]] = {
     kind: (NumbersAt(8 if bits == 8 else 4, GGML_QUANT_SIZES[kind][1], first, size, runs), scales)
     for kind, bits, first, size, runs, scales in (
         (GGMLQuantizationType.Q4_0, 4, 2, 16, 1, _q4_0_scales),

@@ -59,7 +59,7 @@ def read_header(path: Path) -> GGUFHeader:
     Raises `InvalidRequest` unless each is a little-endian GGUF file of version 2 or 3, `NotFound` for a split
     that is missing.
     """
-    paths = splits_of(path)
+    paths = [place.absolute() for place in splits_of(path)]
     for place in paths:
         if not place.is_file():
             raise NotFound(
@@ -76,7 +76,8 @@ def read_header(path: Path) -> GGUFHeader:
             field="model",
             remedy=f"Give the files their names again: NAME-00001-of-{count:05}.gguf, …",
         )
-    return replace(headers[0], paths=tuple(paths), tensors=tensors)
+    metadata = dict(headers[0].metadata)  # the caller's own: headers are kept
+    return replace(headers[0], paths=tuple(paths), metadata=metadata, tensors=tensors)
 
 
 def splits_of(path: Path) -> list[Path]:
@@ -119,11 +120,13 @@ def size_of_header(begin: bytes) -> int | None:
 
 def _read(path: Path) -> GGUFHeader:
     status = path.stat()
-    return _read_once(path.absolute(), status.st_size, status.st_mtime_ns)
+    return _read_once(
+        path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    )
 
 
 @functools.lru_cache(maxsize=8)
-def _read_once(path: Path, size: int, changed: int) -> GGUFHeader:
+def _read_once(path: Path, *_version: int) -> GGUFHeader:
     """Kept, as a start asks for it several times: a vocabulary of 49,000 takes 0.1 s to step over."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
