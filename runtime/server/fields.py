@@ -6,6 +6,7 @@ accepted and ignored. Every error names its field.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -172,9 +173,20 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
         problem = str(error)
         if not path and not bytes(memoryview(data)[:64]).strip():
             problem = "it is empty; send a JSON object"
+        elif "truncated" in problem and _ends(data):  # msgspec says so of a half of a surrogate pair too
+            problem = r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
     raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
+
+
+def _ends(data: bytes | msgspec.Raw) -> bool:
+    """Whether it is whole as JSON for Python, which takes halves of surrogate pairs."""
+    try:
+        json.loads(bytes(memoryview(data)))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 async def read_fields(request: Request) -> Fields:
