@@ -237,17 +237,14 @@ def _nvfp4_scales(blocks: Blocks) -> Scales:
 
 
 _VERBATIM: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales]]] = {
-    kind: (NumbersAt(8 if bits == 8 else 4, GGML_QUANT_SIZES[kind][1], first, size, runs), scales)
-    for kind, bits, first, size, runs, scales in (
-        (GGMLQuantizationType.Q4_0, 4, 2, 16, 1, _q4_0_scales),
-        (GGMLQuantizationType.Q4_1, 4, 4, 16, 1, _factor_and_offset),
-        (GGMLQuantizationType.Q8_0, 8, 2, 32, 1, _one_factor),
-        (GGMLQuantizationType.Q4_K, 4, 16, 32, 4, _k_scales),
-        (GGMLQuantizationType.IQ4_NL, 4, 2, 16, 1, _one_factor),
-        (GGMLQuantizationType.IQ4_XS, 4, 8, 16, 8, _iq4_xs_scales),
-        (GGMLQuantizationType.MXFP4, 4, 1, 16, 1, _mxfp4_scales),
-        (GGMLQuantizationType.NVFP4, 4, 4, 8, 4, _nvfp4_scales),
-    )
+    GGMLQuantizationType.Q4_0: (NumbersAt(4, block=18, first=2, size=16), _q4_0_scales),
+    GGMLQuantizationType.Q4_1: (NumbersAt(4, block=20, first=4, size=16), _factor_and_offset),
+    GGMLQuantizationType.Q8_0: (NumbersAt(8, block=34, first=2, size=32), _one_factor),
+    GGMLQuantizationType.Q4_K: (NumbersAt(4, block=144, first=16, size=32, runs=4), _k_scales),
+    GGMLQuantizationType.IQ4_NL: (NumbersAt(4, block=18, first=2, size=16), _one_factor),
+    GGMLQuantizationType.IQ4_XS: (NumbersAt(4, block=136, first=8, size=16, runs=8), _iq4_xs_scales),
+    GGMLQuantizationType.MXFP4: (NumbersAt(4, block=17, first=1, size=16), _mxfp4_scales),
+    GGMLQuantizationType.NVFP4: (NumbersAt(4, block=36, first=4, size=8, runs=4), _nvfp4_scales),
 }
 """Types whose numbers lie in their blocks as the kernels have them, and what reads their scales."""
 
