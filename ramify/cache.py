@@ -73,15 +73,19 @@ class Entry:
 def entries(kind: str | None = None) -> list[Entry]:
     """What is there, of `kind` or of all kinds, the last used first."""
     kinds = [home() / kind] if kind else [path for path in home().glob("[!.]*") if path.is_dir()]
-    found = []
-    for folder in kinds:
-        for path in folder.glob("[!.]*"):
-            stats = _stats(path)
-            if stats:
-                size = sum(stat.st_size for stat in stats if not S_ISDIR(stat.st_mode))
-                used = max(stat.st_mtime for stat in stats)
-                found.append(Entry(folder.name, path.name, path, size, used))
+    found = [entry for folder in kinds for entry in entries_in(folder, folder.name)]
     return sorted(found, key=lambda entry: (-entry.used, entry.kind, entry.name))
+
+
+def entries_in(folder: Path, kind: str) -> list[Entry]:
+    """The entries of one folder, which need not be in `home`."""
+    found = []
+    for path in folder.glob("[!.]*"):
+        stats = _stats(path)
+        if stats:
+            size = sum(stat.st_size for stat in stats if not S_ISDIR(stat.st_mode))
+            found.append(Entry(kind, path.name, path, size, max(stat.st_mtime for stat in stats)))
+    return found
 
 
 def _stats(path: Path) -> list[os.stat_result]:
@@ -228,10 +232,7 @@ def _lock(entry: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning(
-                "Another thread or process is making %s in the cache; waiting for it.",
-                path.parent.relative_to(home()),
-            )
+            log.info("Another thread or process is making %s in the cache; waiting for it.", entry)
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

@@ -12,22 +12,18 @@ Threads would not help: numba holds one lock for a whole process.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.metadata
 import logging
 import os
-import platform
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import ramify.cache as cache
+from ramify import cache, machine_code
 from ramify.runtime.cores import usable_cores
 
 log = logging.getLogger("ramify")
@@ -36,16 +32,18 @@ log = logging.getLogger("ramify")
 class Modules(NamedTuple):
     """Modules to compile by importing them: each group in a process of its own, then `last` in this one."""
 
-    name: str
+    title: str
+    takes: str
+    """Time on two cores, for the log."""
     groups: tuple[tuple[str, ...], ...]
     last: str
 
 
-_CPUINFO = Path("/proc/cpuinfo")
 _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
 
 KERNELS = Modules(
-    "kernels",
+    "CPU kernels",
+    "20 s to 2 minutes",
     (
         (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
         (
@@ -63,7 +61,8 @@ KERNELS = Modules(
 there, and 150 s on Zen 3."""
 
 GRAMMARS = Modules(
-    "grammars",
+    "grammar engine",
+    "20 s to 1 minute",
     (
         (f"{_AUTOMATON}.subset_construction",),
         tuple(f"{_AUTOMATON}.{name}" for name in ("loops", "nondeterministic_walk", "pruning", "runs")),
@@ -81,50 +80,30 @@ def compile_kernels() -> None:
 
     A kernel that cannot be compiled fails when it is imported.
     """
-    if _entry(KERNELS).is_dir():
-        return
-    log.warning("Compiling the CPU kernels for this processor, once: 20 to 50 s on two cores.")
-    _ensure(KERNELS, meanwhile=threading.Thread(target=_ensure, args=(GRAMMARS,), daemon=True).start)
+    if not _entry(KERNELS).is_dir():
+        _ensure(KERNELS, meanwhile=threading.Thread(target=_ensure, args=(GRAMMARS,), daemon=True).start)
 
 
 def compile_grammars() -> None:
     """Return when the functions that constraints need are compiled."""
     if not _entry(GRAMMARS).is_dir():
-        log.warning("Compiling the grammar engine for this processor, once: 10 to 50 s on two cores.")
         _ensure(GRAMMARS)
 
 
 def _entry(modules: Modules) -> Path:
-    """The folder of the cache that is there once these sources have been compiled for this processor."""
-    folders = {_file(module).parent for group in modules.groups for module in group}
-    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
-    versions = platform.python_version(), importlib.metadata.version("numba")
-    return cache.entry_of(sources, "compiled", modules.name, *versions, _processor(), *settings)
-
-
-def _file(module: str) -> Path:
-    """The source of `module`, which is not imported."""
-    found = find_spec(module)
-    assert found is not None, module
-    assert found.origin is not None, module
-    return Path(found.origin)
-
-
-@functools.cache
-def _processor() -> str:
-    """The instruction sets, as Linux lists them."""
-    try:
-        lines = _CPUINFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    """The folder of the cache that is there once these modules have been compiled."""
+    return (
+        machine_code.folder(modules.last.rpartition(".")[0]) / f"{modules.title.replace(' ', '-')}-compiled"
+    )
 
 
 def _ensure(modules: Modules, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Compile `modules` unless that was done before; of several processes one does, and the others wait."""
 
     def build(folder: Path) -> None:
+        log.warning(
+            "Compiling the %s for this processor, once: %s on two cores.", modules.title, modules.takes
+        )
         with ThreadPoolExecutor(len(modules.groups)) as threads:
             compiling = [threads.submit(_import, group) for group in modules.groups]
             meanwhile()
@@ -134,7 +113,8 @@ def _ensure(modules: Modules, meanwhile: Callable[[], None] = lambda: None) -> N
         (folder / "modules").write_text(f"{modules.groups} {modules.last}\n")
 
     try:
-        cache.remove_outdated(cache.ensure(_entry(modules), build))
+        entry = cache.ensure(_entry(modules), build)
+        cache.bound(machine_code.KIND, machine_code.MOST_BYTES, using=entry.parent)
     except Exception as error:  # whoever needs these functions compiles them, or says what is wrong
         log.info("not compiled ahead: %s", error)
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify import machine_code
+
 
 def pytest_configure() -> None:
     """Of several test processes each keeps to one core, with the engines that it starts.
@@ -19,6 +21,8 @@ def pytest_configure() -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    # Tests that set RAMIFY_HOME to an empty folder find compiled code all the same.
+    os.environ["NUMBA_CACHE_DIR"] = str(machine_code.root())
     gc.disable()
 
 

@@ -30,3 +30,7 @@ An example: ``root ::= "a" root "b" | "c"`` becomes
 
 A final state that has no edge for a byte pops the stack, and the state popped reads the byte.
 """
+
+from ramify.machine_code import keep_outside_the_package
+
+keep_outside_the_package()

@@ -54,7 +54,7 @@ from ramify.kernels.cpu.attention_softmax import clear, finish, merge
 from ramify.kernels.cpu.attention_tile import attend
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
@@ -63,23 +63,17 @@ SERIAL_WORK = 20_000
 """Vector operations (a few us of work) below which a second thread would not help."""
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take items until none are left."""
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
-        items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take items until none are left."""
+    frame = carray(data, 1, FRAME)[0]
+    scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+    items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
+    index = vl.fetch_increment(frame.counters)
+    while index < frame.item_count:
+        later = min(index + frame.threads, frame.item_count - 1)  # what this thread is likely to take next
+        attend(frame, items[index], items[later], scratch)
         index = vl.fetch_increment(frame.counters)
-        while index < frame.item_count:
-            later = min(
-                index + frame.threads, frame.item_count - 1
-            )  # what this thread is likely to take next
-            attend(frame, items[index], items[later], scratch)
-            index = vl.fetch_increment(frame.counters)
-
-    return body
 
 
 _FRAME_BYTES, _ITEM_BYTES = FRAME.itemsize, ITEM.itemsize
@@ -167,98 +161,92 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
     return count
 
 
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 26, *[types.float64] * 2, *[types.int64] * 5))
-    def run(  # type: ignore[no-untyped-def]
-        q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
-        group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped,
-        sinks, tokens, order, cascade, rounded, query_factor, score_factor,
-        threads, team, body, arena, arena_bytes,
-    ):  # fmt: skip
-        """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
-        wrong."""
-        sources  # noqa: B018
-        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-        frame.q, frame.q_token, frame.k, frame.v = q, q_token, k, v
-        frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
-        frame.page_size, frame.out, frame.out_token = page_size, out, out_token
-        frame.group, frame.dim, frame.bf16 = group, dim, bf16
-        frame.dots = dots_of(bf16, dim)
-        frame.rounded = rounded and frame.dots
-        frame.value_row = 4 * vl.round_up(dim, PANEL)
-        frame.window, frame.capped, frame.sinks = window, capped, sinks
-        frame.query_factor, frame.score_factor = query_factor, score_factor
-        frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
-        frame.table, frame.table_width = table, table_width
-        frame.order, frame.common = order, order + 8 * sequences
-        queries_an_item = max(1, ITEM_ROWS // group)
-        # A tile's last five rows are computed as six.
-        frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
-        frame.scratch_bytes = vl.round_up(scratch_bytes(frame), 64)
+@compiled(types.int64(*[types.int64] * 26, *[types.float64] * 2, *[types.int64] * 5))
+def run(  # type: ignore[no-untyped-def]
+    q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
+    group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped,
+    sinks, tokens, order, cascade, rounded, query_factor, score_factor,
+    threads, team, body, arena, arena_bytes,
+):  # fmt: skip
+    """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
+    wrong."""
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    frame.q, frame.q_token, frame.k, frame.v = q, q_token, k, v
+    frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
+    frame.page_size, frame.out, frame.out_token = page_size, out, out_token
+    frame.group, frame.dim, frame.bf16 = group, dim, bf16
+    frame.dots = dots_of(bf16, dim)
+    frame.rounded = rounded and frame.dots
+    frame.value_row = 4 * vl.round_up(dim, PANEL)
+    frame.window, frame.capped, frame.sinks = window, capped, sinks
+    frame.query_factor, frame.score_factor = query_factor, score_factor
+    frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
+    frame.table, frame.table_width = table, table_width
+    frame.order, frame.common = order, order + 8 * sequences
+    queries_an_item = max(1, ITEM_ROWS // group)
+    # A tile's last five rows are computed as six.
+    frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
+    frame.scratch_bytes = vl.round_up(scratch_bytes(frame), 64)
 
-        count, blocks, work, listed = 0, 0, 0, 0
-        for sequence in range(sequences):
-            first = vl.read_i32(starts + 4 * sequence)
-            length = vl.read_i32(starts + 4 * sequence + 4) - first
-            stored = vl.read_i32(lens + 4 * sequence)
-            if first < 0 or length < 0 or first + length > tokens:
-                return -1 - sequence
-            if stored < length or stored > table_width * page_size:
-                return -1 - sequence
-            listed += length
-            for query in range(0, length, queries_an_item):
-                queries = min(queries_an_item, length - query)
-                begin, end = visible_blocks(frame, stored - length + query, queries)
-                count += 1
-                blocks += end - begin
-                work += (end - begin) * BLOCK * (dim // LANES + 1) * (2 * queries * group + 12)
-        if count == 0:
-            return 0
-        count, blocks, work = count * kv_heads, blocks * kv_heads, work * kv_heads
-        if work < SERIAL_WORK:
-            threads = 1
-        frame.cascade_rows = 0
-        if cascade != 0 and sequences > 1 and sort_sequences(frame):
-            frame.cascade_rows = choose_rows(frame, threads)
-        span = blocks
-        if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
-            span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
-        split = span < blocks
-        counters = arena + vl.round_up(_FRAME_BYTES, 64)
-        scratch = counters + _COUNTER_BYTES
-        items_at = scratch + threads * frame.scratch_bytes
-        most = count + blocks // span if split else count
-        segments = items_at + most * _ITEM_BYTES
-        queries_at = segments + (most + 2 * sequences) * SEGMENT_BYTES
-        stack = queries_at + listed * QUERY_BYTES
-        partial = vl.round_up(stack + 24 * sequences + 24, 64)
-        end_of_arena = partial
-        if split:
-            end_of_arena += blocks * vl.round_up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
-        if end_of_arena > arena + arena_bytes:
-            return end_of_arena - arena
-
-        frame.scratch, frame.blocks = scratch, 0
-        items = carray(vl.as_pointer(items_at), most, ITEM)
-        count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
-        frame.items, frame.item_count = items_at, count
-        frame.counters = counters
-        vl.write_i64(counters, 0)
-        vl.write_i64(counters + 64, 0)
-        frame.threads, frame.split = min(threads, count), split
-        if frame.threads == 1:
-            call_address(body, arena)  # a team of one would cost 0.8 us
-        else:
-            run_on_team(team, body, arena, frame.threads)
-        if split:
-            _merge_split_items(frame, items, count)
+    count, blocks, work, listed = 0, 0, 0, 0
+    for sequence in range(sequences):
+        first = vl.read_i32(starts + 4 * sequence)
+        length = vl.read_i32(starts + 4 * sequence + 4) - first
+        stored = vl.read_i32(lens + 4 * sequence)
+        if first < 0 or length < 0 or first + length > tokens:
+            return -1 - sequence
+        if stored < length or stored > table_width * page_size:
+            return -1 - sequence
+        listed += length
+        for query in range(0, length, queries_an_item):
+            queries = min(queries_an_item, length - query)
+            begin, end = visible_blocks(frame, stored - length + query, queries)
+            count += 1
+            blocks += end - begin
+            work += (end - begin) * BLOCK * (dim // LANES + 1) * (2 * queries * group + 12)
+    if count == 0:
         return 0
+    count, blocks, work = count * kv_heads, blocks * kv_heads, work * kv_heads
+    if work < SERIAL_WORK:
+        threads = 1
+    frame.cascade_rows = 0
+    if cascade != 0 and sequences > 1 and sort_sequences(frame):
+        frame.cascade_rows = choose_rows(frame, threads)
+    span = blocks
+    if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
+        span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
+    split = span < blocks
+    counters = arena + vl.round_up(_FRAME_BYTES, 64)
+    scratch = counters + _COUNTER_BYTES
+    items_at = scratch + threads * frame.scratch_bytes
+    most = count + blocks // span if split else count
+    segments = items_at + most * _ITEM_BYTES
+    queries_at = segments + (most + 2 * sequences) * SEGMENT_BYTES
+    stack = queries_at + listed * QUERY_BYTES
+    partial = vl.round_up(stack + 24 * sequences + 24, 64)
+    end_of_arena = partial
+    if split:
+        end_of_arena += blocks * vl.round_up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
+    if end_of_arena > arena + arena_bytes:
+        return end_of_arena - arena
 
-    return run
+    frame.scratch, frame.blocks = scratch, 0
+    items = carray(vl.as_pointer(items_at), most, ITEM)
+    count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
+    frame.items, frame.item_count = items_at, count
+    frame.counters = counters
+    vl.write_i64(counters, 0)
+    vl.write_i64(counters + 64, 0)
+    frame.threads, frame.split = min(threads, count), split
+    if frame.threads == 1:
+        call_address(body, arena)  # a team of one would cost 0.8 us
+    else:
+        run_on_team(team, body, arena, frame.threads)
+    if split:
+        _merge_split_items(frame, items, count)
+    return 0
 
 
-_body = _build_body(sources())
-run = _build_run(sources())
 body_address = _body.address
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from ramify.kernels.checks import check_packed_experts
 from ramify.kernels.cpu import linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -263,59 +262,54 @@ LAYOUT_BYTES = LAYOUT.itemsize
 _WORK_BYTES = -(-WORK.itemsize // 64) * 64
 
 
-def _build(sources: str) -> Any:
-    @compiled(types.int64(types.int64))
-    def run(call_at):  # type: ignore[no-untyped-def]
-        """Returns 0 when done, else the bytes that the arena must have; nothing is written to out then."""
-        sources  # noqa: B018
-        call = carray(vl.as_pointer(call_at), 1, CALL)[0]
-        experts = carray(vl.as_pointer(call.experts), 1, EXPERTS)[0]
-        work = carray(vl.as_pointer(call.arena), 1, WORK)[0]
-        tokens, hidden, size = call.tokens, experts.hidden, 2 if call.bf16 else 4
-        _lay_out(work, experts, tokens, size, call.arena + _WORK_BYTES)
-        arena, room = work.end, call.arena + call.arena_bytes - work.end
-        if room < 0:
-            return -room + call.arena_bytes
-        x, x_row = call.x, call.x_row
-        if call.norm:
-            x, x_row = work.normed, hidden * size
-            for token in range(tokens):
-                at = call.x + token * call.x_row
-                normalise(at, x + token * x_row, call.norm, hidden, call.eps, call.bf16, call.bf16)
-        used = arena - call.arena
-        row = 4 * (experts.count + (1 if experts.shared_gate else 0))
-        missing = _whole(call, experts.router, x, x_row, work.logits, row, 0, arena, room)
-        if missing:
-            return used + missing
+@compiled(types.int64(types.int64))
+def run(call_at):  # type: ignore[no-untyped-def]
+    """Returns 0 when done, else the bytes that the arena must have; nothing is written to out then."""
+    call = carray(vl.as_pointer(call_at), 1, CALL)[0]
+    experts = carray(vl.as_pointer(call.experts), 1, EXPERTS)[0]
+    work = carray(vl.as_pointer(call.arena), 1, WORK)[0]
+    tokens, hidden, size = call.tokens, experts.hidden, 2 if call.bf16 else 4
+    _lay_out(work, experts, tokens, size, call.arena + _WORK_BYTES)
+    arena, room = work.end, call.arena + call.arena_bytes - work.end
+    if room < 0:
+        return -room + call.arena_bytes
+    x, x_row = call.x, call.x_row
+    if call.norm:
+        x, x_row = work.normed, hidden * size
         for token in range(tokens):
-            _route(experts, work, token)
-        _sort(experts, work, tokens)
-        inner_row = experts.size * size
-        missing = _products(call, experts, work, experts.gate_up, x, x_row, work.rows, work.inner, inner_row,
-                            call.bf16, arena, room)  # fmt: skip
+            at = call.x + token * call.x_row
+            normalise(at, x + token * x_row, call.norm, hidden, call.eps, call.bf16, call.bf16)
+    used = arena - call.arena
+    row = 4 * (experts.count + (1 if experts.shared_gate else 0))
+    missing = _whole(call, experts.router, x, x_row, work.logits, row, 0, arena, room)
+    if missing:
+        return used + missing
+    for token in range(tokens):
+        _route(experts, work, token)
+    _sort(experts, work, tokens)
+    inner_row = experts.size * size
+    missing = _products(call, experts, work, experts.gate_up, x, x_row, work.rows, work.inner, inner_row,
+                        call.bf16, arena, room)  # fmt: skip
+    if missing:
+        return used + missing
+    missing = _products(call, experts, work, experts.down, work.inner, inner_row, 0, work.y, 4 * hidden,
+                        0, arena, room)  # fmt: skip
+    if missing:
+        return used + missing
+    if experts.shared_gate_up:
+        inner_row = experts.shared_size * size
+        missing = _whole(call, experts.shared_gate_up, x, x_row, work.shared, inner_row, call.bf16, arena,
+                         room)  # fmt: skip
         if missing:
             return used + missing
-        missing = _products(call, experts, work, experts.down, work.inner, inner_row, 0, work.y, 4 * hidden,
-                            0, arena, room)  # fmt: skip
+        missing = _whole(call, experts.shared_down, work.shared, inner_row, work.shared_y, 4 * hidden, 0,
+                         arena, room)  # fmt: skip
         if missing:
             return used + missing
-        if experts.shared_gate_up:
-            inner_row = experts.shared_size * size
-            missing = _whole(call, experts.shared_gate_up, x, x_row, work.shared, inner_row, call.bf16, arena,
-                             room)  # fmt: skip
-            if missing:
-                return used + missing
-            missing = _whole(call, experts.shared_down, work.shared, inner_row, work.shared_y, 4 * hidden, 0,
-                             arena, room)  # fmt: skip
-            if missing:
-                return used + missing
-        _sum(call, experts, work)
-        return 0
-
-    return run
+    _sum(call, experts, work)
+    return 0
 
 
-run = _build(sources())
 arena = Arena()
 
 

@@ -17,7 +17,6 @@ not taken: its sums depend on where a chunk begins, and here the rule is about 1
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from ramify.kernels.cpu.attention import SERIAL_WORK
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -199,116 +198,101 @@ def _item(frame, sequence, key_head, scratch):  # type: ignore[no-untyped-def]
                 vl.write_f32(to + i * frame.conv_channel + tap * frame.conv_tap, vl.read_f32(at + 4 * i))
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take items until none are left."""
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take items until none are left."""
+    frame = carray(data, 1, FRAME)[0]
+    scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+    index = vl.fetch_increment(frame.counters)
+    while index < frame.sequences * frame.key_heads:
+        # The last sequences first: prefills come after decodes, and long items are best started first.
+        sequence = frame.sequences - 1 - index // frame.key_heads
+        _item(frame, sequence, index % frame.key_heads, scratch)
         index = vl.fetch_increment(frame.counters)
-        while index < frame.sequences * frame.key_heads:
-            # The last sequences first: prefills come after decodes, and long items are best started first.
-            sequence = frame.sequences - 1 - index // frame.key_heads
-            _item(frame, sequence, index % frame.key_heads, scratch)
-            index = vl.fetch_increment(frame.counters)
-
-    return body
 
 
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 33))
-    def run(  # type: ignore[no-untyped-def]
-        qkv, qkv_row, b, b_row, a, a_row, bf16, weights, a_log, dt_bias,
-        conv, conv_slot, conv_channel, conv_tap, recurrent, recurrent_slot, slot_count,
-        slots, starts, lens, sequences, key_heads, heads, key_dim, value_dim, width, out, tokens,
-        threads, team, body, arena, arena_bytes,
-    ):  # fmt: skip
-        """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of
-        sequence i are wrong."""
-        sources  # noqa: B018
-        group = heads // key_heads
-        row = 4 * (2 * key_dim + group * value_dim)
-        scratch_bytes = vl.round_up((width - 1 + 2 * BLOCK) * row + 8 * BLOCK, 64)
-        counters = vl.round_up(_FRAME_BYTES, 64)
-        needed = counters + _COUNTER_BYTES + threads * scratch_bytes
-        if needed > arena_bytes:
-            return needed
-        work = 0
-        for sequence in range(sequences):
-            first = vl.read_i32(starts + 4 * sequence)
-            count = vl.read_i32(starts + 4 * sequence + 4) - first
-            slot = vl.read_i64(slots + 8 * sequence)
-            if first < 0 or count < 0 or first + count > tokens or vl.read_i32(lens + 4 * sequence) < count:
-                return -1 - sequence
-            if slot < 0 or slot >= slot_count:
-                return -1 - sequence
-            work += count * heads * key_dim * (value_dim // LANES) * 4
-        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-        frame.qkv, frame.qkv_row, frame.b, frame.b_row, frame.a, frame.a_row = (
-            qkv,
-            qkv_row,
-            b,
-            b_row,
-            a,
-            a_row,
-        )
-        frame.bf16, frame.weights, frame.a_log, frame.dt_bias = bf16, weights, a_log, dt_bias
-        frame.conv, frame.conv_slot, frame.conv_channel, frame.conv_tap = (
-            conv,
-            conv_slot,
-            conv_channel,
-            conv_tap,
-        )
-        frame.recurrent, frame.recurrent_slot = recurrent, recurrent_slot
-        frame.slots, frame.starts, frame.lens, frame.sequences = slots, starts, lens, sequences
-        frame.key_heads, frame.group, frame.key_dim, frame.value_dim = key_heads, group, key_dim, value_dim
-        frame.width, frame.out, frame.out_row = width, out, heads * value_dim * (2 if bf16 else 4)
-        frame.counters, frame.scratch_bytes = arena + counters, scratch_bytes
-        frame.scratch = arena + counters + _COUNTER_BYTES
-        vl.write_i64(frame.counters, 0)
-        vl.write_i64(frame.counters + 64, 0)
-        if work < SERIAL_WORK or threads == 1:
-            call_address(body, arena)
-        else:
-            run_on_team(team, body, arena, min(threads, sequences * key_heads))
-        return 0
-
-    return run
+@compiled(types.int64(*[types.int64] * 33))
+def run(  # type: ignore[no-untyped-def]
+    qkv, qkv_row, b, b_row, a, a_row, bf16, weights, a_log, dt_bias,
+    conv, conv_slot, conv_channel, conv_tap, recurrent, recurrent_slot, slot_count,
+    slots, starts, lens, sequences, key_heads, heads, key_dim, value_dim, width, out, tokens,
+    threads, team, body, arena, arena_bytes,
+):  # fmt: skip
+    """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of
+    sequence i are wrong."""
+    group = heads // key_heads
+    row = 4 * (2 * key_dim + group * value_dim)
+    scratch_bytes = vl.round_up((width - 1 + 2 * BLOCK) * row + 8 * BLOCK, 64)
+    counters = vl.round_up(_FRAME_BYTES, 64)
+    needed = counters + _COUNTER_BYTES + threads * scratch_bytes
+    if needed > arena_bytes:
+        return needed
+    work = 0
+    for sequence in range(sequences):
+        first = vl.read_i32(starts + 4 * sequence)
+        count = vl.read_i32(starts + 4 * sequence + 4) - first
+        slot = vl.read_i64(slots + 8 * sequence)
+        if first < 0 or count < 0 or first + count > tokens or vl.read_i32(lens + 4 * sequence) < count:
+            return -1 - sequence
+        if slot < 0 or slot >= slot_count:
+            return -1 - sequence
+        work += count * heads * key_dim * (value_dim // LANES) * 4
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    frame.qkv, frame.qkv_row, frame.b, frame.b_row, frame.a, frame.a_row = (
+        qkv,
+        qkv_row,
+        b,
+        b_row,
+        a,
+        a_row,
+    )
+    frame.bf16, frame.weights, frame.a_log, frame.dt_bias = bf16, weights, a_log, dt_bias
+    frame.conv, frame.conv_slot, frame.conv_channel, frame.conv_tap = (
+        conv,
+        conv_slot,
+        conv_channel,
+        conv_tap,
+    )
+    frame.recurrent, frame.recurrent_slot = recurrent, recurrent_slot
+    frame.slots, frame.starts, frame.lens, frame.sequences = slots, starts, lens, sequences
+    frame.key_heads, frame.group, frame.key_dim, frame.value_dim = key_heads, group, key_dim, value_dim
+    frame.width, frame.out, frame.out_row = width, out, heads * value_dim * (2 if bf16 else 4)
+    frame.counters, frame.scratch_bytes = arena + counters, scratch_bytes
+    frame.scratch = arena + counters + _COUNTER_BYTES
+    vl.write_i64(frame.counters, 0)
+    vl.write_i64(frame.counters + 64, 0)
+    if work < SERIAL_WORK or threads == 1:
+        call_address(body, arena)
+    else:
+        run_on_team(team, body, arena, min(threads, sequences * key_heads))
+    return 0
 
 
-def _build_gate(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 12, types.float64))
-    def gated(  # type: ignore[no-untyped-def]
-        x, x_token, gate, gate_token, out, out_token, weight, weight_bf16, tokens, heads, size, bf16, eps
-    ):
-        sources  # noqa: B018
-        bytes_, weight_bytes = 2 if bf16 else 4, 2 if weight_bf16 else 4
-        for token in range(tokens):
-            for head in range(heads):
-                offset = head * size * bytes_
-                at, to = x + token * x_token + offset, out + token * out_token + offset
-                by = gate + token * gate_token + offset
-                scale = vl.splat_f32(1.0)
+@compiled(types.int64(*[types.int64] * 12, types.float64))
+def _gated(  # type: ignore[no-untyped-def]
+    x, x_token, gate, gate_token, out, out_token, weight, weight_bf16, tokens, heads, size, bf16, eps
+):
+    bytes_, weight_bytes = 2 if bf16 else 4, 2 if weight_bf16 else 4
+    for token in range(tokens):
+        for head in range(heads):
+            offset = head * size * bytes_
+            at, to = x + token * x_token + offset, out + token * out_token + offset
+            by = gate + token * gate_token + offset
+            scale = vl.splat_f32(1.0)
+            if weight:
+                scale = vl.broadcast(inverse_rms(at, size, eps, bf16))
+            for i in range(0, size, LANES):
+                g = vl.load_as(by + bytes_ * i, bf16)
+                factor = _sigmoid(g)
                 if weight:
-                    scale = vl.broadcast(inverse_rms(at, size, eps, bf16))
-                for i in range(0, size, LANES):
-                    g = vl.load_as(by + bytes_ * i, bf16)
-                    factor = _sigmoid(g)
-                    if weight:
-                        factor = vl.mul(
-                            vl.mul(factor, g),
-                            vl.mul(scale, vl.load_as(weight + weight_bytes * i, weight_bf16)),
-                        )
-                    vl.store_as(to + bytes_ * i, vl.mul(vl.load_as(at + bytes_ * i, bf16), factor), bf16)
-        return 0
-
-    return gated
+                    factor = vl.mul(
+                        vl.mul(factor, g),
+                        vl.mul(scale, vl.load_as(weight + weight_bytes * i, weight_bf16)),
+                    )
+                vl.store_as(to + bytes_ * i, vl.mul(vl.load_as(at + bytes_ * i, bf16), factor), bf16)
+    return 0
 
 
-_body = _build_body(sources())
-run = _build_run(sources())
-_gated = _build_gate(sources())
 body_address = _body.address
 arena = Arena()
 

@@ -8,7 +8,6 @@ functions that the single operations run, in the same order, so the results have
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from ramify.kernels.checks import check_attention, check_rope, check_store, wron
 from ramify.kernels.cpu import attention, experts, linear, rope
 from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -95,87 +94,78 @@ def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps, extra, extra_
     )  # fmt: skip
 
 
-def _build(sources: str) -> Any:
-    @compiled(types.int64(types.int64, types.float64))
-    def run(step_at, query_factor):  # type: ignore[no-untyped-def]
-        """Run the operations from `step.place` on.
+@compiled(types.int64(types.int64, types.float64))
+def _run(step_at, query_factor):  # type: ignore[no-untyped-def]
+    """Run the operations from `step.place` on.
 
-        Returns 0 when done; n > 0 if the operation at `place` needs an arena of n bytes (call again to go
-        on); -1 - i if the lengths of sequence i are wrong.
-        """
-        sources  # noqa: B018
-        step = carray(vl.as_pointer(step_at), 1, STEP)[0]
-        layers = carray(vl.as_pointer(step.layers), step.layer_count, LAYER)
-        size = 2 if step.bf16 else 4
-        head = step.dim * size
-        qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
-        while step.place < OPERATIONS * step.layer_count:
-            layer = layers[step.place // OPERATIONS]
-            operation = step.place % OPERATIONS
-            missing = 0
-            if operation == 0:
-                x, norm, eps = step.x, layer.attention_norm, layer.attention_eps
-                extra = _adapt(step, layer.qkv_lora, layer.qkv, qkv_row // size, x, step.x_row, norm, eps)
-                missing = _linear(step, layer.qkv, x, step.x_row, step.qkv, qkv_row, 0, norm, eps, extra, 0)
-                if layer.key_layout and missing == 0:
-                    to = step.qkv + layer.key_from
-                    missing = _linear(
-                        step, layer.key_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
-                        layer.key_from // size * 4,
-                    )  # fmt: skip
-                if layer.value_layout and missing == 0:
-                    to = step.qkv + layer.value_from
-                    missing = _linear(
-                        step, layer.value_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
-                        layer.value_from // size * 4,
-                    )  # fmt: skip
-            elif operation == 1:
-                turn = carray(vl.as_pointer(step.rope), 1, ROPE)[0]
-                turn.k_pages, turn.v_pages, turn.whole_norms = layer.k_pages, layer.v_pages, layer.whole_norms
-                turn.q_norm, turn.k_norm = layer.q_norm, layer.k_norm
-                turn.q_eps, turn.k_eps = layer.q_eps, layer.k_eps
-                _rope_run(step.rope, step.threads, step.team, step.rope_body)
-            elif operation == 2:
-                missing = _attention_run(
-                    step.qkv, qkv_row, layer.k_pages, layer.v_pages,
-                    step.page_bytes, step.head_bytes, step.row_bytes, step.page_size,
-                    step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
-                    step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
-                    layer.window, 0, layer.sinks, step.tokens, step.order, step.cascade, step.rounded,
-                    query_factor, 1.0,
-                    step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
-                )  # fmt: skip
-            elif operation == 3:
-                x = step.attended
-                hidden = step.x_row // size
-                extra = _adapt(step, layer.output_lora, layer.output, hidden, x, attended_row, 0, 0.0)
+    Returns 0 when done; n > 0 if the operation at `place` needs an arena of n bytes (call again to go
+    on); -1 - i if the lengths of sequence i are wrong.
+    """
+    step = carray(vl.as_pointer(step_at), 1, STEP)[0]
+    layers = carray(vl.as_pointer(step.layers), step.layer_count, LAYER)
+    size = 2 if step.bf16 else 4
+    head = step.dim * size
+    qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
+    while step.place < OPERATIONS * step.layer_count:
+        layer = layers[step.place // OPERATIONS]
+        operation = step.place % OPERATIONS
+        missing = 0
+        if operation == 0:
+            x, norm, eps = step.x, layer.attention_norm, layer.attention_eps
+            extra = _adapt(step, layer.qkv_lora, layer.qkv, qkv_row // size, x, step.x_row, norm, eps)
+            missing = _linear(step, layer.qkv, x, step.x_row, step.qkv, qkv_row, 0, norm, eps, extra, 0)
+            if layer.key_layout and missing == 0:
+                to = step.qkv + layer.key_from
                 missing = _linear(
-                    step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0, extra, 0
-                )
-            elif layer.experts:
-                if operation == 4:
-                    call = carray(vl.as_pointer(step.experts_call), 1, CALL)[0]
-                    call.experts, call.norm, call.eps = layer.experts, layer.mlp_norm, layer.mlp_eps
-                    missing = _experts_run(step.experts_call)
-            elif operation == 4:
-                norm, eps = layer.mlp_norm, layer.mlp_eps
-                to, to_row = step.gated, step.gated_row
-                inner = 2 * to_row // size
-                extra = _adapt(step, layer.gate_up_lora, layer.gate_up, inner, step.x, step.x_row, norm, eps)
-                missing = _linear(step, layer.gate_up, step.x, step.x_row, to, to_row, 0, norm, eps, extra, 0)
-            else:
-                x, x_row = step.gated, step.gated_row
-                extra = _adapt(step, layer.down_lora, layer.down, step.x_row // size, x, x_row, 0, 0.0)
-                missing = _linear(step, layer.down, x, x_row, step.x, step.x_row, 1, 0, 0.0, extra, 0)
-            if missing != 0:
-                return missing
-            step.place += 1
-        return 0
-
-    return run
-
-
-_run = _build(sources())
+                    step, layer.key_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
+                    layer.key_from // size * 4,
+                )  # fmt: skip
+            if layer.value_layout and missing == 0:
+                to = step.qkv + layer.value_from
+                missing = _linear(
+                    step, layer.value_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
+                    layer.value_from // size * 4,
+                )  # fmt: skip
+        elif operation == 1:
+            turn = carray(vl.as_pointer(step.rope), 1, ROPE)[0]
+            turn.k_pages, turn.v_pages, turn.whole_norms = layer.k_pages, layer.v_pages, layer.whole_norms
+            turn.q_norm, turn.k_norm = layer.q_norm, layer.k_norm
+            turn.q_eps, turn.k_eps = layer.q_eps, layer.k_eps
+            _rope_run(step.rope, step.threads, step.team, step.rope_body)
+        elif operation == 2:
+            missing = _attention_run(
+                step.qkv, qkv_row, layer.k_pages, layer.v_pages,
+                step.page_bytes, step.head_bytes, step.row_bytes, step.page_size,
+                step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
+                step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
+                layer.window, 0, layer.sinks, step.tokens, step.order, step.cascade, step.rounded,
+                query_factor, 1.0,
+                step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
+            )  # fmt: skip
+        elif operation == 3:
+            x = step.attended
+            hidden = step.x_row // size
+            extra = _adapt(step, layer.output_lora, layer.output, hidden, x, attended_row, 0, 0.0)
+            missing = _linear(step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0, extra, 0)
+        elif layer.experts:
+            if operation == 4:
+                call = carray(vl.as_pointer(step.experts_call), 1, CALL)[0]
+                call.experts, call.norm, call.eps = layer.experts, layer.mlp_norm, layer.mlp_eps
+                missing = _experts_run(step.experts_call)
+        elif operation == 4:
+            norm, eps = layer.mlp_norm, layer.mlp_eps
+            to, to_row = step.gated, step.gated_row
+            inner = 2 * to_row // size
+            extra = _adapt(step, layer.gate_up_lora, layer.gate_up, inner, step.x, step.x_row, norm, eps)
+            missing = _linear(step, layer.gate_up, step.x, step.x_row, to, to_row, 0, norm, eps, extra, 0)
+        else:
+            x, x_row = step.gated, step.gated_row
+            extra = _adapt(step, layer.down_lora, layer.down, step.x_row // size, x, x_row, 0, 0.0)
+            missing = _linear(step, layer.down, x, x_row, step.x, step.x_row, 1, 0, 0.0, extra, 0)
+        if missing != 0:
+            return missing
+        step.place += 1
+    return 0
 
 
 class LayerStack:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from typing import Any
 
 import torch
 from numba import types
@@ -32,7 +31,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
@@ -81,66 +80,62 @@ and that are done, items of multiplying that are taken."""
 COUNTER_BYTES = 256
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take items until none are left."""
-        sources  # noqa: B018
-        head = carray(data, 1, FRAME)[0]
-        frame, place, start = head, 0, 0
-        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
-        block = scratch
-        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
-        vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
-        vl.write_i64(block + 8 * code.C_ROW, C_ROW)
-        vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
-        vl.write_i64(block + 8 * code.TABLES, layout.tables_at)
-        vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
-        vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
-        vl.write_i64(block + 8 * code.RAISED, layout.raised)
-        vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take items until none are left."""
+    head = carray(data, 1, FRAME)[0]
+    frame, place, start = head, 0, 0
+    layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+    scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
+    block = scratch
+    vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
+    vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
+    vl.write_i64(block + 8 * code.C_ROW, C_ROW)
+    vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
+    vl.write_i64(block + 8 * code.TABLES, layout.tables_at)
+    vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
+    vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
+    vl.write_i64(block + 8 * code.RAISED, layout.raised)
+    vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
+    index = vl.fetch_increment(head.counters + PREPARE)
+    while index < head.prepare_total:
+        while index >= frame.prepare_end:
+            place, start = place + 1, frame.prepare_end
+            frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
+            layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+        first = (index - start) * ROWS_AT_ONCE
+        for row in range(first, min(first + ROWS_AT_ONCE, frame.room)):
+            prepare(frame, layout, row, scratch)
+        vl.fetch_increment(head.counters + PREPARED)
         index = vl.fetch_increment(head.counters + PREPARE)
-        while index < head.prepare_total:
-            while index >= frame.prepare_end:
-                place, start = place + 1, frame.prepare_end
-                frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
-                layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-            first = (index - start) * ROWS_AT_ONCE
-            for row in range(first, min(first + ROWS_AT_ONCE, frame.room)):
-                prepare(frame, layout, row, scratch)
-            vl.fetch_increment(head.counters + PREPARED)
-            index = vl.fetch_increment(head.counters + PREPARE)
-        vl.spin_until(head.counters + PREPARED, head.prepare_total)
-        frame, place, start = head, 0, 0
-        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        by_tiles = head.way == BY_TILES
+    vl.spin_until(head.counters + PREPARED, head.prepare_total)
+    frame, place, start = head, 0, 0
+    layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+    by_tiles = head.way == BY_TILES
+    if by_tiles:
+        # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
+        config = scratch + code.BLOCK_BYTES + C_BYTES
+        for i in range(8):
+            vl.write_i64(config + 8 * i, 0)
+        vl.write_i64(config, 1)
+        vl.write_i64(config + 16, 0x0040004000400040)
+        vl.write_i64(config + 24, 0x0040004000400040)
+        vl.write_i64(config + 48, 0x1010101010101010)
+        vl.write_i64(block + 8 * code.B, config)
+        configure(block)
+    index = vl.fetch_increment(head.counters + MULTIPLY)
+    while index < head.total:
+        while index >= frame.end:
+            place, start = place + 1, frame.end
+            frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
+            layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
         if by_tiles:
-            # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
-            config = scratch + code.BLOCK_BYTES + C_BYTES
-            for i in range(8):
-                vl.write_i64(config + 8 * i, 0)
-            vl.write_i64(config, 1)
-            vl.write_i64(config + 16, 0x0040004000400040)
-            vl.write_i64(config + 24, 0x0040004000400040)
-            vl.write_i64(config + 48, 0x1010101010101010)
-            vl.write_i64(block + 8 * code.B, config)
-            configure(block)
+            multiply_by_tiles(frame, layout, index - start, scratch)
+        else:
+            multiply(frame, layout, index - start, scratch)
         index = vl.fetch_increment(head.counters + MULTIPLY)
-        while index < head.total:
-            while index >= frame.end:
-                place, start = place + 1, frame.end
-                frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
-                layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-            if by_tiles:
-                multiply_by_tiles(frame, layout, index - start, scratch)
-            else:
-                multiply(frame, layout, index - start, scratch)
-            index = vl.fetch_increment(head.counters + MULTIPLY)
-        if by_tiles:
-            release(block)
-
-    return body
+    if by_tiles:
+        release(block)
 
 
 @part
@@ -211,48 +206,42 @@ def launch(frames, products, threads, team, body):  # type: ignore[no-untyped-de
         run_on_team(team, body, frames, min(threads, items))
 
 
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 5))
-    def run(  # type: ignore[no-untyped-def]
-        layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
-        threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
-        extra, extra_from,
-    ):  # fmt: skip
-        """Returns 0 when done, else the bytes that the arena must have.
+@compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 5))
+def run(  # type: ignore[no-untyped-def]
+    layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
+    threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
+    extra, extra_from,
+):  # fmt: skip
+    """Returns 0 when done, else the bytes that the arena must have.
 
-        chosen : address of `panels` int32, the panels to compute; 0 for all of them
-        rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
-        extra : address of an int64 for each row: the address of float32 numbers to be added to its products,
-            before the gate; 0 for none
-        extra_from : added to these addresses
-        """
-        sources  # noqa: B018
-        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-        layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
-        frame.layout, frame.way, frame.rows = layout_at, way, rows
-        frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
-        frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
-        frame.chosen, frame.rows_at, frame.x_rows_at = chosen, rows_at, rows_at
-        frame.extra, frame.extra_from = extra, extra_from
-        frame.norm_at, frame.eps = norm, eps
-        frame.panels = panels if chosen else layout.panels
-        if threads * SERIAL_BYTES > frame.panels * layout.panel_bytes * rows:
-            threads = 1
-        divide(frame, layout, threads)
-        threads = min(threads, frame.items)
-        frame.counters = arena + vl.round_up(FRAME_BYTES, 64)
-        frame.scratch = locate(frame, layout, frame.counters + COUNTER_BYTES)
-        end = frame.scratch + threads * frame.scratch_bytes
-        if end > arena + arena_bytes:
-            return end - arena
-        launch(arena, 1, threads, team, body)
-        return 0
-
-    return run
+    chosen : address of `panels` int32, the panels to compute; 0 for all of them
+    rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
+    extra : address of an int64 for each row: the address of float32 numbers to be added to its products,
+        before the gate; 0 for none
+    extra_from : added to these addresses
+    """
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
+    frame.layout, frame.way, frame.rows = layout_at, way, rows
+    frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
+    frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
+    frame.chosen, frame.rows_at, frame.x_rows_at = chosen, rows_at, rows_at
+    frame.extra, frame.extra_from = extra, extra_from
+    frame.norm_at, frame.eps = norm, eps
+    frame.panels = panels if chosen else layout.panels
+    if threads * SERIAL_BYTES > frame.panels * layout.panel_bytes * rows:
+        threads = 1
+    divide(frame, layout, threads)
+    threads = min(threads, frame.items)
+    frame.counters = arena + vl.round_up(FRAME_BYTES, 64)
+    frame.scratch = locate(frame, layout, frame.counters + COUNTER_BYTES)
+    end = frame.scratch + threads * frame.scratch_bytes
+    if end > arena + arena_bytes:
+        return end - arena
+    launch(arena, 1, threads, team, body)
+    return 0
 
 
-_body = _build_body(sources())
-run = _build_run(sources())
 body_address = _body.address
 
 

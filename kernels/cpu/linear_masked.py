@@ -12,14 +12,13 @@ language model's head. Example with 1000 panels and three rows, whose masks touc
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 from numba import types
 from torch import Tensor
 
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
@@ -52,92 +51,85 @@ def _panels_in(bits):  # type: ignore[no-untyped-def]
     return ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
 
 
-def _build_plan(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 8, types.float64, *[types.int64] * 4))
-    def plan(  # type: ignore[no-untyped-def]
-        mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
-        order_at, union_at, chosen_at, counts_at,
-    ):  # fmt: skip
-        """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
+@compiled(types.int64(*[types.int64] * 8, types.float64, *[types.int64] * 4))
+def _plan(  # type: ignore[no-untyped-def]
+    mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
+    order_at, union_at, chosen_at, counts_at,
+):  # fmt: skip
+    """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
 
-        `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
-        rows, and `out` minus infinity in the n rows.
-        """
-        sources  # noqa: B018
-        order = carray(vl.as_pointer(order_at), rows, np.int64)
-        counts = carray(vl.as_pointer(counts_at), rows + 1, np.int64)
-        union = carray(vl.as_pointer(union_at), words, np.uint32)
-        chosen = carray(vl.as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
-        for row in range(rows):
-            which = vl.read_i32(mask_rows_at + 4 * row)
-            needed = panels
-            if which >= 0:
-                mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
-                needed = 0
-                for word in range(words):
-                    needed += _panels_in(mask[word])
-            counts[row] = needed
-            place = row
-            while place > 0 and counts[order[place - 1]] > needed:
-                order[place] = order[place - 1]
-                place -= 1
-            order[place] = row
-        for word in range(words):
-            union[word] = 0
-        least = MARGIN * _time(panels, rows, read_rows)
-        few = 0
-        for place in range(rows):
-            row = order[place]
-            if counts[row] >= MARGIN * panels:
-                break
-            mask = carray(
-                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
-            )
-            touched = 0
+    `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
+    rows, and `out` minus infinity in the n rows.
+    """
+    order = carray(vl.as_pointer(order_at), rows, np.int64)
+    counts = carray(vl.as_pointer(counts_at), rows + 1, np.int64)
+    union = carray(vl.as_pointer(union_at), words, np.uint32)
+    chosen = carray(vl.as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
+    for row in range(rows):
+        which = vl.read_i32(mask_rows_at + 4 * row)
+        needed = panels
+        if which >= 0:
+            mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
+            needed = 0
             for word in range(words):
-                bits = union[word] | mask[word]
-                union[word] = bits
-                touched += _panels_in(bits)
-            touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
-            time = SCATTERED * _time(touched, place + 1, read_rows)
-            time += _time(panels, rows - place - 1, read_rows)
-            if time + CALL_PANELS < least:
-                least, few = time + CALL_PANELS, place + 1
-        if few == 0:
-            return 0
+                needed += _panels_in(mask[word])
+        counts[row] = needed
+        place = row
+        while place > 0 and counts[order[place - 1]] > needed:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = row
+    for word in range(words):
+        union[word] = 0
+    least = MARGIN * _time(panels, rows, read_rows)
+    few = 0
+    for place in range(rows):
+        row = order[place]
+        if counts[row] >= MARGIN * panels:
+            break
+        mask = carray(
+            vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+        )
+        touched = 0
         for word in range(words):
-            union[word] = 0
-        for place in range(few):
-            row = order[place]
-            mask = carray(
-                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
-            )
-            for word in range(words):
-                union[word] |= mask[word]
-            to = out + row * out_row
-            for output in range(outputs):
-                vl.write_f32(to + 4 * output, np.float32(-np.inf))
-        count = 0
+            bits = union[word] | mask[word]
+            union[word] = bits
+            touched += _panels_in(bits)
+        touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
+        time = SCATTERED * _time(touched, place + 1, read_rows)
+        time += _time(panels, rows - place - 1, read_rows)
+        if time + CALL_PANELS < least:
+            least, few = time + CALL_PANELS, place + 1
+    if few == 0:
+        return 0
+    for word in range(words):
+        union[word] = 0
+    for place in range(few):
+        row = order[place]
+        mask = carray(
+            vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+        )
         for word in range(words):
-            bits = union[word]
-            if bits & np.uint32(0xFFFF):
-                chosen[count] = 2 * word
-                count += 1
-            if bits >> np.uint32(16):
-                chosen[count] = 2 * word + 1
-                count += 1
-        while count % ITEM_PANELS:
-            chosen[count] = chosen[count - 1]
+            union[word] |= mask[word]
+        to = out + row * out_row
+        for output in range(outputs):
+            vl.write_f32(to + 4 * output, np.float32(-np.inf))
+    count = 0
+    for word in range(words):
+        bits = union[word]
+        if bits & np.uint32(0xFFFF):
+            chosen[count] = 2 * word
             count += 1
-        order[:few].sort()
-        order[few:].sort()
-        vl.write_i64(counts_at + 8 * rows, count)
-        return few
-
-    return plan
-
-
-_plan = _build_plan(sources())
+        if bits >> np.uint32(16):
+            chosen[count] = 2 * word + 1
+            count += 1
+    while count % ITEM_PANELS:
+        chosen[count] = chosen[count - 1]
+        count += 1
+    order[:few].sort()
+    order[few:].sort()
+    vl.write_i64(counts_at + 8 * rows, count)
+    return few
 
 
 class _Plan(threading.local):

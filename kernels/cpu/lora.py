@@ -12,8 +12,6 @@ ranks, whatever the rows beside it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import types
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -214,69 +212,57 @@ def _item(frame, index):  # type: ignore[no-untyped-def]
         _shrink(frame, carray(vl.as_pointer(weight_at), 1, RECORD)[0], first, stop, block)
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take items until none are left."""
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take items until none are left."""
+    frame = carray(data, 1, FRAME)[0]
+    index = vl.fetch_increment(frame.counter)
+    while index < frame.items:
+        _item(frame, index)
         index = vl.fetch_increment(frame.counter)
-        while index < frame.items:
-            _item(frame, index)
-            index = vl.fetch_increment(frame.counter)
-
-    return body
 
 
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 17, types.float64))
-    def run(  # type: ignore[no-untyped-def]
-        step_at, table, x, x_row, bf16, inputs, out, out_row, out_bf16, outputs, zero, threads, team,
-        body, arena, arena_bytes, norm, eps,
-    ):  # fmt: skip
-        """Returns 0, or the bytes that the arena lacks: `reserve` makes room.
+@compiled(types.int64(*[types.int64] * 17, types.float64))
+def run(  # type: ignore[no-untyped-def]
+    step_at, table, x, x_row, bf16, inputs, out, out_row, out_bf16, outputs, zero, threads, team,
+    body, arena, arena_bytes, norm, eps,
+):  # fmt: skip
+    """Returns 0, or the bytes that the arena lacks: `reserve` makes room.
 
-        zero : write the products to `out`, float32, instead of adding them
-        """
-        sources  # noqa: B018
-        step = carray(vl.as_pointer(step_at), 1, STEP)[0]
-        padded = vl.round_up(inputs, MULTIPLE)
-        frame_bytes = vl.round_up(_FRAME_BYTES, 64) + 64
-        wide_bytes = vl.round_up(4 * step.rows * padded, 64)
-        spare_bytes = vl.round_up(2 * step.rows * padded, 64) if norm and bf16 else 0
-        needed = frame_bytes + wide_bytes + spare_bytes + 4 * step.rows * step.most_ranks
-        if needed > arena_bytes:
-            return needed
-        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-        frame.table, frame.x, frame.x_row, frame.bf16 = table, x, x_row, bf16
-        frame.inputs, frame.padded, frame.outputs = inputs, padded, outputs
-        frame.out, frame.out_row, frame.out_bf16, frame.zero = out, out_row, out_bf16, zero
-        frame.norm, frame.eps = norm, eps
-        frame.segments, frame.segment_count = step.segments, step.segment_count
-        frame.order, frame.rows, frame.most_ranks = step.order, step.rows, step.most_ranks
-        frame.counter = arena + frame_bytes - 64
-        frame.wide = arena + frame_bytes
-        frame.spare = frame.wide + wide_bytes
-        frame.hidden = frame.spare + spare_bytes
-        for stage in range(3):
-            frame.stage = stage
-            frame.items = step.rows
-            if stage:
-                size, unit = (step.most_ranks, SHRINK_ROWS) if stage == 1 else (outputs, EXPAND_COLUMNS)
-                frame.blocks = (size + unit - 1) // unit
-                frame.items = step.segment_count * frame.blocks
-            vl.write_i64(frame.counter, 0)
-            if threads == 1 or frame.items == 1 or (stage == 0 and step.rows * inputs < SERIAL_NUMBERS):
-                call_address(body, arena)
-            else:
-                run_on_team(team, body, arena, min(threads, frame.items))
-        return 0
-
-    return run
-
-
-_body = _build_body(sources())
-run = _build_run(sources())
+    zero : write the products to `out`, float32, instead of adding them
+    """
+    step = carray(vl.as_pointer(step_at), 1, STEP)[0]
+    padded = vl.round_up(inputs, MULTIPLE)
+    frame_bytes = vl.round_up(_FRAME_BYTES, 64) + 64
+    wide_bytes = vl.round_up(4 * step.rows * padded, 64)
+    spare_bytes = vl.round_up(2 * step.rows * padded, 64) if norm and bf16 else 0
+    needed = frame_bytes + wide_bytes + spare_bytes + 4 * step.rows * step.most_ranks
+    if needed > arena_bytes:
+        return needed
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    frame.table, frame.x, frame.x_row, frame.bf16 = table, x, x_row, bf16
+    frame.inputs, frame.padded, frame.outputs = inputs, padded, outputs
+    frame.out, frame.out_row, frame.out_bf16, frame.zero = out, out_row, out_bf16, zero
+    frame.norm, frame.eps = norm, eps
+    frame.segments, frame.segment_count = step.segments, step.segment_count
+    frame.order, frame.rows, frame.most_ranks = step.order, step.rows, step.most_ranks
+    frame.counter = arena + frame_bytes - 64
+    frame.wide = arena + frame_bytes
+    frame.spare = frame.wide + wide_bytes
+    frame.hidden = frame.spare + spare_bytes
+    for stage in range(3):
+        frame.stage = stage
+        frame.items = step.rows
+        if stage:
+            size, unit = (step.most_ranks, SHRINK_ROWS) if stage == 1 else (outputs, EXPAND_COLUMNS)
+            frame.blocks = (size + unit - 1) // unit
+            frame.items = step.segment_count * frame.blocks
+        vl.write_i64(frame.counter, 0)
+        if threads == 1 or frame.items == 1 or (stage == 0 and step.rows * inputs < SERIAL_NUMBERS):
+            call_address(body, arena)
+        else:
+            run_on_team(team, body, arena, min(threads, frame.items))
+    return 0
 
 
 body_address = _body.address

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_norm
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import compiled, part
 from ramify.kernels.cpu.codegen.simd import LANES
 
 
@@ -54,22 +52,15 @@ def normalise(at, to, weight, size, eps, bf16, weight_bf16):  # type: ignore[no-
         vl.write_as(to + bytes_ * i, number * vl.read_as(weight + weight_bytes * i, weight_bf16), bf16)
 
 
-def _build(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 12, types.float64))
-    def run(  # type: ignore[no-untyped-def]
-        x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, weight_bf16, eps
-    ):
-        sources  # noqa: B018
-        for token in range(tokens):
-            for head in range(heads):
-                at, to = x + token * x_token + head * x_head, out + token * out_token + head * out_head
-                normalise(at, to, weight, size, eps, bf16, weight_bf16)
-        return 0
-
-    return run
-
-
-_run = _build(sources())
+@compiled(types.int64(*[types.int64] * 12, types.float64))
+def _run(  # type: ignore[no-untyped-def]
+    x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, weight_bf16, eps
+):
+    for token in range(tokens):
+        for head in range(heads):
+            at, to = x + token * x_token + head * x_head, out + token * out_token + head * out_head
+            normalise(at, to, weight, size, eps, bf16, weight_bf16)
+    return 0
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:

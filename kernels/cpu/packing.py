@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.rows import NumbersAt
 
 
@@ -52,34 +50,24 @@ def _joined(pairs):  # type: ignore[no-untyped-def]
     return even | odd << 16
 
 
-def _build(source: str) -> Any:
-    """`source` is part of the key of numba's cache: the function inlines code of other files."""
-
-    @compiled(types.void(*[types.int64] * 9))
-    def lay_out(address, row_bytes, bits, block, first, size, runs, panels, to):  # type: ignore[no-untyped-def]
-        source  # noqa: B018
-        for top in range(address, address + panels * 16 * row_bytes, 16 * row_bytes):
-            for start in range(top + first, top + row_bytes, block):
-                for run in range(start, start + runs * size, size):
-                    if bits == 8:
-                        for at in range(run, run + size, 16):
-                            vl.transpose_bytes(at, row_bytes, to)
-                            to += 256
-                        continue
-                    for lane in range(16):
-                        place = to + 4 * lane
-                        for shift in range(0, 8, 4):
-                            for at in range(run + lane * row_bytes, run + lane * row_bytes + size, 8):
-                                eight = (vl.read_u64(at) >> shift) & 0x0F0F0F0F0F0F0F0F
-                                vl.write_low_i32(place, _joined(eight))
-                                place += 64
-                    to += 16 * size
-        return
-
-    return lay_out
-
-
-_run = _build(sources())
+@compiled(types.void(*[types.int64] * 9))
+def _run(address, row_bytes, bits, block, first, size, runs, panels, to):  # type: ignore[no-untyped-def]
+    for top in range(address, address + panels * 16 * row_bytes, 16 * row_bytes):
+        for start in range(top + first, top + row_bytes, block):
+            for run in range(start, start + runs * size, size):
+                if bits == 8:
+                    for at in range(run, run + size, 16):
+                        vl.transpose_bytes(at, row_bytes, to)
+                        to += 256
+                    continue
+                for lane in range(16):
+                    place = to + 4 * lane
+                    for shift in range(0, 8, 4):
+                        for at in range(run + lane * row_bytes, run + lane * row_bytes + size, 8):
+                            eight = (vl.read_u64(at) >> shift) & 0x0F0F0F0F0F0F0F0F
+                            vl.write_low_i32(place, _joined(eight))
+                            place += 64
+                to += 16 * size
 
 
 def lay_out(rows: NDArray[np.uint8], at: NumbersAt, out: NDArray[np.uint8]) -> None:

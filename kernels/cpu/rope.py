@@ -5,8 +5,6 @@ A work item is ITEM_TOKENS tokens; threads take items in turn.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import types
@@ -15,7 +13,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -93,41 +91,31 @@ def _store_token(frame, token):  # type: ignore[no-untyped-def]
         to += frame.head_bytes
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take items until none are left."""
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take items until none are left."""
+    frame = carray(data, 1, FRAME)[0]
+    first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
+    while first < frame.tokens:
+        for token in range(first, min(first + ITEM_TOKENS, frame.tokens)):
+            _store_token(frame, token)
         first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
-        while first < frame.tokens:
-            for token in range(first, min(first + ITEM_TOKENS, frame.tokens)):
-                _store_token(frame, token)
-            first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
-
-    return body
 
 
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 4))
-    def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
-        """Rotate and store what the FRAME at an address says."""
-        sources  # noqa: B018
-        frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
-        frame.counter = frame_at + _COUNTER_AT
-        vl.write_i64(frame.counter, 0)
-        threads = min(threads, frame.tokens // ITEM_TOKENS)
-        if threads > 1:
-            run_on_team(team, body, frame_at, threads)
-        else:
-            call_address(body, frame_at)
-        return 0
-
-    return run
+@compiled(types.int64(*[types.int64] * 4))
+def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
+    """Rotate and store what the FRAME at an address says."""
+    frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
+    frame.counter = frame_at + _COUNTER_AT
+    vl.write_i64(frame.counter, 0)
+    threads = min(threads, frame.tokens // ITEM_TOKENS)
+    if threads > 1:
+        run_on_team(team, body, frame_at, threads)
+    else:
+        call_address(body, frame_at)
+    return 0
 
 
-_body = _build_body(sources())
-run = _build_run(sources())
 body_address = _body.address
 arena = Arena()
 

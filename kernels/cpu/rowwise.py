@@ -7,7 +7,6 @@ the sum of a single long row among threads. So its last bits depend on the numbe
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_gated
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -102,45 +101,35 @@ def _log_sum(frame, row):  # type: ignore[no-untyped-def]
     return np.float32(top + math.log(total))
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        """The body of each thread: take rows until none are left."""
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
-        row = vl.fetch_increment(frame.counter)
-        while row < frame.rows:
-            if frame.kind == LOG_SUM:
-                vl.write_f32(frame.out + row * frame.out_row, _log_sum(frame, row))
-            else:
-                _row(frame, row)
-            row = vl.fetch_increment(frame.counter)
-
-    return body
-
-
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 12, types.float64))
-    def run(  # type: ignore[no-untyped-def]
-        kind, x, x_row, out, out_row, bf16, rows, size, threads, team, body, arena, cap
-    ):
-        sources  # noqa: B018
-        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-        frame.kind, frame.x, frame.x_row, frame.out, frame.out_row = kind, x, x_row, out, out_row
-        frame.bf16, frame.rows, frame.size, frame.cap = bf16, rows, size, cap
-        frame.counter = arena + _COUNTER_AT
-        vl.write_i64(frame.counter, 0)
-        if threads == 1:
-            call_address(body, arena)
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    """The body of each thread: take rows until none are left."""
+    frame = carray(data, 1, FRAME)[0]
+    row = vl.fetch_increment(frame.counter)
+    while row < frame.rows:
+        if frame.kind == LOG_SUM:
+            vl.write_f32(frame.out + row * frame.out_row, _log_sum(frame, row))
         else:
-            run_on_team(team, body, arena, threads)
-        return 0
-
-    return run
+            _row(frame, row)
+        row = vl.fetch_increment(frame.counter)
 
 
-_body = _build_body(sources())
-_run = _build_run(sources())
+@compiled(types.int64(*[types.int64] * 12, types.float64))
+def _run(  # type: ignore[no-untyped-def]
+    kind, x, x_row, out, out_row, bf16, rows, size, threads, team, body, arena, cap
+):
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    frame.kind, frame.x, frame.x_row, frame.out, frame.out_row = kind, x, x_row, out, out_row
+    frame.bf16, frame.rows, frame.size, frame.cap = bf16, rows, size, cap
+    frame.counter = arena + _COUNTER_AT
+    vl.write_i64(frame.counter, 0)
+    if threads == 1:
+        call_address(body, arena)
+    else:
+        run_on_team(team, body, arena, threads)
+    return 0
+
+
 _body_address = _body.address
 _arena = Arena()
 

@@ -15,8 +15,6 @@ Example with weights 1, 0.9, 0.5, 0.45, 0.05, top-p 0.9 and uniform 0.6:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import types
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
@@ -324,40 +322,26 @@ def _draw(frame, row, scratch):  # type: ignore[no-untyped-def]
     return _sample_in_id_order(frame, x, uniform, min_p)
 
 
-def _build_body(sources: str) -> Any:
-    @callback(types.void(types.voidptr))
-    def body(data):  # type: ignore[no-untyped-def]
-        sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + vl.fetch_increment(frame.counters + 8) * frame.scratch_bytes
+@callback(types.void(types.voidptr))
+def _body(data):  # type: ignore[no-untyped-def]
+    frame = carray(data, 1, FRAME)[0]
+    scratch = frame.scratch + vl.fetch_increment(frame.counters + 8) * frame.scratch_bytes
+    row = vl.fetch_increment(frame.counters)
+    while row < frame.rows:
+        vl.write_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
         row = vl.fetch_increment(frame.counters)
-        while row < frame.rows:
-            vl.write_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
-            row = vl.fetch_increment(frame.counters)
-
-    return body
 
 
-_body = _build_body(sources())
-
-
-def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 4))
-    def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
-        sources  # noqa: B018
-        frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
-        vl.write_i64(frame.counters, 0)
-        vl.write_i64(frame.counters + 8, 0)
-        if threads == 1:
-            call_address(body, frame_at)
-        else:
-            run_on_team(team, body, frame_at, threads)
-        return 0
-
-    return run
-
-
-_run = _build_run(sources())
+@compiled(types.int64(*[types.int64] * 4))
+def _run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
+    frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
+    vl.write_i64(frame.counters, 0)
+    vl.write_i64(frame.counters + 8, 0)
+    if threads == 1:
+        call_address(body, frame_at)
+    else:
+        run_on_team(team, body, frame_at, threads)
+    return 0
 
 
 class _Arena(Arena):

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ramify import cache
+from ramify import cache, machine_code
 from ramify.errors import EngineError
-from ramify.runtime import compile_ahead
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor import memory
@@ -75,11 +74,11 @@ def test_without_cpuinfo_torch_is_asked_for_bfloat16(
 def test_without_cpuinfo_kernels_are_cached_by_the_processors_name(
     monkeypatch: pytest.MonkeyPatch, missing: Path
 ) -> None:
-    with_it = compile_ahead._processor.__wrapped__()
+    with_it = machine_code._processor.__wrapped__()
     assert with_it.startswith(("flags", "Features"))
-    monkeypatch.setattr(compile_ahead, "_CPUINFO", missing)
+    monkeypatch.setattr(machine_code, "_CPUINFO", missing)
     monkeypatch.setattr(platform, "processor", lambda: "arm")
-    assert compile_ahead._processor.__wrapped__() == "arm"
+    assert machine_code._processor.__wrapped__() == "arm"
 
 
 def test_without_topology_cores_keep_their_order(monkeypatch: pytest.MonkeyPatch, missing: Path) -> None:

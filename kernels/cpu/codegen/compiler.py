@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels with numba: once per machine, then from numba's cache on disk.
+"""Compiles the CPU kernels with numba: once per machine, then from the cache folder (`ramify.machine_code`).
 
 Every kernel has one explicit signature and takes shapes, strides and dtypes at run time, so importing it
 compiles (or loads) all of it and no call ever waits for a compiler.
@@ -6,11 +6,9 @@ compiles (or loads) all of it and no call ever waits for a compiler.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -19,9 +17,11 @@ import numba.extending
 from numba.core.errors import NumbaError
 
 from ramify.kernels.errors import KernelUnavailable
+from ramify.machine_code import keep_outside_the_package
 
 Decorator = Callable[[Callable[..., Any]], Any]
 
+keep_outside_the_package()
 llvm.initialize_native_asmparser()  # for kernels with inline assembly
 
 _REMEDY = "The torch attention backend needs no compiler."
@@ -49,19 +49,6 @@ def features() -> frozenset[str]:
 def processor() -> str:
     """LLVM's name of what kernels are compiled for: this processor, or NUMBA_CPU_NAME."""
     return numba.config.CPU_NAME or llvm.get_host_cpu_name()  # type: ignore[attr-defined]
-
-
-def sources() -> str:
-    """A digest of the kernels' source files.
-
-    numba's cache watches only the file of the function that it stores. Kernels are built by functions
-    that take this digest and use it as a free variable, which numba includes in the key of the cache;
-    so a change in any file compiles them anew.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def compiled(signature: Any) -> Decorator:
@@ -111,12 +98,11 @@ def _with_cache(decorator: Callable[[bool], Decorator]) -> Decorator:
                 f"numba {numba.__version__} cannot compile {function.__name__}: {error}\n{_REMEDY}"
             ) from error
         except RuntimeError as error:
-            # numba looks in NUMBA_CACHE_DIR, beside the source, then in the user's cache folder.
             if "no locator available" not in str(error):
                 raise
             logger.warning(
                 "No writable folder for compiled kernels: %s is compiled at every start. "
-                "Set NUMBA_CACHE_DIR to a writable folder.",
+                "Set RAMIFY_HOME to a folder that can be written.",
                 function.__name__,
             )
             return decorator(False)(function)

@@ -1,0 +1,112 @@
+"""Machine code that numba compiled, in the cache folder: shared by clones, environments and users' projects.
+
+numba by itself keeps it beside the sources. pip leaves files there that it did not install, and the folders
+that stay behind when a package is removed hide an editable installation of the same package.
+
+A folder of the cache holds the code of one package of sources: ``kernels.cpu-1f0c…``. Its name is a digest of
+all that the code depends on, so whoever has the same sources, processor and versions finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ramify import cache
+
+PACKAGES = ("ramify.kernels.cpu", "ramify.grammar.automaton")
+KIND = "compiled"
+MOST_BYTES = 500_000_000
+"""Space for machine code, the least recently used versions first to go. One version takes about 25 MB."""
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def root() -> Path:
+    """`$NUMBA_CACHE_DIR`, as for all of numba's code, or a folder of Ramify's cache."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(given).absolute() if given else cache.home() / KIND
+
+
+def folder(package: str) -> Path:
+    """The folder for the code of `package`, such as ``ramify.kernels.cpu``. Its sources are not imported."""
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
+    settings = [item for item in settings if item[0] != "NUMBA_CACHE_DIR"]
+    identity = (_sources(package), platform.python_version(), _numba_version(), _processor(), settings)
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    return root() / f"{package.removeprefix('ramify.')}-{digest}"
+
+
+def is_folder(name: str) -> bool:
+    """Whether `folder` gave this name to a folder, which may stand among those of others."""
+    return any(name.startswith(f"{package.removeprefix('ramify.')}-") for package in PACKAGES)
+
+
+@functools.cache
+def _sources(package: str) -> str:
+    """A digest of the source files below `package`. Compiled functions inline those of other files."""
+    found = find_spec(package)
+    assert found is not None, package
+    assert found.origin is not None, package
+    top = Path(found.origin).parent
+    digest = hashlib.sha256()
+    for path in sorted(top.rglob("*.py")):
+        digest.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def _numba_version() -> str:
+    return importlib.metadata.version("numba")
+
+
+@functools.cache
+def _processor() -> str:
+    """The instruction sets, as Linux lists them."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+@functools.cache
+def keep_outside_the_package() -> None:
+    """Have numba keep the code of `PACKAGES` in `folder`. Other functions stay where numba puts them."""
+    from numba.core.caching import CacheImpl, _CacheLocator  # 0.3 s, which not every process needs
+
+    class Locator(_CacheLocator):  # type: ignore[misc]
+        """The place of one function's code (numba's interface)."""
+
+        def __init__(self, function: Any, package: str) -> None:
+            self._folder = folder(package)
+            self._name = f"{function.__module__.removeprefix(package)[1:]}-{function.__code__.co_firstlineno}"
+
+        def get_cache_path(self) -> str:
+            return str(self._folder)
+
+        def get_source_stamp(self) -> str:
+            return ""  # the folder's name has the sources
+
+        def get_disambiguator(self) -> str:
+            return self._name
+
+        @classmethod
+        def from_function(cls, function: Any, path: str) -> Locator | None:
+            for package in PACKAGES:
+                if function.__module__.startswith(f"{package}."):
+                    self = cls(function, package)
+                    try:
+                        self.ensure_cache_path()
+                    except OSError:
+                        return None  # numba goes on with its own places
+                    return self
+            return None
+
+    CacheImpl._locator_classes = [Locator, *CacheImpl._locator_classes]
