@@ -3,6 +3,14 @@
 Everything below can be used as ``import ramify as sgl``: names follow SGLang's frontend. `__init__.pyi` lists
 the public names. A name is imported at its first use, so that the runtime's processes, which use none of the
 names, start without the DSL.
+
+What both halves share:
+    messages, ring_messages     between clients and the runtime, and between the ring's processes
+    constraint, sampling_params, graph, bounds, priority    what a request or a program says
+    errors, spelling, text      errors, near names, and texts shortened for people
+    cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
+    loop, retry                 one event loop for blocking functions, and requests sent again
+Above both: `program_route` (``POST /v1/programs``), `cli`, `bench`, `ray`; `__main__` is ``python -m ramify``.
 """
 
 from __future__ import annotations

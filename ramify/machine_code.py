@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ramify import cache
+import ramify.cache as cache
 
 PACKAGES = ("ramify.kernels.cpu", "ramify.grammar.automaton")
 KIND = "compiled"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
@@ -122,14 +126,20 @@ def test_a_row_depends_on_nothing_else(form):
     assert BY_ROW(beside, weight)[1::2].isnan().all()
 
 
-@needs_bytes
 @pytest.mark.parametrize(
-    ("form", "product"), [*((form, BY_ROW) for form in ("int8", "int4")), ("int8", BY_ROW_INT16)]
+    "product",
+    [LINEAR, BY_ROW, BY_ROW_INT16, compiled.row_linear],
+    ids=["int8", "int8 by row", "int16 by row", "exact by row"],
 )
+@pytest.mark.parametrize("form", ["int8", "int4"])
 def test_zeros_and_numbers_at_the_edges(form, product):
+    """Where x is rounded, no sum overflows. Float32 holds what it does in any order of addition: numbers
+    whose magnitudes have a finite sum. The order differs between processors (pairs, chains)."""
     weight = pack(quantised(torch.ones(16, 32), form, 32), inputs=32)  # type: ignore[arg-type]
     exact = unpack(weight).double().sum(1)
-    for value in (0.0, 1e-38, 1e-30, 3e38):
+    way = compiled.way_for(2, form, torch.bfloat16, **product.keywords)
+    largest = 3e38 if way in (compiled.BY_INT8, compiled.BY_INT16) else 3e38 / 256
+    for value in (0.0, 1e-38, 1e-30, largest):
         x = torch.full((2, 32), value).bfloat16()
         x[:, 1::2] *= -1
         x[:, 0] = 0
@@ -138,6 +148,31 @@ def test_zeros_and_numbers_at_the_edges(form, product):
     infinite = torch.zeros(1, 32).bfloat16()
     infinite[0, 3] = torch.inf
     assert not product(infinite, weight).isfinite().any()
+
+
+TARGETS = {
+    "haswell": "+avx,+avx2,+fma,+f16c,+ssse3,+sse2",
+    "skylake-avx512": "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq",
+    "cascadelake": "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni",
+    "znver4": "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni,+avx512bf16",
+    "alderlake": "+avx,+avx2,+fma,+f16c,+avxvnni",
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TARGETS)
+def test_edges_in_the_code_for_another_processor(name):
+    """Every target whose instructions this machine has; nearly all of the time is compiling."""
+    here = llvm.get_host_cpu_features()
+    if missing := [each for each in TARGETS[name].split(",") if not here.get(each[1:])]:
+        pytest.skip(f"this processor lacks {', '.join(missing)}")
+    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": TARGETS[name]}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "edges and not another"]
+    result = subprocess.run(
+        [*command, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout
 
 
 def test_what_is_rounded():
