@@ -10,7 +10,7 @@ What both halves share:
     errors, spelling, text      errors, near names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again
-Above both: `program_route` (``POST /v1/programs``), `cli`, `bench`, `ray`; `__main__` is ``python -m ramify``.
+Above both: `program_route` (``POST /v1/programs``), `cli`, `bench`, `ray`, `__main__` (``python -m ramify``).
 """
 
 from __future__ import annotations
