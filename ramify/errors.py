@@ -50,6 +50,8 @@ class RamifyError(Exception):
     status: ClassVar[int] = 500
     transient: bool = False
     """The same request may succeed later: a connection was lost, or a server is overloaded or restarts."""
+    begun: bool = False
+    """The server may have worked on the request before the failure, so that a further attempt costs again."""
 
     def __init__(
         self,
@@ -60,10 +62,12 @@ class RamifyError(Exception):
         remedy: str | None = None,
         retry_after: float | None = None,
         transient: bool | None = None,
+        begun: bool = False,
     ) -> None:
         super().__init__(message)
         if transient is not None:
             self.transient = transient
+        self.begun = begun
         self.message = message
         self.field = field
         self.pointer = pointer

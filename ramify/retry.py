@@ -45,17 +45,26 @@ class Retry:
     Args:
         retries: Most further attempts of one request. None: as many as begin in time. 0: none.
         retry_for: Seconds after the first failure of a request in which further attempts begin.
+        retries_begun: Most further attempts of one request after failures that are `RamifyError.begun`. The
+            failure after the last of them is not `transient` any more, so that nothing else sends the request
+            again. None: no limit of their own.
 
     Raises `InvalidRequest` for a number below 0.
     """
 
-    def __init__(self, retries: int | None = None, retry_for: float = RETRY_FOR_S) -> None:
+    def __init__(
+        self,
+        retries: int | None = None,
+        retry_for: float = RETRY_FOR_S,
+        retries_begun: int | None = None,
+    ) -> None:
         if retries is not None and retries < 0:
             raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
         if not retry_for >= 0:
             raise InvalidRequest(f"retry_for is {retry_for}; it must be 0 or more.", field="retry_for")
         self.retries = retries
         self.retry_for = retry_for
+        self.retries_begun = retries_begun
         self.failing = 0
         """Requests that have failed and are neither answered nor given up. While there are any, the backend's
         outage lasts, of which the log has one line."""
@@ -86,24 +95,38 @@ class Attempts:
     def __init__(self, retry: Retry, retry_for: float) -> None:
         self._retry, self._retry_for = retry, retry_for
         self.failed = 0
+        self._begun = 0
+        """Failures that are `RamifyError.begun`."""
         self._first_failure = 0.0
 
     async def again(self, error: RamifyError) -> bool:
         """Wait until the request may be sent again after `error`; False where it may not."""
+        pause = self._pause(error)
+        if pause is None:
+            if error.begun and self._retry.retries_begun is not None:
+                error.transient = False
+            return False
+        await _sleep(pause)
+        return True
+
+    def _pause(self, error: RamifyError) -> float | None:
+        """Seconds to wait before the request is sent again; None where it is not."""
         retry, now = self._retry, _clock()
         if not error.transient or retry.retries == 0:
-            return False
+            return None
         if not self.failed:
             self._first_failure = now
         least = error.retry_after or 0.0
         left = self._first_failure + self._retry_for - now
         self.failed += 1
+        self._begun += error.begun
         if self.failed == 1:
             retry.failing += 1
         if left <= least or (retry.retries is not None and self.failed > retry.retries):
-            return False
+            return None
+        if error.begun and retry.retries_begun is not None and self._begun > retry.retries_begun:
+            return None
         if self.failed == retry.failing == 1:
             logger.warning("%s Requests are sent again for up to %g s.", error, self._retry_for)
         most = min(FIRST_PAUSE_S * 2.0 ** (self.failed - 1), LONGEST_PAUSE_S)
-        await _sleep(min(least + random.uniform(0.0, most), left))
-        return True
+        return min(least + random.uniform(0.0, most), left)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import ctypes
-import email.utils
 import os
 import ssl
-import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -21,18 +19,19 @@ import aiohttp
 import certifi
 import msgspec
 
-from ramify.errors import (
-    BackendError,
-    EngineClosed,
-    ErrorInfo,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    RamifyError,
-    RequestTimeout,
-    Unauthorized,
-    from_info,
+from ramify.errors import BackendError, InvalidRequest, RamifyError, RequestTimeout
+from ramify.lang.backends.http_errors import (
+    error_from_body,
+    error_of,
+    json_of,
+    may_pass,
+    plain_text,
+    problem_in,
+    retry_after_of,
+    something_else,
+    status_in,
 )
+from ramify.lang.backends.sse import DONE, EventParser, SentEvent
 from ramify.loop import in_background
 from ramify.retry import Retry
 
@@ -40,24 +39,20 @@ CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
 """Longest wait for the end of a stream after its last event: only a stream read to its end leaves a
 connection that can be used again."""
-DONE = b"[DONE]"
-
-_BY_STATUS: dict[int, type[RamifyError]] = {
-    400: InvalidRequest,
-    401: Unauthorized,
-    403: Unauthorized,
-    404: NotFound,
-    408: RequestTimeout,
-    422: InvalidRequest,
-    429: Overloaded,
-    504: RequestTimeout,
-}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the structs that `HttpClient.events` decodes events to."""
+    """Base of the structs that `HttpClient.events` decodes events to.
 
-    error: dict[str, Any] | None = None
+    An event is an error where it has an `error`, or where its `type` or `object` is "error".
+    """
+
+    error: Any = None
+    type: Any = None
+    object: Any = None
+
+
+EventT = TypeVar("EventT", bound=Event)
 
 
 class HttpClient:
@@ -70,9 +65,11 @@ class HttpClient:
     A request on a kept connection that closes without a byte of an answer is sent once more at once, as
     servers close idle connections at any moment: no request of Ramify's does harm when it arrives twice.
 
-    Errors that may pass are `transient`: 408, 425, 429 and 5xx except 501; a connection that breaks off; and
-    no connection to a server that has answered before. A Ramify server's errors are so by their kind: an
-    internal error (500) is the request's fault or stays.
+    Errors that may pass are `transient`: the statuses 408, 425, 429 and 5xx except 501; a connection that
+    breaks off; no connection to a server that has answered before; and in a 200, before anything else came,
+    an error with the code 429 or 503. All other errors in a 200 are definite answers. A Ramify server's
+    errors are transient by their kind: an internal error (500) is the request's fault or stays.
+    Errors are `begun` where the server may have worked on the request: it was sent, and its answer broke off.
 
     The proxy is the environment's (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), read once.
     """
@@ -138,30 +135,65 @@ class HttpClient:
                 yield data
 
     async def events(
-        self, path: str, body: Mapping[str, Any], kind: Any = dict[str, Any]
-    ) -> AsyncIterator[Any]:
+        self, path: str, body: Mapping[str, Any], kind: type[EventT], *, whole: bool = False
+    ) -> AsyncIterator[EventT]:
         """The events that answer `body`, as JSON that is a `kind`, until the end is announced.
 
-        Raises the error that an event carries, and `BackendError` when the stream breaks off or holds
-        something else.
+        With `whole`, an answer in JSON that is no stream of events counts as its only event.
+        Raises the error that an event or the body carries, and `BackendError` when the stream breaks off or
+        holds something else.
         """
         decode = msgspec.json.Decoder(kind).decode
+        came = False
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
                 raise self._error_of(response, await response.read())
-            async for data in _event_data(response.content):
-                if data == DONE:
-                    with suppress(TimeoutError, aiohttp.ClientError):
-                        async with asyncio.timeout(LAST_BYTES_S):
-                            await response.read()
-                    return
-                event = decode(data)
-                problem = event.error if isinstance(event, Event) else event.get("error")
-                if isinstance(problem, dict):
-                    code = problem.get("code")
-                    raise _error_from_body(problem, code if isinstance(code, int) else None, None)
+            parser = EventParser()
+            async with aclosing(cast("Any", _sent_events(parser, response.content))) as sent:
+                async for name, data in sent:
+                    if data == DONE:
+                        with suppress(TimeoutError, aiohttp.ClientError):
+                            async with asyncio.timeout(LAST_BYTES_S):
+                                await response.read()
+                        return
+                    yield self._decoded(decode, response, name, data, came)
+                    came = True
+            if parser.stray:
+                body = b"\n".join(parser.stray)
+                event = self._decoded(decode, response, b"", body, came)
+                if not whole or came:
+                    raise BackendError(something_else(response, body))
                 yield event
-        raise BackendError(f"{self.base_url + path} broke off its answer.", transient=True)
+                return
+        raise BackendError(f"{self.base_url + path} broke off its answer.", transient=True, begun=True)
+
+    def _decoded(
+        self,
+        decode: Callable[[bytes], EventT],
+        response: aiohttp.ClientResponse,
+        name: bytes,
+        data: bytes,
+        came: bool,
+    ) -> EventT:
+        """An event as a struct; raises the error that it carries. `came`: other events were before it."""
+        wrong: Exception | None = None
+        try:
+            event = decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            wrong = error
+        else:
+            if name != b"error" and not event.error and "error" not in (event.type, event.object):
+                return event
+        problem = problem_in(json_of(data) or plain_text(data), told=name == b"error")
+        if problem is None:
+            torn = "truncated" in str(wrong)
+            raise BackendError(something_else(response, data, wrong), transient=torn, begun=torn)
+        status = status_in(problem)
+        error = error_from_body(
+            problem, status, retry_after_of(response), transient=status in (429, 503) and not came
+        )
+        error.begun = came
+        raise error
 
     async def aclose(self) -> None:
         """Close all connections, from any loop; requests in flight fail."""
@@ -170,7 +202,7 @@ class HttpClient:
             await asyncio.wrap_future(closing)
 
     def _error_of(self, response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
-        error = _error_of(response, answer)
+        error = error_of(response, answer)
         if response.status == 404 and error.remedy is None:
             error.remedy = self._not_found
         return error
@@ -183,7 +215,7 @@ class HttpClient:
         try:
             return msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BackendError(f"{self.base_url + path} did not answer in JSON.") from None
+            raise BackendError(f"{response.url} did not answer in JSON: {plain_text(answer)!r}.") from None
 
     @asynccontextmanager
     async def _answer(
@@ -232,22 +264,23 @@ class HttpClient:
             message = f"{url} cannot be reached: no connection within {CONNECT_S:g} s."
             raise BackendError(message, transient=self._answered) from error
         except TimeoutError:
-            raise RequestTimeout(f"{url} did not answer in time.", transient=self._answered) from None
+            raise RequestTimeout(
+                f"{url} did not answer in time.", transient=self._answered, begun=True
+            ) from None
         except aiohttp.ClientHttpProxyError as error:
             message = f"{url} cannot be reached: the proxy answered {error.status}."
-            raise BackendError(message, transient=_may_pass(error.status)) from error
+            raise BackendError(message, transient=may_pass(error.status)) from error
         except aiohttp.ClientResponseError as error:
             reason = error.message.partition("\n")[0].rstrip(":.")
             raise BackendError(f"{url} answered something that is not HTTP: {reason}.") from error
         except aiohttp.ClientPayloadError as error:
             message = f"{url} closed the connection in the middle of its answer."
-            raise BackendError(message, transient=True) from error
+            raise BackendError(message, transient=True, begun=True) from error
         except (OSError, aiohttp.ClientError) as error:
             reason = str(error) or type(error).__name__
             lost = self._answered and not isinstance(error, aiohttp.ClientSSLError)
-            raise BackendError(f"{url} cannot be reached: {reason}.", transient=lost) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BackendError(f"{url} answered something else than was asked for: {error}.") from error
+            sent = not isinstance(error, aiohttp.ClientConnectorError)
+            raise BackendError(f"{url} cannot be reached: {reason}.", transient=lost, begun=sent) from error
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -338,66 +371,9 @@ def _noting_reuse() -> aiohttp.TraceConfig:
     return noting
 
 
-async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The ``data:`` of each event. A line ends in LF or CRLF, and may be of any length."""
-    rest = b""
+async def _sent_events(parser: EventParser, content: aiohttp.StreamReader) -> AsyncIterator[SentEvent]:
     async for part in content.iter_any():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-
-
-def _error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
-    retry_after = retry_after_s(response.headers.get("retry-after", ""))
-    try:
-        body = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        body = None
-    problem = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(problem, dict):
-        text = answer.decode(errors="replace")[:500]
-        problem = {"message": text or f"{response.url} answered {response.status}."}
-    return _error_from_body(problem, response.status, retry_after)
-
-
-def retry_after_s(header: str) -> float | None:
-    """The seconds of a ``Retry-After``, which holds seconds or a date (RFC 9110, 10.2.3); None for others."""
-    if header.replace(".", "", 1).isdecimal():
-        return float(header)
-    try:
-        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return None
-
-
-def _error_from_body(
-    problem: Mapping[str, Any], status: int | None, retry_after: float | None
-) -> RamifyError:
-    """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception.
-
-    `status` is None for an event of a stream, which has none.
-    """
-    message = str(problem.get("message") or f"The endpoint answered {status or 'an error'}.")
-    field = problem.get("param") if isinstance(problem.get("param"), str) else None
-    code, pointer = problem.get("code"), problem.get("pointer")
-    if isinstance(code, str):
-        known = from_info(
-            ErrorInfo(code=code, message=message, field=field, pointer=pointer, retry_after=retry_after)
-        )
-        if type(known) is not RamifyError:
-            return remote(known)
-    kind = _BY_STATUS.get(status or 500, BackendError)
-    return kind(message, field=field, retry_after=retry_after, transient=_may_pass(status or 500))
-
-
-def remote(error: RamifyError) -> RamifyError:
-    """An error that a Ramify server has sent: `transient` by its kind, and where the server shuts down, as it
-    may come back."""
-    if isinstance(error, EngineClosed):
-        error.transient = True
-    return error
-
-
-def _may_pass(status: int) -> bool:
-    return status in (408, 425, 429) or (status >= 500 and status != 501)
+        for event in parser.push(part):
+            yield event
+    for event in parser.end():
+        yield event

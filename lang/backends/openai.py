@@ -16,20 +16,17 @@ from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, closed_object
-from ramify.errors import BackendError, UnsupportedNode
+from ramify.errors import NotFound, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.calls.chat import chatml
 from ramify.lang.calls.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
 from ramify.messages import (
-    Finish,
     Generate,
     ModelInfo,
     TextChunk,
     Thinking,
-    TokenLogprobs,
-    Usage,
-    concatenated,
 )
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
@@ -37,6 +34,8 @@ from ramify.sampling_params import SamplingParams
 from ramify.spelling import suggests
 
 OPENAI_URL = "https://api.openai.com/v1"
+RETRIES_BEGUN = 2
+"""Further attempts of a request whose answer broke off: that of OpenAI's own client for all failures."""
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
 EXTENSIONS = (
     "top_k",
@@ -48,8 +47,6 @@ EXTENSIONS = (
     "skip_special_tokens",
 )
 """Sampling options that are no part of OpenAI's API; Ramify, SGLang and vLLM servers take them."""
-UNKNOWN_ID = -1
-"""Stands for the id of a token of which the endpoint reports only the text."""
 
 
 class OpenAI:
@@ -72,7 +69,8 @@ class OpenAI:
             max_tokens, the budget of the thoughts, or 1024, is added to it.
         timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
-            may pass (`ramify.retry.Retry`).
+            may pass (`ramify.retry.Retry`). A request that the endpoint may have begun to answer, and so may
+            bill, is sent again at most twice. None is sent again after a definite answer.
         priority: Of requests for which the program sets none, in SGLang's sense: higher goes first. Sent to
             endpoints with `extensions`, refused for others. Without it batches are sent without a priority.
         cache: A file in which answers are kept and found again, made where there is none
@@ -104,7 +102,7 @@ class OpenAI:
         self._json_choices = json_choices
         self._thinking = thinking
         self._timeout_s = timeout_s
-        self.retry = Retry(retries, retry_for)
+        self.retry = Retry(retries, retry_for, RETRIES_BEGUN)
         if priority is not None:
             self.priority = checked_priority(priority)
         self.answers = None if cache is None else AnswerStore(cache)
@@ -168,10 +166,10 @@ class OpenAI:
                 )
             body["priority"] = request.priority
         path = "/chat/completions" if self.takes_messages else "/completions"
-        chunks = _text_chunks(self._http, path, body, request.rid)
+        chunks = text_chunks(self._http, path, body, request.rid)
         async with aclosing(cast("Any", chunks)):
             if wrapped:
-                yield await _unwrapped(chunks)
+                yield await unwrapped(chunks)
                 return
             async for chunk in chunks:
                 yield chunk
@@ -313,83 +311,16 @@ class OpenAI:
         return self._extensions
 
     async def _is_ramify(self) -> bool:
-        models = await self._http.get("/models")
-        return any(card.get("owned_by") == "ramify" for card in models.get("data", ()))
+        try:
+            cards = (await self._http.get("/models"))["data"]
+            return any(card["owned_by"] == "ramify" for card in cards)
+        except (LookupError, TypeError):
+            return False
+        except NotFound as error:
+            if error.remedy is not None:  # a base_url without /v1
+                raise
+            return False
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
-
-
-async def _text_chunks(
-    http: HttpClient, path: str, body: dict[str, Any], rid: str
-) -> AsyncIterator[TextChunk]:
-    """The events of a stream; the finish is held back until the usage, which comes last, is known."""
-    finish: Finish | None = None
-    usage = Usage()
-    events = cast("Any", http.events(path, body))
-    async with aclosing(events):
-        async for event in events:
-            if event.get("usage"):
-                usage = _usage(event["usage"])
-            for choice in event.get("choices", ()):
-                if choice.get("finish_reason") is not None:
-                    finish = _finish(choice)
-                delta = choice.get("delta") or {}
-                text = choice.get("text") or delta.get("content") or ""
-                reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-                logprobs = _logprobs(choice.get("logprobs"))
-                if text or reasoning or logprobs:
-                    yield TextChunk(rid=rid, text=text, reasoning=reasoning, logprobs=logprobs)
-    if finish is None:
-        raise BackendError(f"{http.base_url} ended its answer without a finish reason.")
-    yield TextChunk(rid=rid, usage=usage, finish=finish)
-
-
-async def _unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
-    """The choice in a JSON object that arrives in `chunks`, as one chunk."""
-    received = [chunk async for chunk in chunks]
-    last, text = received[-1], "".join([chunk.text for chunk in received])
-    try:
-        choice = json.loads(text)["choice"]
-    except (ValueError, KeyError, TypeError):
-        raise BackendError(f"The endpoint did not keep to the choices; it answered {text!r}.") from None
-    logprobs = concatenated([chunk.logprobs for chunk in received])
-    thoughts = "".join([chunk.reasoning for chunk in received])
-    return TextChunk(
-        rid=last.rid, text=choice, reasoning=thoughts, usage=last.usage, finish=last.finish, logprobs=logprobs
-    )
-
-
-def _usage(found: dict[str, Any]) -> Usage:
-    details = found.get("prompt_tokens_details") or {}
-    thought = (found.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
-    return Usage(
-        reasoning_tokens=thought,
-        prompt_tokens=found.get("prompt_tokens", 0),
-        cached_tokens=details.get("cached_tokens") or 0,
-        completion_tokens=found.get("completion_tokens", 0),
-    )
-
-
-def _finish(choice: dict[str, Any]) -> Finish:
-    reason = choice["finish_reason"]
-    if reason not in ("stop", "length"):
-        raise BackendError(f"The endpoint ended the output with {reason!r}.")
-    return Finish(reason=reason)
-
-
-def _logprobs(found: dict[str, Any] | None) -> TokenLogprobs | None:
-    """OpenAI's chat log-probabilities, which name tokens by their text."""
-    rows = (found or {}).get("content")
-    if not rows:
-        return None
-    return TokenLogprobs(
-        ids=(UNKNOWN_ID,) * len(rows),
-        logprobs=tuple(row["logprob"] for row in rows),
-        texts=tuple(row["token"] for row in rows),
-        top=tuple(
-            tuple((UNKNOWN_ID, entry["logprob"]) for entry in row.get("top_logprobs") or ()) for row in rows
-        ),
-        top_texts=tuple(tuple(entry["token"] for entry in row.get("top_logprobs") or ()) for row in rows),
-    )

@@ -18,19 +18,20 @@ import msgspec
 
 from ramify.errors import BackendError, Cancelled, ErrorInfo, NotFound, RamifyError, from_info
 from ramify.lang.backends.base import Backend, Submission
-from ramify.lang.backends.http import HttpClient, remote
+from ramify.lang.backends.http import Event, HttpClient
+from ramify.lang.backends.http_errors import remote
 from ramify.lang.calls.limits import ranks, renamed
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
-class _ProgramEvent(msgspec.Struct, frozen=True, kw_only=True):
+class _ProgramEvent(Event, frozen=True, kw_only=True):
     """The chunks that answer `request`; or what the server waits for in `tools`; or else the end of the
     program."""
 
     request: str | None = None
     tools: str | None = None
-    chunks: list[TextChunk] = []
+    chunks: tuple[TextChunk, ...] = ()
     failed: ErrorInfo | None = None
 
 
@@ -135,9 +136,9 @@ class SubmittedProgram:
     async def _read(self) -> None:
         error: RamifyError = BackendError("The server ended the program before this request.")
         try:
-            async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
-                async for event in events:
-                    found = msgspec.convert(event, _ProgramEvent)
+            sent = self._http.events("/v1/programs", self._body, _ProgramEvent)
+            async with aclosing(cast("Any", sent)) as events:
+                async for found in events:
                     failed = None if found.failed is None else remote(from_info(found.failed))
                     if found.tools is not None:
                         continue  # this process runs the calls when it has read them
@@ -145,17 +146,13 @@ class SubmittedProgram:
                         error = failed or error
                         continue
                     answers = self._of(found.request)
-                    answers.put_nowait(found.chunks)
+                    answers.put_nowait(list(found.chunks))
                     if failed is not None:
                         answers.put_nowait(failed)
                         if failed.transient:
                             self._lost.add(found.request)
         except RamifyError as raised:
             error = raised
-        except msgspec.ValidationError as wrong:
-            error = BackendError(
-                f"{self._http.base_url} sent something else than events of a program: {wrong}."
-            )
         finally:
             error.transient |= bool(self._lost)  # the server has not run what came after a lost request
             self._error = error

@@ -16,7 +16,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, InvalidRequest, RequestTimeout
 from ramify.lang.backends import http
-from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.http import Event, HttpClient
 from ramify.loop import wait
 from tests.lang.remote import RawServer, ScriptedFrontend
 from tests.server.fake_frontend import LiveServer
@@ -48,15 +48,19 @@ def on_client(url: str, use: Callable[[HttpClient], Coroutine[Any, Any, Any]], *
     return wait(run())
 
 
+class Lettered(Event, frozen=True, kw_only=True):
+    a: Any = None
+
+
 async def events_of(client: HttpClient) -> list[Any]:
-    return [event async for event in client.events("/", {})]
+    return [event.a async for event in client.events("/", {}, Lettered)]
 
 
 def test_calls_that_follow_each_other_use_one_connection():
     async def use(client: HttpClient) -> None:
         for number in range(4):
             assert await client.get("/") == {"n": number}
-            assert await events_of(client) == [{"a": "\u2028"}]
+            assert await events_of(client) == ["\u2028"]
 
     numbers = iter(range(4))
     stream = chunked(b'data: {"a": "\xe2\x80', b'\xa8"}\n', b"\ndata: [DONE]\n\n")
@@ -103,9 +107,9 @@ def test_a_stream_that_is_given_up_closes_its_connection():
     begun = head + b'b\r\ndata: {"a":\r\n7\r\n 1}\n\n\n\r\n'
 
     async def use(client: HttpClient) -> None:
-        async with aclosing(client.events("/", {})) as events:
+        async with aclosing(client.events("/", {}, Lettered)) as events:
             async for event in events:
-                assert event == {"a": 1}
+                assert event.a == 1
                 break
 
     with RawServer(lambda target: begun, keeps=True) as server:
@@ -237,7 +241,7 @@ def test_a_key_that_no_header_can_hold_is_refused():
 NOBODY_CLOSES = """
 import asyncio, gc, os, sys, warnings
 import ramify as rm
-from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.http import Event, HttpClient
 from ramify.loop import wait
 
 @rm.function

@@ -340,7 +340,6 @@ def test_extensions_when_told_that_they_are_there():
     ("reply", "error", "message"),
     [
         (events(delta("a", "content_filter")), BackendError, "content_filter"),
-        (events(delta("a")), BackendError, "without a finish reason"),
         (answer(b'{"error": {"message": "no model m"}}', "404 Not Found"), NotFound, "no model m"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 import ramify as rm
 from ramify import retry
 from ramify.errors import BackendError, InvalidRequest, Overloaded, RequestTimeout, WorkerDied
-from ramify.lang.backends import http
+from ramify.lang.backends import http, http_errors
 from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
 from ramify.loop import wait
 from ramify.messages import Finish, TextChunk, Usage
@@ -123,14 +123,14 @@ def test_numbers_below_zero_are_refused(field, value):
     [("3", 3), ("0.5", 0.5), ("", None), ("soon", None), ("-1", None), ("1e3", None), ("٣", 3)],
 )
 def test_the_header_may_hold_seconds(header, seconds):
-    assert http.retry_after_s(header) == seconds
+    assert http_errors.retry_after_s(header) == seconds
 
 
 def test_the_header_may_hold_a_date(monkeypatch):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    assert 88 < http.retry_after_s(formatdate(now + 90, usegmt=True)) <= 90
-    assert http.retry_after_s(formatdate(now - 90, usegmt=True)) == 0
+    assert 88 < http_errors.retry_after_s(formatdate(now + 90, usegmt=True)) <= 90
+    assert http_errors.retry_after_s(formatdate(now - 90, usegmt=True)) == 0
 
 
 # --- over HTTP ---
@@ -267,12 +267,12 @@ def test_the_end_of_a_program_does_not_wait_for_a_lost_server(clock):
 
 
 def test_an_openai_endpoint_is_asked_again(clock):
-    chunk = b'data: {"choices": [{"delta": {"content": "yes"}, "finish_reason": "stop"}]}\n\n'
+    chunk = b'data: {"choices": [{"delta": {"content": "yes"}%s}]}\n\n'
     replies = [
         answer(b'{"error": {"message": "slow down", "code": "rate_limit"}}', "429 Slow"),
-        answer(b'data: {"error": {"message": "bad luck", "code": 500}}\n\n', kind="text/event-stream"),
-        answer(chunk, kind="text/event-stream"),  # lacks its end
-        answer(chunk + b"data: [DONE]\n\n", kind="text/event-stream"),
+        answer(b'data: {"error": {"message": "full", "code": 503}}\n\n', kind="text/event-stream"),
+        answer(chunk % b"", kind="text/event-stream"),  # broken off
+        answer(chunk % b', "finish_reason": "stop"', kind="text/event-stream"),
     ]
     left = iter(replies)
     with RawServer(lambda target: next(left)) as server:

@@ -1,0 +1,149 @@
+"""Answers that are errors, or something else than was asked for, as Ramify's own errors."""
+
+from __future__ import annotations
+
+import email.utils
+import html
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from ramify.errors import (
+    BackendError,
+    EngineClosed,
+    ErrorInfo,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RamifyError,
+    RequestTimeout,
+    Unauthorized,
+    from_info,
+)
+from ramify.text import shortened
+
+SHOWN_CHARS, READ_BYTES = 500, 8192
+"""The most of an answer that an error shows, and of which it is made."""
+TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
+
+_BY_STATUS: dict[int, type[RamifyError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Unauthorized,
+    404: NotFound,
+    408: RequestTimeout,
+    422: InvalidRequest,
+    429: Overloaded,
+    504: RequestTimeout,
+}
+
+
+def error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
+    problem = problem_in(json_of(answer), told=True)
+    if problem is None:
+        says = f": {text}" if (text := plain_text(answer)) else "."
+        problem = {"message": f"{response.url} answered {response.status}{says}"}
+    status = response.status
+    return error_from_body(problem, status, retry_after_of(response), transient=may_pass(status))
+
+
+def json_of(data: bytes) -> Any:
+    """None where `data` is not JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
+    """The error object in a body or event; None if it has none. `told`: the status or the event's name says
+    that it is an error."""
+    if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
+        (body,) = body
+    if isinstance(body, str):
+        return {"message": body} if told and body else None
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error")
+    if isinstance(error, dict):
+        return error
+    if not error and not told and "error" not in (body.get("type"), body.get("object")):
+        return None
+    said = [error, *(body.get(name) for name in ("message", "detail", "msg"))]
+    return {**body, "message": next((one for one in said if one), None) or body}
+
+
+def status_in(problem: Mapping[str, Any]) -> int | None:
+    """The HTTP status that an error object names."""
+    for name in ("code", "status"):
+        value = problem.get(name)
+        if isinstance(value, int | str) and str(value).isdecimal() and 400 <= int(value) < 600:
+            return int(value)
+    return None
+
+
+def something_else(response: aiohttp.ClientResponse, data: bytes, wrong: Exception | None = None) -> str:
+    why = "" if wrong is None else f" ({wrong})"
+    return f"{response.url} answered something else than was asked for{why}: {plain_text(data)!r}."
+
+
+def plain_text(data: bytes) -> str:
+    """The beginning of an answer for a message, without the tags of HTML."""
+    text = data[:READ_BYTES].decode(errors="replace")
+    if text.lstrip().startswith("<"):
+        text = html.unescape(TAGS.sub(" ", text))
+    return shortened(" ".join(text.split()), SHOWN_CHARS)
+
+
+def retry_after_of(response: aiohttp.ClientResponse) -> float | None:
+    return retry_after_s(response.headers.get("retry-after", ""))
+
+
+def retry_after_s(header: str) -> float | None:
+    """The seconds of a ``Retry-After``, which holds seconds or a date (RFC 9110, 10.2.3); None for others."""
+    if header.replace(".", "", 1).isdecimal():
+        return float(header)
+    try:
+        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
+    except (ValueError, OverflowError):
+        return None
+
+
+def error_from_body(
+    problem: Mapping[str, Any], status: int | None, retry_after: float | None, *, transient: bool
+) -> RamifyError:
+    """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception.
+
+    `status` is None for an event of a stream that names none. `transient` holds where the code is none of
+    Ramify's.
+    """
+    said = problem.get("message")
+    if said and not isinstance(said, str):
+        said = msgspec.json.encode(said).decode()
+    message = said or f"The endpoint answered {status or 'an error'}."
+    field = problem.get("param") if isinstance(problem.get("param"), str) else None
+    code, pointer = problem.get("code"), problem.get("pointer")
+    if isinstance(code, str):
+        known = from_info(
+            ErrorInfo(code=code, message=message, field=field, pointer=pointer, retry_after=retry_after)
+        )
+        if type(known) is not RamifyError:
+            return remote(known)
+    kind = _BY_STATUS.get(status or 500, BackendError)
+    return kind(message, field=field, retry_after=retry_after, transient=transient)
+
+
+def remote(error: RamifyError) -> RamifyError:
+    """An error that a Ramify server has sent: `transient` by its kind, and where the server shuts down, as it
+    may come back."""
+    if isinstance(error, EngineClosed):
+        error.transient = True
+    return error
+
+
+def may_pass(status: int) -> bool:
+    return status in (408, 425, 429) or (status >= 500 and status != 501)

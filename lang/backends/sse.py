@@ -1,0 +1,89 @@
+"""Server-sent events (WHATWG HTML, 9.2.6), also as endpoints write them that do not keep to the rules.
+
+b'\\xef\\xbb\\xbf: ping\\r\\n'                a byte order mark and a comment: nothing
+b'event: error\\ndata: {"a":\\ndata: 1}\\n\\n'  one event, "error", of two lines
+b'data: {"a": 1}\\ndata: [DONE]\\n'         two events: what is whole JSON ends without a blank line
+b'<html>…'                               no event; the line is kept in `stray`
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+DONE = b"[DONE]"
+"""The data of the event by which OpenAI ends a stream."""
+
+
+class SentEvent(NamedTuple):
+    name: bytes
+    """Empty where the event has none."""
+    data: bytes
+
+
+class EventParser:
+    """Makes events of the parts of a body. A line may be of any length."""
+
+    def __init__(self) -> None:
+        self.stray: list[bytes] = []
+        """Lines that are neither a field nor a comment: an answer that is no stream of events."""
+        self._rest = b""
+        self._after_cr = False
+        self._began = False
+        self._name = b""
+        self._data: list[bytes] = []
+
+    def push(self, part: bytes) -> Iterator[SentEvent]:
+        """The events that end in `part`, which is not empty."""
+        if self._after_cr and part.startswith(b"\n"):
+            part = part[1:]
+        self._after_cr = part.endswith(b"\r")
+        lines = (self._rest + part).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        for line in lines:
+            yield from self._line(line.rstrip(b"\r\n"))
+
+    def end(self) -> Iterator[SentEvent]:
+        """The last event, where the blank line behind it is missing. A line that was cut off is none."""
+        yield from self._line(self._rest)
+        if _is_whole(self._data):
+            yield from self._ended()
+
+    def _line(self, line: bytes) -> Iterator[SentEvent]:
+        if not self._began:
+            self._began, line = True, line.removeprefix(codecs.BOM_UTF8)
+        if not line:
+            yield from self._ended()
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            if _is_whole(self._data):
+                yield from self._ended()
+            self._data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            self._name = value.strip()
+        elif field not in (b"", b"id", b"retry"):
+            self.stray.append(line)
+
+    def _ended(self) -> Iterator[SentEvent]:
+        name, data = self._name, b"\n".join(self._data).strip()
+        self._name, self._data = b"", []
+        if data:
+            yield SentEvent(name, data)
+
+
+def _is_whole(lines: list[bytes]) -> bool:
+    """Whether the data of an event can have no further line."""
+    if not lines:
+        return False
+    data = b"\n".join(lines)
+    if data.strip() == DONE:
+        return True
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
