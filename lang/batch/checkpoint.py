@@ -28,6 +28,7 @@ import msgspec
 
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.fingerprint import Record, difference
+from ramify.lang.batch.json_text import canonical, encode
 from ramify.spelling import nearest
 
 VERSION = 1
@@ -121,21 +122,22 @@ class ResultsFile:
 
     # --- rows ---
 
-    def see(self, index: int, values: Any) -> tuple[Identity, int]:
+    def see(self, index: int, values: Any, key: Any = None) -> tuple[Identity, int]:
         """How row `index` of the input is known, and the status of its result; 0 where it has to run.
+
+        A row without a `key` is known by its content.
 
         Raises `InvalidRequest` where an earlier row has the same key.
         """
         from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
 
-        digest = _hash(_canonical(values))
+        digest = _hash(canonical(values))
         fields: dict[str, Any] = {"digest": f"{digest:016x}"}
-        if self._key is not None:
-            identity = _key_identity(values[self._key])
+        if self._key is not None and key is not None:
+            identity = _key_identity(key)
             if before := self._done.place(identity):
                 raise InvalidRequest(
-                    f"Rows {before - 1} and {index} of the input have the same {self._key}: "
-                    f"{values[self._key]!r}.",
+                    f"Rows {before - 1} and {index} of the input have the same {self._key}: {key!r}.",
                     field="key",
                     remedy="Name a column whose values differ, or none.",
                 )
@@ -162,13 +164,14 @@ class ResultsFile:
         return found, 0 if again else status
 
     def append(self, index: int, row: Identity, line: Mapping[str, Any]) -> None:
-        """Add the line of a finished row."""
+        """Add the line of a finished row, whose fields are JSON."""
         if self._header is None:
             self._header = self._new_id()
             header = {"ramify_results": VERSION, "header": self._header, **self._record}
             self._write(encode(header))
             self._ids[self._header] = True
-        self._write(encode({"index": index, "header": self._header, **row.fields, **line}))
+        known = {"index": index, "header": self._header, **row.fields}
+        self._write(msgspec.json.encode({**known, **line}))
         self._replaced += self._done.word(row.identity) != 0
 
     @property
@@ -302,7 +305,7 @@ class ResultsFile:
             self._difference = found
 
     def _identity(self, line: _Line) -> int:
-        if self._key is not None:
+        if self._key is not None and line.key is not None:
             return _key_identity(line.key)
         return _copy(int(line.digest, 16), line.copy)
 
@@ -368,29 +371,9 @@ def _hash(data: bytes, kind: bytes = b"") -> int:
 
 def _key_identity(key: Any) -> int:
     """The same for a key and for what its line holds."""
-    return _hash(_canonical(msgspec.json.decode(encode(key))), b"key")
+    return _hash(canonical(msgspec.json.decode(encode(key))), b"key")
 
 
 def _copy(digest: int, copy: int) -> int:
     """The identity of the row that is equal to `copy` rows before it."""
     return _hash(f"{digest} {copy}".encode()) if copy else digest
-
-
-def _canonical(value: Any) -> bytes:
-    return msgspec.json.encode(value, enc_hook=_stable, order="deterministic")
-
-
-def encode(value: Any) -> bytes:
-    """`value` as JSON text. Types that neither msgspec nor pydantic can encode are written as their str()."""
-    return msgspec.json.encode(value, enc_hook=_plain)
-
-
-def _plain(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else str(value)
-
-
-def _stable(value: Any) -> Any:
-    """The same text in every process. Not str(), which may contain a memory address."""
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else type(value).__qualname__

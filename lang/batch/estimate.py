@@ -22,7 +22,7 @@ from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.results import Plan, RowReader
-from ramify.lang.batch.window import Row
+from ramify.lang.batch.window import Row, text_of
 from ramify.lang.trace.calls import Call
 from ramify.messages import Usage
 
@@ -143,8 +143,8 @@ class _Survey:
         """The row's arguments, in the order of the program's parameters."""
         values = row.values
         if isinstance(values, Mapping):
-            return "\0".join(str(values.get(name, "")) for name in self._columns)
-        return "\0".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
+            return "\0".join(text_of(values.get(name, "")) for name in self._columns)
+        return "\0".join(map(text_of, values)) if isinstance(values, list | tuple) else text_of(values)
 
     def add(self, row: Row, state: ProgramState) -> None:
         self._states[row.index] = state

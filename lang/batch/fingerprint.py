@@ -39,6 +39,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ramify.lang.backends.base import Backend
+from ramify.lang.batch.json_text import valid
 from ramify.lang.batch.masking import SECRET, hidden, masked
 from ramify.lang.program.caller import is_users
 from ramify.lang.tools.tool import Tool
@@ -87,7 +88,7 @@ def record_of(
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
-    model = {"name": info.name, "path": _without_credentials(info.path)}
+    model = {"name": valid(info.name), "path": valid(_without_credentials(info.path))}
     return {
         "program": {"name": body.__qualname__},
         "backend": _backend(backend),
@@ -329,8 +330,8 @@ def _encoded(value: Any) -> Any:
 
 
 def _recorded(text: str) -> str:
-    """`text` as a record has it: credentials masked, and cut."""
-    text = masked(text)
+    """`text` as a record has it: valid Unicode, credentials masked, and cut."""
+    text = masked(valid(text))
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[:LONGEST_VALUE]}… ({len(text)} characters, {_digest(text.encode())})"

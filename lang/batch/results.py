@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from ramify.errors import InvalidRequest, ProgramError, is_transient
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
 from ramify.lang.batch.fingerprint import Record
+from ramify.lang.batch.json_text import NotJson, encode, valid
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
@@ -177,9 +180,9 @@ class RowReader:
     def _read(self) -> Iterator[Row]:
         for position, values in enumerate(self._rows):
             index, values = values if isinstance(values, Numbered) else (position, values)
-            self.read = position + 1
             key, arguments = self._split(index, values)
-            identity, status = self.file.see(index, values)
+            self.read = position + 1
+            identity, status = self.file.see(index, values, key)
             if status:
                 self.summary.skipped += 1
                 self.summary.failed_before += status > 1
@@ -188,14 +191,25 @@ class RowReader:
                 yield Row(index, arguments, identity, key)
 
     def _split(self, index: int, values: Any) -> tuple[Any, Any]:
-        """A row's key and the program's arguments. A key column that is not a parameter is removed."""
+        """A row's key and the program's arguments. A key column that is not a parameter is removed.
+
+        A row without a key fails, and is known by its content. Raises `InvalidRequest` where that is the
+        first one.
+        """
         name = self._plan.key
-        if name is None:
+        if name is None or isinstance(values, Unreadable):
             return None, values
-        if isinstance(values, Unreadable):
-            raise InvalidRequest(f"{values}", field="rows")
         if not isinstance(values, Mapping) or name not in values:
-            raise InvalidRequest(f"Row {index} has no {name!r}, the key column.", field="key")
+            lacks = f"Row {index} has no {name!r}, the key column."
+            if not self.read:
+                raise InvalidRequest(lacks, field="key")
+            return None, Unreadable(lacks)
+        if values[name] is None:
+            return None, Unreadable(f"The key of row {index}, {name!r}, is null.")
+        try:
+            encode(values[name])
+        except NotJson as problem:
+            return None, Unreadable(f"The key of row {index}, {name!r}, cannot be written: {problem}.")
         if name in self._plan.columns:
             return values[name], values
         return values[name], {column: value for column, value in values.items() if column != name}
@@ -293,13 +307,9 @@ class _Writer:
 
     def write(self, row: Row, state: ProgramState) -> None:
         """Append the line of a finished row."""
-        error = state.error()
-        key = {} if self._plan.key is None else {"key": row.key}
-        try:
-            self._file.append(row.index, row.identity, {**key, **outcome(state, error)})
-        except (TypeError, ValueError) as problem:  # an output that is not JSON
-            error, fields = not_json(state, problem)
-            self._file.append(row.index, row.identity, {**key, **fields})
+        error, fields = outcome(state)
+        key = {} if self._plan.key is None else {"key": msgspec.Raw(encode(row.key))}
+        self._file.append(row.index, row.identity, {**key, **fields})
         summary = self.summary
         summary.rows += 1
         summary.usage = add_usage(summary.usage, state.usage)
@@ -320,40 +330,44 @@ class _Writer:
         )
 
 
-def outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
-    """The fields of a line: the variables that were set, the body's return value, the error, the usage."""
-    outputs = {
-        name: variable.value
-        for name, variable in state._branch.variables.items()
-        if variable.ready.is_set() and variable.error is None
-    }
-    return {
-        "outputs": outputs,
-        "returned": state.ret_value,
-        "error": None if error is None else _failure(error),
-        "usage": _usage(state),
-    }
+def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
+    """A row's error, and the fields of its line: the variables that were set, the body's return value, the
+    error, the usage.
+
+    A value that cannot be written as JSON is an error of the row, and the others are kept.
+    """
+    error, outputs = state.error(), dict[str, Any]()
+    for name, variable in state._branch.variables.items():
+        if variable.ready.is_set() and variable.error is None:
+            error = _add(outputs, name, variable.value, f"The value of {name!r}") or error
+    returned = dict[str, Any](returned=None)
+    error = _add(returned, "returned", state.ret_value, "What the program returned") or error
+    failure = None if error is None else _failure(error)
+    return error, {"outputs": outputs, **returned, "error": failure, "usage": _usage(state)}
 
 
-def not_json(state: ProgramState, problem: Exception) -> tuple[ProgramError, dict[str, Any]]:
-    """The error and the `outcome` of a row whose outputs cannot be encoded."""
-    error = ProgramError(f"The outputs cannot be written as JSON: {problem}")
-    nothing = {"outputs": {}, "returned": None, "error": _failure(error)}
-    return error, {**nothing, "usage": _usage(state)}
+def _add(fields: dict[str, Any], name: str, value: Any, said: str) -> ProgramError | None:
+    """Add `value` to `fields` as JSON, or return the error."""
+    try:
+        fields[valid(name)] = msgspec.Raw(encode(value))
+    except NotJson as problem:
+        return ProgramError(f"{said} cannot be written as JSON: {problem}.")
+    return None
 
 
 def _failure(error: ProgramError) -> dict[str, Any]:
     cause = error.__cause__
     line, frames = _users_frames(error if cause is None else cause)
-    return {
+    texts = {
         "type": type(error if cause is None else cause).__name__,
         "message": str(error),
         "variable": error.variable,
         "line": error.line or line,
         "traceback": "".join(traceback.format_list(frames[-TRACEBACK_FRAMES:]))[-TRACEBACK_CHARS:] or None,
         "partial": error.partial,
-        "transient": is_transient(error),
     }
+    known = {name: None if text is None else valid(text) for name, text in texts.items()}
+    return {**known, "transient": is_transient(error)}
 
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:

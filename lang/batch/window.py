@@ -104,4 +104,12 @@ class Window:
             value = values[position] if position < len(values) else ""
         else:
             return ""
+        return text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """`value` as text; empty where it has none, such as a list that is nested too deep."""
+    try:
         return value if isinstance(value, str) else str(value)
+    except Exception:  # the str() of a user's type may raise anything
+        return ""

@@ -264,7 +264,13 @@ class Program(Generic[P, R]):
 
     def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
         """`_start` for a row of a batch."""
-        arguments = functools.partial(self._row, batch.common, row)
+
+        def arguments() -> inspect.BoundArguments:
+            try:
+                return self._row(batch.common, row)
+            except (TypeError, InvalidRequest) as error:
+                raise ProgramError(f"The row was not run: {error}") from error
+
         return self._start(
             batch.settings, info, arguments, batch.place, asynchronous=asynchronous, in_batch=True
         )

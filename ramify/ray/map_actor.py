@@ -14,8 +14,7 @@ import msgspec
 
 from ramify.errors import EngineClosed, InvalidRequest, ProgramError, WorkerDied
 from ramify.lang.backends.base import Backend
-from ramify.lang.batch.checkpoint import encode
-from ramify.lang.batch.results import not_json, outcome
+from ramify.lang.batch.results import outcome
 from ramify.lang.batch.window import Row
 from ramify.lang.program.program import Program
 from ramify.lang.program.state import ProgramState
@@ -110,14 +109,10 @@ class ProgramActor:
 
     def _line(self, row: Row, state: ProgramState) -> dict[str, Any]:
         """The line of a row that has ended, which is in the checkpoint from now on."""
-        error = state.error()
+        error, fields = outcome(state)
         if self._owns_engine and any(map(is_gone, _causes(error))):
             self._lost(error)
-        try:
-            fields = encode(outcome(state, error))
-        except (TypeError, ValueError) as problem:
-            fields = encode(not_json(state, problem)[1])
-        line: dict[str, Any] = msgspec.json.decode(fields)
+        line: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields))
         if self._finished is not None:
             identity, key = row.key
             self._finished.append(identity, key, line)

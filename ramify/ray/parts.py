@@ -22,8 +22,9 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.checkpoint import HEADER, LINE, VERSION, Identity, ResultsFile, encode, read_header
+from ramify.lang.batch.checkpoint import HEADER, LINE, VERSION, Identity, ResultsFile, read_header
 from ramify.lang.batch.fingerprint import Record, difference
+from ramify.lang.batch.json_text import canonical, encode
 
 BATCH = "batch.jsonl"
 
@@ -183,7 +184,9 @@ class Finished:
         if self._file is None:
             name = f"{uuid.uuid4().hex[:16]}.jsonl"
             self._file = ResultsFile(Path(self._parts.path) / name, self._parts.record, self._parts.key)
-        fields = {"digest": row_id} if self._parts.key is None else {"digest": row_id, "key": key}
+        fields: dict[str, Any] = {"digest": row_id}
+        if self._parts.key is not None:
+            fields["key"] = msgspec.Raw(encode(key))
         self._file.append(next(self._count), Identity(int(row_id[:16], 16), fields), line)
 
     def close(self) -> None:
@@ -196,12 +199,21 @@ def row_id(values: Mapping[str, Any], key: Any = None) -> str:
 
     Raises TypeError for a value that has no form of its own in JSON, and whose bytes cannot be read.
     """
-    data = msgspec.json.encode([key, values], enc_hook=_stable, order="deterministic")
+    try:
+        data = msgspec.json.encode([key, values], enc_hook=_stable, order="deterministic")
+    except _NoId:
+        raise
+    except (TypeError, ValueError, RecursionError):  # no JSON: the row runs, and fails by itself if it has to
+        data = canonical([key, values])
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+class _NoId(TypeError):
+    """A value whose type has no bytes that are the same in every process."""
 
 
 def _stable(value: Any) -> Any:
     """The same in every process."""
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         return [str(value.dtype), list(value.shape), value.tobytes()]
-    raise TypeError(f"A row with a value of type {type(value).__qualname__} has no id.")
+    raise _NoId(f"A row with a value of type {type(value).__qualname__} has no id.")
