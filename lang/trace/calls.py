@@ -226,7 +226,7 @@ class Call:
         """Write the tree as one HTML file that loads nothing else."""
         from ramify.lang.trace.report import report
 
-        Path(path).write_text(report(self), encoding="utf-8")
+        Path(path).write_text(report(self), encoding="utf-8", errors="backslashreplace")
 
 
 CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
