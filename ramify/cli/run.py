@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ramify.cli.run_rows import InputRows, json_or_text, required
+from ramify.cli.row_files import json_or_text
+from ramify.cli.run_rows import InputRows, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S

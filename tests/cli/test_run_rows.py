@@ -14,7 +14,7 @@ import pytest
 
 from ramify.cli import main
 from ramify.cli.run import load
-from ramify.cli.run_rows import InputRows, read_rows
+from ramify.cli.run_rows import InputRows
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
@@ -261,15 +261,15 @@ def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[
 def test_columns_are_chosen(folder: Path) -> None:
     rows = write(folder / "rows.csv", "name,count,id,more\na,2,7,8\n")
     program = load(f"{folder / 'greeting.py'}:greet")
-    assert list(read_rows(str(rows), program, [], "id", "name")) == [{"name": "a", "id": "7"}]
-    assert list(read_rows(str(rows), program, [], None, "name, count")) == [{"name": "a", "count": 2}]
+    assert list(InputRows(str(rows), program, [], "id", "name")) == [{"name": "a", "id": "7"}]
+    assert list(InputRows(str(rows), program, [], None, "name, count")) == [{"name": "a", "count": 2}]
 
 
 def test_cells_of_csv(folder: Path) -> None:
     text = '\ufeffname,count,extra\n"a, ""b""\nc",1,"[1, 2]"\n5,,{\n,3,\nshort\nx,1,2,3\n'
     rows = write(folder / "rows.csv", text)
     program = load(f"{folder / 'greeting.py'}:greet")
-    assert list(read_rows(str(rows), program, [], None, None)) == [
+    assert list(InputRows(str(rows), program, [], None, None)) == [
         {"name": 'a, "b"\nc', "count": 1, "extra": [1, 2]},
         {"name": "5", "extra": "{"},
         {"name": "", "count": 3},
@@ -303,5 +303,5 @@ def test_parquet(folder: Path, server: LiveServer) -> None:
     path = folder / "rows.parquet"
     parquet.write_table(pyarrow.table({"name": names, "count": [1] * 3000}), path)
     program = load(f"{folder / 'greeting.py'}:greet")
-    rows = read_rows(str(path), program, [], None, None)
+    rows = InputRows(str(path), program, [], None, None)
     assert list(rows) == [{"name": name, "count": 1} for name in names]

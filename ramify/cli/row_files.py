@@ -1,0 +1,359 @@
+"""Files of rows: CSV, JSON lines and Parquet, from a path or a pipe.
+
+Each is checked as a whole before a row is used: its encoding, and what would lose or mix rows without a word.
+
+    a,b                         a quote that is not closed is refused, with its line
+    1,"x                        a header that names a column twice, or not at all, too
+    2,y                         so are bytes that are not UTF-8, and NUL characters
+    3,z,4                       a row of another length becomes an `Unreadable`, a row with an error
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import inspect
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ramify.errors import InvalidRequest, NotFound
+from ramify.lang.batch.results import Unreadable
+from ramify.spelling import nearest
+
+PARQUET_ROWS = 1024
+"""Rows decoded at a time."""
+DELIMITERS = ";\t|"
+"""Signs that separate the columns of files that are called CSV, beside the comma."""
+STANDARD = "-"
+"""The name of standard input and standard output."""
+UTF_16_AND_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+"""Byte order marks."""
+ESCAPED = re.compile("[\udc80-\udcff]")
+"""Bytes that are not UTF-8, as Python's surrogateescape shows them."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file that can be read several times."""
+
+    name: str
+    """As the user gave it."""
+    path: str
+    suffix: str
+    wanted: frozenset[str] | None
+    """The columns that are used; None: all."""
+    copied: Any = None
+    """The copy of a pipe, which is removed with the last reference."""
+
+    def rows(self, program: Any) -> Iterator[Any]:
+        """The rows as arguments of `program`."""
+        return _FORMATS[self.suffix][0](self, program)
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Number of rows. Raises `InvalidRequest` for a file that cannot be read as rows, with the line."""
+        return _FORMATS[self.suffix][1](self)
+
+
+def open_rows(name: str, wanted: frozenset[str] | None) -> RowFile:
+    """The rows in the file `name`; "-" is standard input.
+
+    What can be read only once is copied to a temporary file first; without a suffix its format is told by its
+    first bytes. Raises `NotFound` or `InvalidRequest` for what is no file of rows.
+    """
+    path = Path(name)
+    if name != STANDARD and not path.exists():
+        raise NotFound(f"There is no file {name}.", field="input")
+    if name != STANDARD and path.is_dir():
+        raise InvalidRequest(f"{name} is a folder.", field="input", remedy="Name a file in it.")
+    copied = None
+    if name == STANDARD or not path.is_file() or name.startswith("/dev/"):
+        copied = _copy(name)
+        path = Path(copied.name)
+        suffix = Path(name).suffix.lower()
+        suffix = suffix if suffix in _FORMATS else _told_suffix(path)
+    else:
+        suffix = path.suffix.lower()
+        if suffix not in _FORMATS:
+            raise InvalidRequest(
+                f"{name} is none of {', '.join(_FORMATS)}.", field="input", remedy="Rename or convert it."
+            )
+    shown = "standard input" if name == STANDARD else name
+    found = RowFile(shown, str(path), suffix, wanted, copied)
+    try:
+        found.count  # noqa: B018  # checks all rows before the first one runs
+    except PermissionError as error:
+        raise InvalidRequest(f"{shown} cannot be read: {error.strerror}.", field="input") from None
+    return found
+
+
+def _copy(name: str) -> Any:
+    copied = tempfile.NamedTemporaryFile(prefix="ramify-rows-")  # noqa: SIM115  # closed with the rows
+    try:
+        if name == STANDARD:
+            shutil.copyfileobj(sys.stdin.buffer, copied)
+        else:
+            with open(name, "rb") as pipe:
+                shutil.copyfileobj(pipe, copied)
+        copied.flush()
+    except OSError as error:
+        copied.close()
+        raise InvalidRequest(
+            f"The rows of {name} cannot be copied to {copied.name}: {error.strerror}.",
+            field="input",
+            remedy="Name another folder in TMPDIR, or write the rows to a file and name that.",
+        ) from None
+    return copied
+
+
+def _told_suffix(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"PAR1"):
+        return ".parquet"
+    return ".jsonl" if start.startswith((b"{", b"[")) else ".csv"
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lines(rows: RowFile, newline: str | None = None) -> Iterator[Iterator[str]]:
+    """The lines of a text; reading raises `InvalidRequest` with the line where it is not UTF-8 or has a NUL
+    character."""
+    with open(rows.path, newline=newline, encoding="utf-8-sig") as file:
+        try:
+            yield _checked(file, rows.name)
+        except UnicodeDecodeError as error:
+            number, encoding = _not_utf8(rows.path)
+            raise InvalidRequest(
+                f"Line {number} of {rows.name} is not UTF-8: {error.reason}.",
+                field="input",
+                remedy=f"Convert the file, as with iconv -f {encoding} -t utf-8.",
+            ) from None
+
+
+def _checked(file: IO[str], name: str) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if "\0" in line:
+            raise InvalidRequest(
+                f"Line {number} of {name} has a NUL character.",
+                field="input",
+                remedy="Remove it; or if the file is UTF-16, convert it: iconv -f utf-16le -t utf-8.",
+            )
+        yield line
+
+
+def _not_utf8(path: str) -> tuple[int, str]:
+    """The number of the first line that is not UTF-8, and the encoding that the file may have."""
+    with open(path, "rb") as file:
+        if file.read(4).startswith(UTF_16_AND_32):
+            return 1, "utf-16"
+    with open(path, encoding="utf-8", errors="surrogateescape") as text:
+        bad = (number for number, line in enumerate(text, 1) if ESCAPED.search(line))
+        return next(bad, 1), "latin1"
+
+
+# --- CSV ----------------------------------------------------------------------------------------
+
+
+def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """Number of the last line, and fields, of each record that is not empty."""
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(lines, strict=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            record = next(reader, None)
+        except csv.Error:
+            last = reader.line_num
+            where = f"Line {first}" if first == last else f"Lines {first} to {last}"
+            raise InvalidRequest(
+                f"{where} of {rows.name}: the field that begins with a quote does not end with one.",
+                field="input",
+                remedy='Close the quote before the comma or the end of the line; a quote inside is "".',
+            ) from None
+        if record is None:
+            return
+        if record:
+            yield reader.line_num, record
+
+
+def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
+    """Cells are read like command-line arguments; an empty cell takes the parameter's default."""
+    parameters = inspect.signature(program.body, eval_str=True).parameters
+    with _lines(rows, newline="") as lines:
+        records = _records(rows, lines)
+        header = next(records, (0, []))[1]
+        for number, record in records:
+            if len(record) != len(header):
+                remedy = "; quote the comma" if len(record) > len(header) else ""
+                fields = "1 field" if len(record) == 1 else f"{len(record)} fields"
+                yield Unreadable(f"Line {number} has {fields}, the header {len(header)}{remedy}.")
+                continue
+            yield {
+                name: json_or_text(cell, parameters.get(name))
+                for name, cell in zip(header, record, strict=True)
+                if (cell or not _has_default(parameters.get(name)))
+                and (rows.wanted is None or name in rows.wanted)
+            }
+
+
+def _count_csv(rows: RowFile) -> int:
+    with _lines(rows, newline="") as lines:
+        records = _records(rows, lines)
+        header = next(records, (0, []))[1]
+        _check_delimiter(header, rows.name)
+        _check_names(header, rows)
+        return sum(1 for _ in records)
+
+
+def _check_delimiter(header: Sequence[str], name: str) -> None:
+    found = next((sign for sign in DELIMITERS if sign in "".join(header)), None)
+    if len(header) == 1 and found is not None:
+        raise InvalidRequest(
+            f"The header of {name} is one column {header[0]!r}: is the delimiter {found!r}?",
+            field="input",
+            remedy="Separate the columns by commas.",
+        )
+
+
+def _check_names(header: Sequence[str], rows: RowFile) -> None:
+    """Refuse columns of which one would replace another one, or that no argument can be named after."""
+    known: dict[str, int] = {}
+    for place, name in enumerate(header, 1):
+        if rows.wanted is not None and name not in rows.wanted:
+            continue
+        if not name.strip() or name in known:
+            others = ",".join(dict.fromkeys(one for one in header if one.strip() and header.count(one) == 1))
+            what = (
+                f"{name!r} twice, as columns {known[name]} and {place}"
+                if name in known
+                else f"no column {place}"
+            )
+            leave = f", or leave it out: --columns {others}" if others else ""
+            raise InvalidRequest(
+                f"The header of {rows.name} names {what}.",
+                field="input",
+                remedy=f"Give it a name of its own{leave}.",
+            )
+        known[name] = place
+    if header and (lacking := sorted((rows.wanted or frozenset()) - set(header))):
+        raise InvalidRequest(
+            f"{rows.name} has no column {lacking[0]!r}; it has {', '.join(header)}.",
+            field="columns",
+            remedy=nearest(lacking[0], header),
+        )
+
+
+def _has_default(parameter: inspect.Parameter | None) -> bool:
+    return (
+        parameter is not None
+        and parameter.annotation is not str
+        and parameter.default is not inspect.Parameter.empty
+    )
+
+
+def json_or_text(value: str, parameter: inspect.Parameter | None) -> Any:
+    """`value` read as JSON, unless the parameter is a str or that fails."""
+    if parameter is None or parameter.annotation is str:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+# --- JSON lines ---------------------------------------------------------------------------------
+
+
+class _Twice(ValueError):
+    """A key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _jsonl(rows: RowFile, program: Any) -> Iterator[Any]:
+    with _lines(rows) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.strip(), object_pairs_hook=_unique)
+            except _Twice as name:
+                yield Unreadable(f"Line {number} has an object with the key {str(name)!r} twice.")
+            except json.JSONDecodeError as error:
+                yield Unreadable(f"Line {number} is not JSON: {error.msg} at column {error.colno}.")
+            except ValueError as error:  # a number of more than 4,300 digits
+                yield Unreadable(f"Line {number} is not JSON: {error}.")
+            except RecursionError:
+                yield Unreadable(f"Line {number} is nested too deep.")
+            else:
+                yield row if rows.wanted is None else _some(row, rows.wanted)
+
+
+def _some(row: Any, wanted: frozenset[str]) -> Any:
+    if not isinstance(row, dict):
+        return row
+    return {name: value for name, value in row.items() if name in wanted}
+
+
+def _count_jsonl(rows: RowFile) -> int:
+    with _lines(rows) as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+# --- Parquet ------------------------------------------------------------------------------------
+
+
+def _opened_parquet(rows: RowFile) -> Any:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise InvalidRequest(
+            f"{rows.name} needs pyarrow, which is not installed.",
+            field="input",
+            remedy='pip install "ramify-llm[parquet]", or convert the file to .jsonl.',
+        ) from None
+    try:
+        return parquet.ParquetFile(rows.path)
+    except (ArrowException, OSError) as error:
+        raise InvalidRequest(f"{rows.name} is not Parquet: {error}.", field="input") from None
+
+
+def _parquet(rows: RowFile, program: Any) -> Iterator[Any]:
+    with _opened_parquet(rows) as file:
+        columns = None
+        if rows.wanted is not None:
+            columns = [name for name in file.schema_arrow.names if name in rows.wanted]
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+            yield from batch.to_pylist()
+
+
+def _count_parquet(rows: RowFile) -> int:
+    with _opened_parquet(rows) as file:
+        _check_names(file.schema_arrow.names, rows)
+        count: int = file.metadata.num_rows
+    return count
+
+
+_FORMATS: dict[str, tuple[Callable[[RowFile, Any], Iterator[Any]], Callable[[RowFile], int]]] = {
+    ".csv": (_csv, _count_csv),
+    ".jsonl": (_jsonl, _count_jsonl),
+    ".parquet": (_parquet, _count_parquet),
+}
+"""Suffix → the rows, and their number, which checks the file."""
