@@ -11,6 +11,8 @@ A line is written with one system call when its row has ended, so a killed proce
 at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
 seconds and at the end, so a crash of the machine may lose the rows of the last second, which then run again.
 A lock keeps two processes from writing one file at a time.
+
+The same lines may be written to a stream (`ramify.lang.batch.output`), in which no run goes on.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ import msgspec
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.fingerprint import Record, difference
 from ramify.lang.batch.json_text import canonical, encode
+from ramify.lang.batch.output import is_stream, open_stream, unwritten
 from ramify.spelling import nearest
 
 VERSION = 1
 SYNC_S = 1.0
 HEADER = b'{"ramify_results":'
 LINE = b'{"index":'
+AGAIN = "Then run the same again: the rows that are in it are not run again."
 RERUN = ("changed", "failed", "missing")
 """Words of `rerun`. changed: rows whose results are of another program, or of other options. failed: rows
 that failed. missing: rows without a result; those of another program are kept."""
@@ -77,7 +81,8 @@ class ResultsFile:
         rerun: Words of `RERUN`.
 
     Rows take 16 bytes of memory each. Raises `InvalidRequest` where another process writes the file, where a
-    line is not a result, and where the program has changed and `rerun` does not say what is to happen.
+    line is not a result, and where the program has changed and `rerun` does not say what is to happen. Raises
+    `RamifyError` where the file cannot be written, such as on a full disk.
     """
 
     def __init__(
@@ -102,9 +107,19 @@ class ResultsFile:
         """The id of the header of new lines; None while it has not been written."""
         self._changed = False
         self._length = self._lines = 0
-        self._file: Any = None if read_only else self._open()
+        self.is_stream = is_stream(path)
+        if self.is_stream and rerun and not read_only:
+            raise InvalidRequest(f"{path} is no file that has results.", field="rerun", remedy="Name a file.")
+        self._broken = False
+        """A line could not be written, so nothing more is."""
+        self._file: Any = None
+        if not read_only:
+            try:
+                self._file = open_stream(path) if self.is_stream else self._open()
+            except OSError as error:
+                raise unwritten(path, error, "Name another file.") from error
         try:
-            if self.path.exists():
+            if self.path.exists() and not self.is_stream:
                 with self.path.open("rb") as file:
                     self._done = FinishedRows(self._scan(file))
             else:
@@ -116,7 +131,8 @@ class ResultsFile:
             if self._file is not None:
                 self._file.close()
             raise
-        if self._file is not None and self._length < os.fstat(self._file.fileno()).st_size:
+        keeps = self._file is not None and not self.is_stream
+        if keeps and self._length < os.fstat(self._file.fileno()).st_size:
             self._file.truncate(self._length)
         self._synced = time.monotonic()
 
@@ -184,9 +200,12 @@ class ResultsFile:
         if self._file is None or self._file.closed:
             return
         try:
-            self._sync()
-            if self._replaced:
-                self._drop_replaced()
+            if not self.is_stream and not self._broken:
+                self._sync()
+                if self._replaced:
+                    self._drop_replaced()
+        except OSError as error:
+            raise unwritten(self.path, error, AGAIN) from error
         finally:
             self._file.close()
 
@@ -194,10 +213,20 @@ class ResultsFile:
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data + b"\n")
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        if time.monotonic() - self._synced > SYNC_S:
-            self._sync()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            self._length += len(data) + 1
+            if not self.is_stream and time.monotonic() - self._synced > SYNC_S:
+                self._sync()
+        except BrokenPipeError:  # the reader has enough
+            raise
+        except OSError as error:
+            self._broken = True
+            if not self.is_stream:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(self._length)  # without the part of the line
+            raise unwritten(self.path, error, "" if self.is_stream else AGAIN) from error
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())

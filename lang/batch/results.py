@@ -19,6 +19,7 @@ from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
 from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.json_text import NotJson, encode, valid
+from ramify.lang.batch.output import check_file, check_out, unwritten
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
@@ -119,7 +120,8 @@ class Plan:
     """The arguments of a batch that writes a results file."""
 
     out: str | os.PathLike[str]
-    """The results file; or a table of the results that ends in ``.parquet``, beside a ``.jsonl``."""
+    """The results file; a table of the results that ends in ``.parquet``, beside a ``.jsonl``; or a stream
+    (`ramify.lang.batch.output`), such as "-", standard output."""
     program: str
     columns: list[str]
     """The program's parameters."""
@@ -142,12 +144,9 @@ class Plan:
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; it must be at least 1.", field=name)
         read_rerun(self.rerun)
-        if (suffix := Path(self.out).suffix) not in ("", ".jsonl", ".parquet"):
-            raise InvalidRequest(
-                f"{self.out}: results are not written as {suffix}.",
-                field="out",
-                remedy="Name a .jsonl or .parquet file.",
-            )
+        check_out(self.out)
+        if self.trace is not None:
+            check_file(self.trace, "trace")
         if self.table is not None:
             check_table(self.table)
 
@@ -285,12 +284,25 @@ class _Writer:
     def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self.summary.duration_s = time.perf_counter() - self._began
+        if error is not None:
+            error.add_note(self._standing())
         self._stack.close()
         if self._plan.trace is not None and self._traces:
             name = f"{self._plan.program}, {len(self._traces)} rows"
-            together(name, self._traces).save(self._plan.trace)
+            try:
+                together(name, self._traces).save(self._plan.trace)
+            except OSError as failure:
+                raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
+
+    def _standing(self) -> str:
+        """How far the batch is, where it is broken off."""
+        done = self.summary.rows + self.summary.skipped
+        left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
+        if self._file.is_stream:
+            return f"{done}{left} rows were written to {self._plan.out}; a further run begins anew."
+        return f"{done}{left} rows are done, in {self._plan.jsonl}; the same again goes on with the others."
 
     def end(self) -> None:
         """Complete the summary, and write the table if there is one."""
@@ -303,7 +315,11 @@ class _Writer:
             summary.others = self._file.others
         if self._plan.table is not None:
             self._file.close()
-            write_table(self._plan.jsonl, self._plan.table)
+            try:
+                write_table(self._plan.jsonl, self._plan.table)
+            except OSError as error:
+                kept = f"{self._plan.jsonl} has all results; the same again writes the table."
+                raise unwritten(self._plan.table, error, kept) from error
 
     def write(self, row: Row, state: ProgramState) -> None:
         """Append the line of a finished row."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from ramify.errors import RamifyError
+from ramify.lang.batch.output import FULL
 from ramify.spelling import nearest
 
 COMMANDS = {
@@ -34,14 +37,27 @@ BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model's or user's text need not be Unicode
     try:
         try:
             return _run(argv)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output is gone, as with ``| head``
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written at exit
+        _write_no_more()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _write_no_more()
+        print(f"ramify: standard output cannot be written: {error.strerror}.", file=sys.stderr)
+        return FAILED
+
+
+def _write_no_more() -> None:
+    """Drop what is left in the buffer of standard output, which is written at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -51,14 +67,26 @@ def _run(argv: Sequence[str] | None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         command.refuse(unknown)
+    options.command_line = shlex.join(["ramify", *arguments])
     try:
         status: int = importlib.import_module(f"ramify.cli.{options.command}").run(options)
     except RamifyError as error:
-        print(f"ramify: {error}", file=sys.stderr)
+        print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if notes := _notes(error):
+            print("ramify: interrupted.", *notes, sep="\n", file=sys.stderr)
         return INTERRUPTED
     return status
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    """The notes of an error, behind those of the errors that it came from."""
+    notes: list[str] = []
+    while error is not None:
+        notes[:0] = getattr(error, "__notes__", ())
+        error = error.__cause__ or error.__context__
+    return notes
 
 
 class _Parser(argparse.ArgumentParser):

@@ -18,6 +18,7 @@ from ramify.cli.run_rows import InputRows, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
 from ramify.lang.batch.results import BatchSummary, cost
 from ramify.priority import BATCH, MOST
 from ramify.retry import RETRY_FOR_S
@@ -42,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of its requests, -{MOST} to {MOST}: higher goes first (default: 0, with --input {BATCH})",
     )
     rows = parser.add_argument_group("for each row of a file")
-    rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet")
+    rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet; or -")
     rows.add_argument(
         "--output",
         metavar="FILE",
-        help="JSON lines, one a row, or a .parquet table beside them; the rows it has are not run again",
+        help="JSON lines, one a row, or a .parquet table beside them; the rows it has are not run again. "
+        "- is standard output",
     )
     rows.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
     rows.add_argument("--sample", type=int, metavar="N", help="only N rows, drawn at random")
@@ -90,7 +92,19 @@ ROW_FLAGS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    work = _once(options) if options.input is None else _rows(options)
+    if options.input is None:
+        return _on_target(_once(options), options)
+    work, again = _rows(options)
+    try:
+        return _on_target(work, options)
+    except KeyboardInterrupt as error:
+        if options.output is not None and not is_stream(options.output):
+            error.add_note(f"To go on: {again}")
+        raise
+
+
+def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
+    """`work` on an engine that is started for it, or on a server."""
     engine = engine_of(options)
     if engine is not None:
         with engine:
@@ -114,9 +128,14 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
     return functools.partial(_run_once, program.with_options(priority=options.priority), arguments)
 
 
-def _rows(options: argparse.Namespace) -> Callable[[Any], int]:
+def _rows(options: argparse.Namespace) -> tuple[Callable[[Any], int], str]:
+    """What runs the rows on a backend, and the command that goes on with them."""
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--input needs --output.", field="output")
+    if options.output is not None:
+        check_out(options.output)  # before an engine starts
+    if options.trace is not None:
+        check_file(options.trace, "trace")
     program = load(options.program)
     common = read_arguments(program, options.arguments, complete=False)
     rows = InputRows(
@@ -130,7 +149,8 @@ def _rows(options: argparse.Namespace) -> Callable[[Any], int]:
         seed=options.sample_seed,
     )
     price = None if options.price is None else _price(options.price)
-    return functools.partial(_run_rows, program, common, rows, options, price)
+    work = functools.partial(_run_rows, program, common, rows, options, price)
+    return work, rows.again or options.command_line
 
 
 def _price(text: str) -> tuple[float, float, float]:
@@ -193,7 +213,25 @@ def _run_rows(
     backend: Any,
 ) -> int:
     """Exit status 1 where a row failed, also in an earlier run, or was left."""
-    found = program.bind(**common).run_batch(
+    program = program.bind(**common)
+    found = _run_batch(program, rows, options, backend)
+    # With the rows on standard output, what is said about them goes to standard error.
+    said = functools.partial(
+        print, file=sys.stderr if descriptor(options.output or "") == STANDARD_OUTPUT else None
+    )
+    if rows.note is not None:
+        said(rows.note)
+    said(found)
+    if price is not None:
+        prices = ", ".join(f"{one:g}" for one in price)
+        said(f"cost             {cost(found.usage, price):>12.4f} at {prices} per million tokens")
+    if isinstance(found, BatchSummary):
+        return 1 if found.failed or found.failed_before or found.stopped else 0
+    return 1 if found.failed else 0
+
+
+def _run_batch(program: Any, rows: InputRows, options: argparse.Namespace, backend: Any) -> Any:
+    found = program.run_batch(
         rows,
         out=options.output,
         concurrency=options.concurrency,
@@ -208,17 +246,7 @@ def _run_rows(
         give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
     )
-    if inspect.isawaitable(found):
-        found = asyncio.run(_await(found))
-    if rows.note is not None:
-        print(rows.note)
-    print(found)
-    if price is not None:
-        prices = ", ".join(f"{one:g}" for one in price)
-        print(f"cost             {cost(found.usage, price):>12.4f} at {prices} per million tokens")
-    if isinstance(found, BatchSummary):
-        return 1 if found.failed or found.failed_before or found.stopped else 0
-    return 1 if found.failed else 0
+    return asyncio.run(_await(found)) if inspect.isawaitable(found) else found
 
 
 def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:

@@ -61,6 +61,15 @@ class InputRows:
         return (Numbered(index, row) for index, row in enumerate(self._read()) if index in chosen)
 
     @property
+    def again(self) -> str | None:
+        """How the rows are given again, where they came from a pipe; None for a file."""
+        return (
+            None
+            if self._rows.copied is None
+            else f"the same command, with the same rows in {self._rows.name}"
+        )
+
+    @property
     def note(self) -> str | None:
         """Which rows were chosen; None where all are."""
         if self._sample is not None:

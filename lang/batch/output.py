@@ -1,0 +1,114 @@
+"""Where the results of a batch go: a file, in which the next run goes on, or a stream that is only written.
+
+labels.jsonl                     a file
+-, /dev/stdout, /dev/fd/63       a descriptor of this process: standard output, or `>(gzip > labels.gz)`
+a pipe, a device                 opened for writing
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import InvalidRequest, RamifyError
+
+logger = logging.getLogger("ramify")
+
+Place = str | os.PathLike[str]
+
+STANDARD_OUTPUT = 1
+_NAMED = {"-": STANDARD_OUTPUT, "/dev/stdout": STANDARD_OUTPUT, "/dev/stderr": 2}
+_NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+
+
+def descriptor(path: Place) -> int | None:
+    """The descriptor that `path` names; None for a file, a pipe or a device."""
+    text = os.fspath(path)
+    numbered = _NUMBERED.fullmatch(text)
+    return int(numbered[1]) if numbered else _NAMED.get(text)
+
+
+def is_stream(path: Place) -> bool:
+    """Whether `path` can only be written: no run goes on in it."""
+    if descriptor(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def open_stream(path: Place) -> Any:
+    """A stream, opened for writing without a buffer. Waits for the reader of a pipe, which is logged."""
+    number = descriptor(path)
+    if number is not None:
+        return open(os.dup(number), "wb", buffering=0)
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            logger.warning("%s is a pipe that nobody reads yet; waiting for its reader.", path)
+        else:
+            os.set_blocking(number, True)
+            return open(number, "wb", buffering=0)
+    return open(path, "wb", buffering=0)
+
+
+def check_file(path: Place, field: str) -> None:
+    """Raise `InvalidRequest` where a file cannot be made at `path`, or one that is there not written."""
+    place = Path(path)
+    if descriptor(path) is not None:
+        return
+    if place.is_dir():
+        raise InvalidRequest(f"{path} is a folder.", field=field, remedy="Name a file in it.")
+    if not place.parent.is_dir():
+        raise InvalidRequest(
+            f"There is no folder {place.parent} for {place.name}.",
+            field=field,
+            remedy=f"Make it: mkdir -p {place.parent}",
+        )
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise InvalidRequest(
+            f"{path} cannot be written: it, or its folder, does not allow it.",
+            field=field,
+            remedy="Name another file.",
+        )
+
+
+def check_out(path: Place) -> None:
+    """Raise `InvalidRequest` where results cannot be written to `path`: `check_file`, and the suffix."""
+    check_file(path, "out")
+    suffix = Path(path).suffix
+    if suffix == ".parquet" and is_stream(path):
+        raise InvalidRequest(
+            f"{path} is a pipe or a device, and a table needs a file.",
+            field="out",
+            remedy="Name a file, or no .parquet.",
+        )
+    if suffix not in ("", ".jsonl", ".parquet") and not is_stream(path):
+        raise InvalidRequest(
+            f"{path}: results are not written as {suffix}.",
+            field="out",
+            remedy="Name a .jsonl or .parquet file.",
+        )
+
+
+def unwritten(path: Place, error: OSError, remedy: str) -> RamifyError:
+    """The error of a file that could not be written."""
+    return RamifyError(
+        f"{path} cannot be written: {error.strerror or error}.",
+        field="out",
+        remedy=f"Make room there (df -h, ulimit -f). {remedy}" if error.errno in FULL else remedy,
+    )
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a full quota, and the limit on the size of files."""
