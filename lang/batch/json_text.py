@@ -77,7 +77,12 @@ def _stable(value: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """What pydantic or numpy make of a value of theirs; any other value itself."""
+    """What pydantic or numpy make of a value of theirs, and the plain value of a subclass; any other value
+    itself."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
         convert = getattr(type(value), name, None)  # not of the value: a mock has whatever it is asked for
         if callable(convert):

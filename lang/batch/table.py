@@ -16,6 +16,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.checkpoint import rows_of
+from ramify.lang.batch.json_text import NON_FINITE
 
 FIXED = ("index", "key", "returned", "error", "usage")
 ROWS = 1024
@@ -81,6 +82,7 @@ def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
     """The type of a column with more `values`; None where they have none in common."""
     if known is None:
         return None
+    values = _with_numbers(pa, values, known)
     try:
         found = pa.array(values).type
         merged = pa.unify_schemas(
@@ -107,4 +109,29 @@ def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
     """`values` as an array of the type `stored`; as JSON texts where that is not `kind`, their own type."""
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    else:
+        values = [_floats(pa, value, stored) for value in values]
     return pa.array(values, stored)
+
+
+def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
+    """`values` with NaN and infinities in the place of their texts, where the others are numbers."""
+    texts = {value for value in values if isinstance(value, str)}
+    numbers = pa.types.is_floating(known) or pa.types.is_integer(known)
+    numbers |= any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if not texts or not numbers or not texts <= NON_FINITE.keys():
+        return values
+    return [_floats(pa, value, pa.float64()) for value in values]
+
+
+def _floats(pa: Any, value: Any, kind: Any) -> Any:
+    """A value of the type `kind` with the floats that JSON has as texts."""
+    if isinstance(value, str) and pa.types.is_floating(kind):
+        return NON_FINITE.get(value, value)
+    if isinstance(value, list) and pa.types.is_list(kind):
+        return [_floats(pa, one, kind.value_type) for one in value]
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        return value | {
+            field.name: _floats(pa, value[field.name], field.type) for field in kind if field.name in value
+        }
+    return value

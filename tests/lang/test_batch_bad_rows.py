@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.json_text import NotJson, canonical, encode
+from ramify.lang.batch.results import Unreadable
 from ramify.ray.parts import row_id
 
 
@@ -116,6 +118,16 @@ def test_every_row_has_a_digest(name):
 def test_the_digest_of_plain_rows_is_what_it_was(out):
     """Rows of results files that were written before are known again."""
     assert canonical({"b": [1, None, 2.5], "a": "é"}) == '{"a":"é","b":[1,null,2.5]}'.encode()
+
+
+def test_rows_of_subclasses_have_digests_of_their_own():
+    rows = [
+        Unreadable("Line 1"),
+        Unreadable("Line 2"),
+        MappingProxyType({"a": 1}),
+        MappingProxyType({"a": 2}),
+    ]
+    assert [canonical(row) for row in rows] == [b'"Line 1"', b'"Line 2"', b'{"a":1}', b'{"a":2}']
 
 
 def test_rows_without_a_key_fail_by_themselves(program, out):

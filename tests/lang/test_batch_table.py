@@ -77,3 +77,23 @@ def test_without_pyarrow_the_file_is_refused_before_any_row_runs(tmp_path, monke
     with pytest.raises(InvalidRequest, match="needs pyarrow, which is not installed"):
         run(tmp_path, [{"n": 1}])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_json_does_not_have_are_numbers_in_the_table(tmp_path):
+    @rm.function
+    def scored(s, n):
+        s["score"], s["word"] = float(n), "NaN"
+        s["mixed"] = n if n == "NaN" else "Infinity"
+        return [float(n)]
+
+    out = tmp_path / "scores.parquet"
+    scored.run_batch([(n,) for n in ("NaN", "-Infinity", 1)], out=out, backend=rm.ScriptedBackend([]))
+    table = parquet.read_table(out)
+    assert [str(table.schema.field(name).type) for name in ("score", "word", "mixed")] == [
+        "double",
+        "string",
+        "string",
+    ]
+    rows = sorted(table.to_pylist(), key=lambda row: row["index"])
+    assert [str(row["score"]) for row in rows] == ["nan", "-inf", "1.0"]
+    assert [row["word"] for row in rows] == ["NaN"] * 3

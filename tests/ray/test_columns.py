@@ -111,3 +111,13 @@ def test_a_variable_with_a_taken_name_and_a_column_with_one() -> None:
 def test_a_value_of_another_type_than_declared_is_refused() -> None:
     with pytest.raises(rm.InvalidRequest, match="'n' is not of the type in columns"):
         Columns({"n": int}).table(rows(1), ["00"], [line(n="many")])
+
+
+def test_declared_columns_of_floats_take_what_json_has_as_text() -> None:
+    columns = Columns({"score": float, "part": Part, "scores": list[float]})
+    outputs = {"score": "NaN", "part": {"name": "NaN", "weight": "Infinity"}, "scores": ["-Infinity", 1.0]}
+    line = {"returned": None, "error": None, "usage": None, "outputs": outputs}
+    (row,) = columns.table(pa.table({"n": [1]}), ["a"], [line]).to_pylist()
+    assert str(row["score"]) == "nan"
+    assert row["part"] == {"name": "NaN", "weight": float("inf")}
+    assert row["scores"] == [float("-inf"), 1.0]
