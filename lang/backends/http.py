@@ -159,10 +159,10 @@ class HttpClient:
                     yield self._decoded(decode, response, name, data, came)
                     came = True
             if parser.stray:
-                body = b"\n".join(parser.stray)
-                event = self._decoded(decode, response, b"", body, came)
+                data = b"\n".join(parser.stray)
+                event = self._decoded(decode, response, b"", data, came)
                 if not whole or came:
-                    raise BackendError(something_else(response, body))
+                    raise BackendError(something_else(response, data))
                 yield event
                 return
         raise BackendError(f"{self.base_url + path} broke off its answer.", transient=True, begun=True)
@@ -189,11 +189,10 @@ class HttpClient:
             torn = "truncated" in str(wrong)
             raise BackendError(something_else(response, data, wrong), transient=torn, begun=torn)
         status = status_in(problem)
-        error = error_from_body(
-            problem, status, retry_after_of(response), transient=status in (429, 503) and not came
-        )
-        error.begun = came
-        raise error
+        refused = status in (429, 503) and not came
+        found = error_from_body(problem, status, retry_after_of(response), transient=refused)
+        found.begun = came
+        raise found
 
     async def aclose(self) -> None:
         """Close all connections, from any loop; requests in flight fail."""

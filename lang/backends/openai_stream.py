@@ -121,9 +121,9 @@ def _usage(found: Any) -> Usage:
 
 
 def _finish(reason: str) -> Finish:
-    if reason not in ("stop", "length"):
-        raise BackendError(f"The endpoint ended the output with {reason!r}.")
-    return Finish(reason=reason)
+    if reason == "stop" or reason == "length":
+        return Finish(reason=reason)
+    raise BackendError(f"The endpoint ended the output with {reason!r}.")
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
