@@ -113,7 +113,9 @@ class Function(Program[P, ProgramState]):
         finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
         so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`); rows
         that failed transiently run again. A file ``NAME.parquet`` is written at the end, from
-        ``NAME.jsonl``.
+        ``NAME.jsonl``. ``"-"`` is standard output; in it, in a pipe and in a device no call goes on. A value
+        that is not JSON fails its row, whose others are kept; NaN and infinities are written as texts.
+        Raises `RamifyError` where the file cannot be written, such as on a full disk.
 
         `key` names a column that is copied into each line, and by which rows are known; without it they are
         known by their content. The file says what was run (`ramify.lang.batch.fingerprint`): a changed

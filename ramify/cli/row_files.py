@@ -99,6 +99,8 @@ def _copy(name: str) -> Any:
     copied = tempfile.NamedTemporaryFile(prefix="ramify-rows-")  # noqa: SIM115  # closed with the rows
     try:
         if name == STANDARD:
+            if sys.stdin is None:
+                raise InvalidRequest("Standard input is closed.", field="input", remedy="Name a file.")
             shutil.copyfileobj(sys.stdin.buffer, copied)
         else:
             with open(name, "rb") as pipe:
