@@ -121,9 +121,9 @@ def _usage(found: Any) -> Usage:
 
 
 def _finish(reason: str) -> Finish:
-    if reason == "stop" or reason == "length":
-        return Finish(reason=reason)
-    raise BackendError(f"The endpoint ended the output with {reason!r}.")
+    if reason not in ("stop", "length"):
+        raise BackendError(f"The endpoint ended the output with {reason!r}.")
+    return Finish(reason=cast("Any", reason))
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
