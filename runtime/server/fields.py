@@ -12,26 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.server.errors import ClientGone
+from ramify.runtime.server.body import read_body
 from ramify.spelling import nearest
-
-MAX_BODY_BYTES = 32 << 20
-"""A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class BodyTooLarge(InvalidRequest):
-    """413 (RFC 9110, section 15.5.14)."""
-
-    code = "body_too_large"
-    status = 413
 
 
 class Fields:
@@ -190,30 +180,8 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
 
 
 async def read_fields(request: Request) -> Fields:
-    """The fields of the request's body; raises `BodyTooLarge` or `InvalidRequest`."""
+    """The fields of the request's body. Raises `InvalidRequest`, and what `read_body` raises."""
     return Fields.parse(await read_body(request))
-
-
-async def read_body(request: Request) -> bytes:
-    """The request's body; raises `BodyTooLarge`."""
-    declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isascii() and declared.isdigit() else 0
-    parts: list[bytes] = []
-    if size <= MAX_BODY_BYTES:
-        size = 0
-        try:
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    break
-                parts.append(part)
-        except ClientDisconnect:
-            raise ClientGone("The client went away in the middle of the body.") from None
-    if size > MAX_BODY_BYTES:
-        raise BodyTooLarge(
-            f"The body has more than {MAX_BODY_BYTES} bytes.", remedy="Split it over several requests."
-        )
-    return b"".join(parts)
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

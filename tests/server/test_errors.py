@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ramify.errors import Overloaded, PromptTooLong, WorkerDied
-from ramify.runtime.server.fields import MAX_BODY_BYTES
+from ramify.runtime.server.body import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
