@@ -46,8 +46,14 @@ class Fields:
         return f"{self._path}.{field}" if self._path else field
 
     def given(self, field: str) -> bool:
-        """Whether the client sent `field`, null included."""
-        return field in self._values
+        """Whether the client sent `field`. A null counts as not sent."""
+        return field in self._values and not self.is_null(field)
+
+    def is_null(self, field: str) -> bool:
+        """Whether the client sent `field` as null."""
+        raw = self._values.get(field)
+        # Only null starts with an "n" in JSON.
+        return raw is not None and memoryview(raw)[0] == ord("n")
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
         """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
@@ -101,17 +107,20 @@ class Fields:
             Fields(values, f"{self.path(field)}[{index}]", self.ignored) for index, values in enumerate(items)
         ]
 
-    def ignore(self, fields: Mapping[str, Sequence[Any] | None]) -> None:
+    def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
         """Take fields that have no effect, and note those that were given in `ignored`.
 
-        `fields` maps a field to the values that it may have, or to None for any.
+        `fields` maps a field to the values that it may have, or to None for any. `remedy` is for other
+        values.
         """
         for field, allowed in fields.items():
             value = self.take(field, Any)
             if allowed is not None and value not in _EMPTY and value not in allowed:
                 path = self.path(field)
                 raise UnsupportedField(
-                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.", field=path
+                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.",
+                    field=path,
+                    remedy=remedy,
                 )
             name = re.sub(r"\[\d+\]", "[]", self.path(field))
             if (value is False or value not in _EMPTY) and name not in self.ignored:
@@ -142,9 +151,7 @@ class Fields:
 
     def _take_raw(self, field: str) -> msgspec.Raw | None:
         self._taken.add(field)
-        raw = self._values.get(field)
-        # Only null starts with an "n" in JSON.
-        return None if raw is None or memoryview(raw)[0] == ord("n") else raw
+        return None if self.is_null(field) else self._values.get(field)
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:

@@ -134,7 +134,7 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
             "response_format.any_order",
         ),
         (wrapped(strict="maybe"), "response_format.json_schema.strict"),
-        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
@@ -210,7 +210,7 @@ def test_what_is_validated_afterwards_is_reported(
         extras.append(chunks[-1]["choices"][0]["ramify"])
     native = {"kind": "json_schema", "source": json.dumps(SCHEMA), "strict": "validate"}
     extras.append(http.post("/generate", json={"text": "hi", "constraint": native}).json()["meta_info"])
-    thinking = CHAT | wanted | {"reasoning": {}}
+    thinking = CHAT | wanted | {"reasoning": {"enabled": True}}
     extras.append(http.post("/v1/chat/completions", json=thinking).json()["choices"][0]["ramify"])
     for extra in extras:
         assert [(each["instance"], each["schema"]) for each in extra["violations"]] == found
