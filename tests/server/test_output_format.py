@@ -210,7 +210,7 @@ def test_what_is_validated_afterwards_is_reported(
         extras.append(chunks[-1]["choices"][0]["ramify"])
     native = {"kind": "json_schema", "source": json.dumps(SCHEMA), "strict": "validate"}
     extras.append(http.post("/generate", json={"text": "hi", "constraint": native}).json()["meta_info"])
-    thinking = CHAT | wanted | {"reasoning": {"enabled": True}}
+    thinking = CHAT | wanted | {"reasoning": {"max_tokens": 9}}
     extras.append(http.post("/v1/chat/completions", json=thinking).json()["choices"][0]["ramify"])
     for extra in extras:
         assert [(each["instance"], each["schema"]) for each in extra["violations"]] == found

@@ -15,9 +15,9 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
-ON: Any = {"reasoning": {"enabled": True}}
+ON: Any = {"reasoning": {"max_tokens": 1024}}
 THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
-"""Of a model that does not think, which has a limit in any case."""
+"""Of a model that does not think, which reasons within a budget alone."""
 TURN = "hm </th 日</think>\n\nFour."
 
 
@@ -114,12 +114,13 @@ def test_reasoning_before_a_call(client: openai.OpenAI, frontend: FakeFrontend) 
         ({"reasoning": {"start": "", "end": "Answer:"}}, {"start": "", "end": "Answer:"}),
         ({"thinking_token_budget": 7}, {"max_tokens": 7}),
         ({"thinking_budget": 0}, {"max_tokens": 0}),
-        ({"enable_thinking": True}, {}),
-        ({"reasoning": {"enabled": True}}, {}),
-        ({"reasoning": {"enabled": True, "effort": "high"}}, {}),
+        ({"enable_thinking": True}, None),
+        ({"reasoning": {"enabled": True}}, None),
+        ({"reasoning": {"enabled": True, "max_tokens": 5}}, {"max_tokens": 5}),
+        ({"reasoning": {"enabled": True, "effort": "high"}}, None),
         ({"reasoning": {"enabled": False, "effort": "high", "max_tokens": 5}}, None),
         ({"separate_reasoning": True}, None),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, {}),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, None),
         ({}, None),
         ({"reasoning": None}, None),
         ({"reasoning": {}}, None),
@@ -182,7 +183,11 @@ def test_the_marks_and_the_switch_are_those_of_the_template(
     marks = ThinkingFormat(start="[THINK]", end="[/THINK]", gap="")
     found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=("thinking",), thinking=marks)
     monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
-    for fields in (ON, {"reasoning": {"effort": "low"}}, {"chat_template_kwargs": {"thinking": True}}):
+    for fields in (
+        {"reasoning": {"enabled": True}},
+        {"reasoning": {"effort": "low"}},
+        {"chat_template_kwargs": {"thinking": True}},
+    ):
         frontend.script = ["hm[/THINK]Four."]
         message = ask(client, **fields).message
         assert (message.reasoning_content, message.content) == ("hm", "Four.")
@@ -194,7 +199,7 @@ def test_the_marks_and_the_switch_are_those_of_the_template(
 
 def test_not_told_apart_or_not_shown(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     for fields in (
-        {"reasoning": {"enabled": True, "exclude": True}},
+        {"reasoning": {"max_tokens": 1024, "exclude": True}},
         ON | {"include_reasoning": False},
     ):
         frontend.script = [TURN]
@@ -239,6 +244,9 @@ def test_what_is_wrong_is_named(http: httpx.Client, fields: dict[str, Any], para
     ("fields", "named"),
     [
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"enabled": True}}, "reasoning.enabled"),
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort, reasoning.summary"),
         (
             {"reasoning": {"generate_summary": "concise", "context": "auto"}},

@@ -213,7 +213,7 @@ def test_sealed_reasoning_comes_with_the_closed_item(http: httpx.Client, fronten
 
 def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, frontend: FakeFrontend) -> None:
     frontend.script = [EVERYTHING]
-    answer = http.post("/v1/responses", json=ASK | {"reasoning": {"enabled": True, "exclude": True}}).json()
+    answer = http.post("/v1/responses", json=ASK | {"reasoning": {"max_tokens": 9, "exclude": True}}).json()
     assert [item["type"] for item in answer["output"]] == ["message"]
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("hm 日</think>".encode())
 

@@ -23,8 +23,8 @@ START, END = "<think>", "</think>"
 """The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
 
 BOUND = 1024
-"""Tokens of reasoning of a model that does not think, where the request names no number: it would seldom
-write the end. As `gen(thinking=True)` has it."""
+"""Tokens of reasoning of a model that does not think, where the request has marks and no number: it seldom
+writes the end. As `gen(thinking=True)` has it."""
 
 _IGNORED = {
     "summary": (SUMMARIES := ("auto", "concise", "detailed")),
@@ -63,32 +63,45 @@ class _ReasoningSwitch:
         )
         """The model thinks: its chat template has marks or a switch for it."""
         self._said: bool | None = None
-        self._suggested: bool | None = None
-        self._field = ""
+        self._path = ""
+        self._asked: list[tuple[Fields, str]] = []
+        self._suggested = False
 
-    @property
-    def wanted(self) -> bool | None:
-        return self._suggested if self._said is None else self._said
-
-    def set(self, field: str, wanted: bool) -> None:
+    def set(self, fields: Fields, field: str, wanted: bool) -> None:
+        """`field` says whether to reason. Raises `InvalidRequest` where another field says the opposite."""
+        path = fields.path(field)
         if self._said is not None and self._said != wanted:
             raise InvalidRequest(
-                f"{self._field} and {field} contradict each other: one asks for reasoning, one for none.",
-                field=field,
+                f"{self._path} and {path} contradict each other: one asks for reasoning, one for none.",
+                field=path,
             )
-        self._said, self._field = wanted, field
+        self._said, self._path = wanted, path
+        if wanted:
+            self._asked.append((fields, field))
 
     def suggest(self) -> None:
         """Reason, unless a field says that there is to be none."""
         self._suggested = True
 
+    def wanted(self) -> bool | None:
+        """Whether to reason; None: as the model does by default.
+
+        A model that does not think would never end its reasoning, and lose the thread of its answer. So it
+        reasons within a budget or marks of the request alone, and a switch has no effect on it.
+        """
+        if self._said and not self.thinks and not self._suggested:
+            for fields, field in self._asked:
+                fields.ignore({field: None})
+            return None
+        return True if self._said is None and self._suggested else self._said
+
 
 def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """The reasoning options, and all variables for the chat template.
 
-    Reasoning is switched on by ``enabled``, ``enable_thinking``, a budget, marks of the request's own, and on
-    a model that thinks by an effort other than none and by ``separate_reasoning``. Without any of them the
-    model's default holds.
+    A budget or marks of the request's own switch reasoning on, and for a model that thinks also ``enabled``,
+    ``enable_thinking``, an effort other than none and ``separate_reasoning``. Without any of them the model's
+    default holds.
     """
     switch = _ReasoningSwitch(chat_format)
     variables = _take_variables(fields, chat_format, switch)
@@ -100,7 +113,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     if own is not None:
         enabled: bool | None = own.take("enabled", bool)
         if enabled is not None:
-            switch.set(own.path("enabled"), enabled)
+            switch.set(own, "enabled", enabled)
         _take_effort(own, "effort", chat_format, switch, variables)
         own_start, own_end = own.take("start", str), own.take("end", str)
         if own_end == "":
@@ -125,19 +138,20 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     shown = fields.take("include_reasoning", bool, True) and shown
     if not fields.take("stream_reasoning", bool, True):
         raise UnsupportedField("stream_reasoning: false is not supported.", field="stream_reasoning")
-    if switch.wanted is not None:
+    wanted = switch.wanted()
+    if wanted is not None:
         known = [name for name in SWITCHES if name in chat_format.variables]
-        variables |= dict.fromkeys(known, switch.wanted)
+        variables |= dict.fromkeys(known, wanted)
     if limit is None and not switch.thinks:
         limit = BOUND
     return ReasoningUse(
         preamble=Preamble(start=start, end=end, max_tokens=limit, apart=True, counted=True)
-        if switch.wanted
+        if wanted
         else None,
-        wanted=switch.wanted,
+        wanted=wanted,
         apart=apart is not False,
         shown=shown,
-        end=end if apart is not False and (switch.wanted or (marks is not None and marks.channels)) else None,
+        end=end if apart is not False and (wanted or (marks is not None and marks.channels)) else None,
         template_kwargs=msgspec.json.encode(variables).decode() if variables else "",
     )
 
@@ -166,6 +180,7 @@ def channel_preambles(
 def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
     """The variables for the template, without those that switch thinking. One that is null is left out."""
     given: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
+    inner = fields.take_object("chat_template_kwargs")
     variables: dict[str, Any] = {}
     for field, value in given.items():
         path = f"chat_template_kwargs.{field}"
@@ -174,7 +189,8 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
         if field in SWITCHES:
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{path} is {value!r}; it must be true or false.", field=path)
-            switch.set(path, value)
+            assert inner is not None
+            switch.set(inner, field, value)
         elif field in chat_format.variables:
             variables[field] = value
         else:
@@ -186,7 +202,7 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
             )
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
-        switch.set("enable_thinking", thinking)
+        switch.set(fields, "enable_thinking", thinking)
     _take_effort(fields, "reasoning_effort", chat_format, switch, variables)
     return variables
 
@@ -203,7 +219,7 @@ def _take_effort(
         return
     path = fields.path(field)
     if effort == "none":
-        switch.set(path, False)
+        switch.set(fields, field, False)
         return
     if "reasoning_effort" in chat_format.variables:
         if variables.setdefault("reasoning_effort", effort) != effort:
