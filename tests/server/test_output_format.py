@@ -42,6 +42,7 @@ def wrapped(**options: Any) -> dict[str, Any]:
 SPELLINGS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
     "text": (form("text"), None),
     "json_schema": (wrapped(strict=True), NATURAL),
+    "description": (wrapped(description="A shape."), NATURAL),
     "whitespace": (
         wrapped(whitespace="compact"),
         constraint.json_schema(json.dumps(SCHEMA), whitespace="compact"),
@@ -235,3 +236,12 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
         "violations": [],
     }
     assert choice_extras(TextChunk(rid="r", text="x")) is msgspec.UNSET
+
+
+def test_a_description_beside_a_schema_is_named_as_having_no_effect(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | wrapped(description="A shape."))
+    assert response.headers["x-ramify-ignored"] == "response_format.json_schema.description"
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "description": "A shape."}}
+    response = http.post("/v1/responses", json={"model": MODEL, "input": "hi", "text": text})
+    assert response.status_code == 200
+    assert response.headers["x-ramify-ignored"] == "text.format.description"
