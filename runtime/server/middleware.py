@@ -1,5 +1,4 @@
-"""Middleware: the form of paths, the API key, the count of responses, the response to an unexpected
-exception."""
+"""Middleware: the form of paths, the API key, the count of responses, unexpected exceptions."""
 
 from __future__ import annotations
 
