@@ -6,7 +6,7 @@ from __future__ import annotations
 import bisect
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -75,7 +75,7 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     description = json.loads(backend.to_str())
     added = {entry["id"]: entry for entry in description["added_tokens"]}
-    spell = _speller(description)
+    spell = byte_speller(description["decoder"])
     tokens = [b""] * vocab_size
     for text, token in backend.get_vocab(with_added_tokens=True).items():
         if token >= vocab_size:
@@ -95,8 +95,13 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
     return Vocabulary(tuple(tokens), stops, tuple(controls))
 
 
-def _speller(description: dict[str, Any]) -> Any:
-    decoder = description["decoder"] or {}
+def byte_speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
+    """What gives the bytes of an entry of the vocabulary. `decoder` is that of tokenizer.json.
+
+    Raises `EngineError` unless entries spell bytes as byte-level BPE (GPT-2) or byte fallback (SentencePiece)
+    does.
+    """
+    decoder = decoder or {}
     steps = decoder.get("decoders", [decoder])
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:

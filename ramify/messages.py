@@ -222,8 +222,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per token the most likely (id, logprob) pairs, best first; empty when none were asked for."""
     texts: tuple[str, ...] = ()
-    """Per token its text, filled in by the detokenizer."""
+    """Per token its text (`ramify.text.token_text`), filled in by the detokenizer."""
     top_texts: tuple[tuple[str, ...], ...] = ()
+    offsets: tuple[int, ...] = ()
+    """Per output token the place of the first character that it is a part of, in characters of the output's
+    text; filled in by the detokenizer. Empty for a prompt."""
 
 
 def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:

@@ -125,8 +125,9 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
     options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
     options = read_options(options, of="sampling_params")
+    priority = take_priority(fields)
     if fields.given("priority"):
-        options["priority"] = take_priority(fields)
+        options["priority"] = priority
     if (lora := fields.take("lora", str)) is not None:
         options["lora"] = lora
     scope: str = fields.take("cache_scope", str, "")

@@ -11,6 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+CLOSE = 0.8
+"""Similarity of names (`difflib.SequenceMatcher.ratio`) from which on one is taken for a misspelling of the
+other: straem and stream have 0.83, options and stream_options 0.67. Where they begin alike, as retry and
+retries do, 0.6 is enough."""
+
 
 def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
     """A remedy for the unknown `name`, as a sentence; None where nothing known is like it.
@@ -20,7 +25,9 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
     here = (elsewhere or {}).get(name)
     if here is not None:
         return here if " " in here else f"Here it is {here}."
-    close = difflib.get_close_matches(name, list(known), n=1)
+    names = list(known)
+    alike = [one for one in names if one[:3] == name[:3]]
+    close = difflib.get_close_matches(name, names, 1, CLOSE) or difflib.get_close_matches(name, alike, 1)
     return f"Did you mean {close[0]}?" if close else None
 
 

@@ -187,6 +187,9 @@ class EngineConfig:
     """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
     grammar_memory_gb: float = 1.0
     """Memory that compiling a constraint may take, in GiB."""
+    special_tokens_in_messages: bool = True
+    """Texts of chat messages may spell special tokens of the model, such as <|im_start|>, which then are
+    these tokens, as with other servers. Off: what messages, results of tools and tools spell is text."""
     replicas: int = 1
     """Replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are for each. On the CPU replicas divide the cores; on CUDA each

@@ -10,7 +10,8 @@ Starting and stopping them (a *worker* is any of these processes):
 
 What they do (the scheduler is `ramify.runtime.scheduler`):
 
-- `tokenizer`, with `choice_tokens` for choices that are scored behind a prompt.
+- `tokenizer`, with `choice_tokens` for choices that are scored behind a prompt, and `message_texts` for
+  special tokens that messages spell.
 - `detokenizer`, with `text_stream` for the text of one output.
 - `grammar_compiler`.
 """

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
-from ramify.errors import RamifyError
+from ramify.errors import EngineError, RamifyError
 from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage
 from ramify.ring_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
 from ramify.runtime.frontend.chunks import joined
@@ -20,6 +22,7 @@ from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
+from ramify.text import token_text
 
 log = logging.getLogger("ramify")
 
@@ -38,6 +41,7 @@ class Detokenizer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decode = tokenizer.decode
+        self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token: entry.content for token, entry in added.items() if entry.special}
         self._abort = abort
@@ -114,6 +118,11 @@ class Detokenizer:
         if finish is not None:
             usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
             self.forget(chunk.rid)
+        logprobs = self._with_texts(chunk.logprobs)
+        if logprobs is not None:
+            starts = output.stream.starts(len(ids))
+            starts += [len(output.stream.text)] * (len(logprobs.ids) - len(starts))  # a stop token
+            logprobs = msgspec.structs.replace(logprobs, offsets=tuple(starts))
         pieces: tuple[tuple[int, int], ...] = ()
         if len(ids) > 1 and not output.stream.may_stop:
             pieces = output.stream.pieces(len(ids), len(chunk.ids), len(text))
@@ -124,7 +133,7 @@ class Detokenizer:
             forced=chunk.forced,
             pieces=pieces,
             controls=output.stream.controls(),
-            logprobs=self._with_texts(chunk.logprobs),
+            logprobs=logprobs,
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             choices=tuple([self._score(score) for score in chunk.choices]),
             embedding=chunk.embedding,
@@ -156,8 +165,28 @@ class Detokenizer:
     def _token_text(self, token: int) -> str:
         text = self._token_texts.get(token)
         if text is None:
-            text = self._token_texts[token] = self._decode([token], skip_special_tokens=False)
+            text = self._token_texts[token] = self._spell(token)
         return text
+
+    @cached_property
+    def _spell(self) -> Callable[[int], str]:
+        """What gives the `token_text` of an id: with the bytes that the vocabulary has, which a part of a
+        character loses when it is decoded alone, as the space before a word does with SentencePiece."""
+        from ramify.grammar.vocabulary import byte_speller
+
+        decoder = self._tokenizer.decoder
+        added = self._tokenizer.get_added_tokens_decoder()
+        try:
+            spell = byte_speller(None if decoder is None else json.loads(decoder.__getstate__()))
+        except EngineError:  # a vocabulary of another kind, whose tokens are texts
+            return lambda token: self._decode([token], skip_special_tokens=False)
+
+        def spelled(token: int) -> str:
+            if token in added:
+                return added[token].content
+            return token_text(spell(self._tokenizer.id_to_token(token) or ""))
+
+        return spelled
 
 
 def shortened(chunk: TokenChunk, count: int) -> TokenChunk:

@@ -72,6 +72,9 @@ class TextStream:
         self._released = 0
         self._text_end: list[int] = []
         """For each output id, the length of the text after it; -1 inside a character."""
+        self._starts: list[int] = []
+        """For each output id, the place of the first character that it is a part of."""
+        self._whole = 0  # whole characters of the pending ids, which end inside a character
 
     @property
     def text(self) -> str:
@@ -84,6 +87,7 @@ class TextStream:
         for place, token in enumerate(ids):
             searched = max(0, len(self._text) - self._longest_stop + 1)
             self._ids.append(token)
+            self._starts.append(len(self._text) + max(0, self._whole - self._skip))
             self._text_end.append(len(self._text) if self._decode_pending() else -1)
             if self._stop and self._may_stop_here() and (match := self._find_stop(searched)) is not None:
                 position, matched = match
@@ -122,6 +126,10 @@ class TextStream:
             found.append((ids - counted, characters))
         return tuple(found)
 
+    def starts(self, ids: int) -> list[int]:
+        """`TokenLogprobs.offsets` of the last `ids` ids; a stop string may have cut their text off."""
+        return [min(start, len(self._text)) for start in self._starts[len(self._starts) - ids :]]
+
     def flush(self) -> str:
         """Release the rest. An unfinished character becomes the replacement character."""
         if self._read < len(self._ids):
@@ -142,8 +150,10 @@ class TextStream:
         """Append the text of the pending ids, unless it ends inside a character. Returns whether it did."""
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
+            self._whole = len(text.rstrip(REPLACEMENT))
             return False
         self._append(text)
+        self._whole = 0
         # It is not in the text where special tokens are left out.
         spelling = self._special.get(self._ids[-1])
         if spelling and text.endswith(spelling):

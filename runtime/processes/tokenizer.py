@@ -31,6 +31,7 @@ from ramify.runtime.model.tokenizer.chat_format import chat_format, template_sou
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.message_texts import MARK, MessageTexts
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -43,10 +44,14 @@ CACHED_FROM = 24
 
 
 class PromptTokenizer:
-    """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer."""
+    """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer.
 
-    def __init__(self, tokenizer: Any) -> None:
+    `special_in_messages`: see `EngineConfig.special_tokens_in_messages`.
+    """
+
+    def __init__(self, tokenizer: Any, *, special_in_messages: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
         """(text, it begins the prompt) → ids, least recently used first. A program sends its earlier turns
@@ -147,6 +152,8 @@ class PromptTokenizer:
             cut = [part[characters:] if isinstance(part, str) else part for part in prompt[index : index + 1]]
             tails.append((*cut, *prompt[index + 1 :]))
         if request.chat and (content := request.chat[-1].content.strip()):
+            if self._messages is not None:
+                content = self._messages.marked_values(content)
             _, found, tail = str(prompt[0]).rpartition(content)
             tails += [(tail,)] if found else []
         forks = set()
@@ -228,7 +235,11 @@ class PromptTokenizer:
         if cached is not None:
             self._cache.move_to_end((text, start))
             return cached.tolist()
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=start)
+        ids: list[int]
+        if self._messages is not None and MARK in text and not start:
+            ids = self._messages.encode(text)
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=start)
         if start and self._has_two_bos(ids):
             del ids[0]
         if len(text) >= CACHED_FROM:
@@ -259,9 +270,13 @@ class PromptTokenizer:
             variables |= json.loads(request.template_kwargs)
         if request.tools:
             variables["tools"] = json.loads(request.tools)
+        turns = [_turn(message, self._thoughts) for message in request.chat or ()]
+        if self._messages is not None:
+            turns = [self._messages.marked(turn) for turn in turns]
+            variables = self._messages.marked_values(variables)
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [_turn(message, self._thoughts) for message in request.chat or ()],
+                turns,
                 tokenize=False,
                 **variables,
             )
@@ -305,7 +320,7 @@ def main() -> None:
     inbox: Inbox[ToTokenizer] = Inbox(sockets.tokenizer, ToTokenizer, refuse)
     with reporting_start_up("tokenizer", frontend):
         tokenizer = load_tokenizer(Path(orders.tokenizer))
-        prompts = PromptTokenizer(tokenizer)
+        prompts = PromptTokenizer(tokenizer, special_in_messages=orders.config.special_tokens_in_messages)
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
     frontend.send(ready)
     finish_startup()

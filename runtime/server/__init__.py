@@ -11,6 +11,7 @@ Shared:
 - `serve`: the server's process, from the configuration to a clean exit.
 - `app`: puts routers, error handlers and middleware together.
 - `service`: the frontend, metrics and recent requests. `Service.generate` returns every endpoint's chunks.
+- `connection`: HTTP/1.x beyond what uvicorn does. `body`: reads and inflates a body.
 - `fields`: parses a JSON body field by field, and refuses unknown fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `streams`: merges the chunks of several generations. `sse`: sends them as server-sent events.

@@ -11,7 +11,7 @@ from ramify.runtime.server import calls
 from ramify.runtime.server.access import RefuseWebPages
 from ramify.runtime.server.admin import dashboard, health, replicas
 from ramify.runtime.server.errors import add_error_handlers
-from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
+from ramify.runtime.server.middleware import CountResponses, OneFormOfPath, RequireApiKey, UnexpectedErrors
 from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
@@ -47,4 +47,5 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
         )
     app.add_middleware(RefuseWebPages, config=config)
     app.add_middleware(CountResponses, metrics=service.metrics)
+    app.add_middleware(OneFormOfPath)
     return app

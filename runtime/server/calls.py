@@ -24,7 +24,8 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, TextChunk
 from ramify.priority import checked_priority
-from ramify.runtime.server.fields import decode, read_body
+from ramify.runtime.server.body import read_body
+from ramify.runtime.server.fields import decode
 from ramify.runtime.server.params import check_hint, check_segments
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, event

@@ -63,6 +63,8 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.status == 408:
+        headers["connection"] = "close"  # the rest of the body may still come
     return Response(error_body(error), error.status, headers, "application/json")
 
 

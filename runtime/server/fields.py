@@ -12,26 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.server.errors import ClientGone
+from ramify.runtime.server.body import read_body
 from ramify.spelling import nearest
-
-MAX_BODY_BYTES = 32 << 20
-"""A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class BodyTooLarge(InvalidRequest):
-    """413 (RFC 9110, section 15.5.14)."""
-
-    code = "body_too_large"
-    status = 413
 
 
 class Fields:
@@ -56,8 +46,14 @@ class Fields:
         return f"{self._path}.{field}" if self._path else field
 
     def given(self, field: str) -> bool:
-        """Whether the client sent `field`, null included."""
-        return field in self._values
+        """Whether the client sent `field`. A null counts as not sent."""
+        return field in self._values and not self.is_null(field)
+
+    def is_null(self, field: str) -> bool:
+        """Whether the client sent `field` as null."""
+        raw = self._values.get(field)
+        # Only null starts with an "n" in JSON.
+        return raw is not None and memoryview(raw)[0] == ord("n")
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
         """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
@@ -111,17 +107,20 @@ class Fields:
             Fields(values, f"{self.path(field)}[{index}]", self.ignored) for index, values in enumerate(items)
         ]
 
-    def ignore(self, fields: Mapping[str, Sequence[Any] | None]) -> None:
+    def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
         """Take fields that have no effect, and note those that were given in `ignored`.
 
-        `fields` maps a field to the values that it may have, or to None for any.
+        `fields` maps a field to the values that it may have, or to None for any. `remedy` is for other
+        values.
         """
         for field, allowed in fields.items():
             value = self.take(field, Any)
             if allowed is not None and value not in _EMPTY and value not in allowed:
                 path = self.path(field)
                 raise UnsupportedField(
-                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.", field=path
+                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.",
+                    field=path,
+                    remedy=remedy,
                 )
             name = re.sub(r"\[\d+\]", "[]", self.path(field))
             if (value is False or value not in _EMPTY) and name not in self.ignored:
@@ -152,9 +151,7 @@ class Fields:
 
     def _take_raw(self, field: str) -> msgspec.Raw | None:
         self._taken.add(field)
-        raw = self._values.get(field)
-        # Only null starts with an "n" in JSON.
-        return None if raw is None or memoryview(raw)[0] == ord("n") else raw
+        return None if self.is_null(field) else self._values.get(field)
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
@@ -190,30 +187,8 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
 
 
 async def read_fields(request: Request) -> Fields:
-    """The fields of the request's body; raises `BodyTooLarge` or `InvalidRequest`."""
+    """The fields of the request's body. Raises `InvalidRequest`, and what `read_body` raises."""
     return Fields.parse(await read_body(request))
-
-
-async def read_body(request: Request) -> bytes:
-    """The request's body; raises `BodyTooLarge`."""
-    declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isascii() and declared.isdigit() else 0
-    parts: list[bytes] = []
-    if size <= MAX_BODY_BYTES:
-        size = 0
-        try:
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    break
-                parts.append(part)
-        except ClientDisconnect:
-            raise ClientGone("The client went away in the middle of the body.") from None
-    if size > MAX_BODY_BYTES:
-        raise BodyTooLarge(
-            f"The body has more than {MAX_BODY_BYTES} bytes.", remedy="Split it over several requests."
-        )
-    return b"".join(parts)
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

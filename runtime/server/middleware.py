@@ -1,4 +1,4 @@
-"""Middleware: the API key, the count of responses, and the response to an unexpected exception."""
+"""Middleware: the form of paths, the API key, the count of responses, unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -19,6 +19,27 @@ logger = logging.getLogger("ramify.server")
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
 """Read-only paths that accept the key as the password of basic authentication, which browsers ask for."""
+
+
+class OneFormOfPath:
+    """Routes ``/v1/models/`` and ``//v1/models`` as ``/v1/models``, and HEAD as GET.
+
+    The server leaves out the body of an answer to HEAD (RFC 9110, section 9.3.2).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path.endswith("/") or path.startswith("//"):
+                path = "/" + path.strip("/")
+            if path != scope["path"] or scope["method"] == "HEAD":
+                # The server reads the method in its own scope.
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                scope = {**scope, "path": path, "method": method}
+        await self.app(scope, receive, send)
 
 
 class RequireApiKey:

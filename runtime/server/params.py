@@ -26,11 +26,19 @@ _ALL_TOKENS = -1
 """How vLLM and SGLang spell "no top-k"."""
 
 
-def take_sampling(fields: Fields, spelling: Mapping[str, str], **values: Any) -> SamplingParams:
+def take_sampling(
+    fields: Fields,
+    spelling: Mapping[str, str],
+    *,
+    least_tokens: int = 0,
+    unlimited: str = "Leave it out for as many as fit into the context.",
+    **values: Any,
+) -> SamplingParams:
     """Checked sampling options from `fields`.
 
     `spelling` maps the dialect's name of an option to ours. `values` are options under our names that the
-    caller sets. An error names the field as the client spelled it.
+    caller sets. An error names the field as the client spelled it. `least_tokens` is the least max_tokens: an
+    empty answer of a chat tells nothing. `unlimited` is the remedy for -1, which elsewhere means no limit.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
@@ -42,6 +50,14 @@ def take_sampling(fields: Fields, spelling: Mapping[str, str], **values: Any) ->
             raise InvalidRequest(f"{both} mean the same; give one.", field=fields.path(theirs))
         spelled[ours] = fields.path(theirs)
         values[ours] = value
+    limit = values.get("max_tokens")
+    if limit is not None and limit < least_tokens:
+        field = spelled.get("max_tokens", "max_tokens")
+        raise InvalidRequest(
+            f"{field} is {limit}; it must be {least_tokens} or more.",
+            field=field,
+            remedy=unlimited if limit else "Use /v1/completions to compute a prompt alone.",
+        )
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     if values.get("top_k") == _ALL_TOKENS:

@@ -103,6 +103,7 @@ async def run_server(
 ) -> None:
     """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
     from ramify.runtime.server.app import create_app
+    from ramify.runtime.server.connection import Connection
 
     app = create_app(frontend, config)
     for router in routers:
@@ -110,6 +111,7 @@ async def run_server(
     server = _Server(
         uvicorn.Config(
             app,
+            http=Connection,
             lifespan="off",
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -35,6 +35,7 @@ from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.server.serve import bind, run_server
+from ramify.text import token_text
 from tests.model.harmony import marks_in
 
 MODEL = "byte-model"
@@ -156,7 +157,7 @@ class FakeFrontend:
                     controls=(0,) if len(before) in controls and len(after) > len(before) else (),
                     logprobs=None
                     if sampling.logprobs is None
-                    else _logprobs(bytes([token]), sampling.logprobs, 0, first=False),
+                    else _logprobs(bytes([token]), sampling.logprobs, 0, first=False, before=bytes(ids[:i])),
                     prompt_logprobs=prompt_logprobs,
                 )
                 prompt_logprobs = None
@@ -392,7 +393,7 @@ def _instance(schema: Any) -> Any:
     return {"integer": 7, "string": "s", "boolean": True}[schema["type"]]
 
 
-def _logprobs(tokens: bytes, top: int, start: int, first: bool = True) -> TokenLogprobs:
+def _logprobs(tokens: bytes, top: int, start: int, first: bool = True, before: bytes = b"") -> TokenLogprobs:
     """Byte b has log-probability -(b % 8) - 0.5; the likeliest bytes are a, b, c, …"""
     places = range(start, len(tokens))
     best = tuple((ord("a") + k, -0.25 * (k + 1)) for k in range(top))
@@ -401,8 +402,9 @@ def _logprobs(tokens: bytes, top: int, start: int, first: bool = True) -> TokenL
         ids=tuple(tokens[i] for i in places),
         logprobs=tuple(None if first and i == 0 else -(tokens[i] % 8) - 0.5 for i in places),
         top=tops,
-        texts=tuple(bytes([tokens[i]]).decode(errors="replace") for i in places),
+        texts=tuple(token_text(bytes([tokens[i]])) for i in places),
         top_texts=tuple(tuple(chr(token) for token, _ in pairs) for pairs in tops),
+        offsets=() if first else (len(before.decode(errors="ignore")),),
     )
 
 

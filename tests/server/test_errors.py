@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ramify.errors import Overloaded, PromptTooLong, WorkerDied
-from ramify.runtime.server.fields import MAX_BODY_BYTES
+from ramify.runtime.server.body import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
@@ -71,6 +71,41 @@ def test_unsupported_native_field(http: httpx.Client, field: str) -> None:
 def test_unsupported_native_option(http: httpx.Client, field: str) -> None:
     error = refused(http.post("/generate", json={"text": "hi", "sampling_params": {field: "x"}}))
     assert (error["param"], error["code"]) == (f"sampling_params.{field}", "unsupported_field")
+
+
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("options", None),
+        ("tokens", None),
+        ("num_ctx", None),
+        ("max_token", "max_tokens"),
+        ("reasoning_efort", "reasoning_effort"),
+    ],
+)
+def test_a_hint_only_where_a_name_is_close(http: httpx.Client, field: str, hint: str | None) -> None:
+    error = refused(http.post("/v1/chat/completions", json=CHAT | {field: 1}))
+    assert error.get("remedy") == (hint and f"Did you mean {hint}?")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "remedy"),
+    [
+        ("/v1/chat/completions", "max_tokens", "Leave it out for as many as fit"),
+        ("/v1/responses", "max_output_tokens", "Leave it out for as many as fit"),
+        ("/v1/completions", "max_tokens", "left out it is 16"),
+        ("/generate", "sampling_params", "Give null for as many as fit"),
+    ],
+)
+def test_no_limit_is_not_spelled_with_a_number(
+    http: httpx.Client, path: str, field: str, remedy: str
+) -> None:
+    value: Any = {"max_new_tokens": -1} if field == "sampling_params" else -1
+    error = refused(http.post(path, json=BODIES[path] | {field: value}))
+    assert error["param"].startswith(field)
+    least = "0" if path in ("/v1/completions", "/generate") else "1"
+    assert f"is -1; it must be {least} or more." in error["message"]
+    assert remedy in error["remedy"]
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -10,6 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from ramify.messages import TokenLogprobs
+from ramify.runtime.server.openai.protocol import completion_logprobs
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 USER: Any = [{"role": "user", "content": "hello world"}]
@@ -231,14 +233,14 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert [entry.token for entry in entries] == ["L", "O"]
 
 
-def test_part_of_a_character_has_no_bytes(client: openai.OpenAI) -> None:
+def test_a_part_of_a_character_has_its_bytes(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "…"}], max_tokens=9, logprobs=True
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert [entry.bytes for entry in logprobs.content[-3:]] == [None, None, None]
+    assert [entry.bytes for entry in logprobs.content[-3:]] == [[0xE2], [0x80], [0xA6]]
 
 
 class Pair(BaseModel):
@@ -338,6 +340,35 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert logprobs.token_logprobs == [-(ord("A") % 8) - 0.5, -(ord("B") % 8) - 0.5]
     # The chosen token is among the top ones even where it is not one of the two likeliest.
     assert logprobs.top_logprobs == [{"a": -0.25, "b": -0.5, "A": -1.5}, {"a": -0.25, "b": -0.5, "B": -2.5}]
+
+
+def test_text_offsets_and_keys_of_tokens_within_characters(
+    client: openai.OpenAI, frontend: FakeFrontend
+) -> None:
+    """A token of the fake model is a byte."""
+    asked: Any = {"model": MODEL, "prompt": "é…", "max_tokens": 9, "echo": True, "logprobs": 0}
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    expected = [i for i, character in enumerate(whole.text) for _ in character.encode()]
+    assert whole.logprobs.text_offset == expected
+    assert whole.logprobs.tokens is not None
+    assert whole.logprobs.tokens[:3] == [r"bytes:\xc3", r"bytes:\xa9", r"bytes:\xe2"]
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
+    assert [place for part in parts if part for place in part.text_offset or ()] == expected
+
+
+def test_places_of_a_prompts_tokens() -> None:
+    """What the tokenizer adds, a special token and SentencePiece's space, has no width."""
+    texts = ("<s>", " a", "<s>", r"bytes:\xc3", r"bytes:\xa9\xe6", r"bytes:\x97\xa5")
+    run = TokenLogprobs(ids=(0,) * 6, logprobs=(0.0,) * 6, texts=texts)
+    assert completion_logprobs([run], [], "a<s>é日").text_offset == [0, 0, 1, 4, 4, 5]
+    top = ((1, -1.0), (2, -2.0), (3, -3.0))
+    one = TokenLogprobs(
+        ids=(1,), logprobs=(-1.0,), top=(top,), texts=texts[3:4], top_texts=(texts[3:],), offsets=(0,)
+    )
+    assert completion_logprobs([], [one], "").top_logprobs == [
+        dict(zip(texts[3:], (-1.0, -2.0, -3.0), strict=True))
+    ]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])

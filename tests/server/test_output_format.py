@@ -42,6 +42,7 @@ def wrapped(**options: Any) -> dict[str, Any]:
 SPELLINGS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
     "text": (form("text"), None),
     "json_schema": (wrapped(strict=True), NATURAL),
+    "description": (wrapped(description="A shape."), NATURAL),
     "whitespace": (
         wrapped(whitespace="compact"),
         constraint.json_schema(json.dumps(SCHEMA), whitespace="compact"),
@@ -134,7 +135,7 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
             "response_format.any_order",
         ),
         (wrapped(strict="maybe"), "response_format.json_schema.strict"),
-        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
@@ -210,7 +211,7 @@ def test_what_is_validated_afterwards_is_reported(
         extras.append(chunks[-1]["choices"][0]["ramify"])
     native = {"kind": "json_schema", "source": json.dumps(SCHEMA), "strict": "validate"}
     extras.append(http.post("/generate", json={"text": "hi", "constraint": native}).json()["meta_info"])
-    thinking = CHAT | wanted | {"reasoning": {}}
+    thinking = CHAT | wanted | {"reasoning": {"max_tokens": 9}}
     extras.append(http.post("/v1/chat/completions", json=thinking).json()["choices"][0]["ramify"])
     for extra in extras:
         assert [(each["instance"], each["schema"]) for each in extra["violations"]] == found
@@ -235,3 +236,12 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
         "violations": [],
     }
     assert choice_extras(TextChunk(rid="r", text="x")) is msgspec.UNSET
+
+
+def test_a_description_beside_a_schema_is_named_as_having_no_effect(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | wrapped(description="A shape."))
+    assert response.headers["x-ramify-ignored"] == "response_format.json_schema.description"
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "description": "A shape."}}
+    response = http.post("/v1/responses", json={"model": MODEL, "input": "hi", "text": text})
+    assert response.status_code == 200
+    assert response.headers["x-ramify-ignored"] == "text.format.description"

@@ -15,7 +15,9 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
-THINK = Preamble(start="<think>", end="</think>", apart=True, counted=True)
+ON: Any = {"reasoning": {"max_tokens": 1024}}
+THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
+"""Of a model that does not think, which reasons within a budget alone."""
 TURN = "hm </th 日</think>\n\nFour."
 
 
@@ -34,7 +36,7 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 
 def test_reasoning_comes_apart(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     frontend.script = [TURN]
-    message = ask(client, reasoning={}).message
+    message = ask(client, **ON).message
     assert message.reasoning_content == "hm </th 日"
     assert message.content == "\n\nFour."
     assert frontend.requests[-1].preambles == (THINK,)
@@ -48,7 +50,7 @@ def thoughts(usage: Any) -> int | None:
 
 def test_tokens_of_the_reasoning_are_counted(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     """A token of the fake model is a byte. The end mark is counted."""
-    asked: Any = {"reasoning": {}}
+    asked: Any = ON
     for script, answers in (([TURN], 1), (["hm"], 1), ([TURN, "日</think>b"], 2)):
         parts = [turn.partition("</think>") for turn in script]
         counted = sum(len(f"{thought}{end}".encode()) for thought, end, _ in parts)
@@ -66,7 +68,7 @@ def test_tokens_of_the_reasoning_are_counted(client: openai.OpenAI, frontend: Fa
 
 def test_a_stream_of_both(http: httpx.Client, frontend: FakeFrontend) -> None:
     frontend.script = [TURN]
-    body = ASK | {"reasoning": {}, "stream": True}
+    body = ASK | ON | {"stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         *chunks, _ = events(response)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -80,7 +82,7 @@ def test_a_stream_of_both(http: httpx.Client, frontend: FakeFrontend) -> None:
 
 def test_a_cut_inside_the_reasoning(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     frontend.script = [TURN]
-    choice = client.chat.completions.create(**ASK, max_tokens=6, extra_body={"reasoning": {}}).choices[0]
+    choice = client.chat.completions.create(**ASK, max_tokens=6, extra_body=ON).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.reasoning_content == "hm </t"  # type: ignore[attr-defined]
     assert choice.message.content == ""
@@ -98,7 +100,7 @@ def test_the_constraint_is_about_the_answer(client: openai.OpenAI, frontend: Fak
 def test_reasoning_before_a_call(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     frontend.script = ['<tool_call>?</think>Ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
-    choice = ask(client, reasoning={}, tools=[tool])
+    choice = ask(client, **ON, tools=[tool])
     assert choice.message.reasoning_content == "<tool_call>?"
     assert choice.message.content == "Ok "
     assert choice.message.tool_calls[0].function.name == "f"
@@ -112,11 +114,23 @@ def test_reasoning_before_a_call(client: openai.OpenAI, frontend: FakeFrontend) 
         ({"reasoning": {"start": "", "end": "Answer:"}}, {"start": "", "end": "Answer:"}),
         ({"thinking_token_budget": 7}, {"max_tokens": 7}),
         ({"thinking_budget": 0}, {"max_tokens": 0}),
-        ({"enable_thinking": True}, {}),
-        ({"separate_reasoning": True}, {}),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, {}),
+        ({"enable_thinking": True}, None),
+        ({"reasoning": {"enabled": True}}, None),
+        ({"reasoning": {"enabled": True, "max_tokens": 5}}, {"max_tokens": 5}),
+        ({"reasoning": {"enabled": True, "effort": "high"}}, None),
+        ({"reasoning": {"enabled": False, "effort": "high", "max_tokens": 5}}, None),
+        ({"separate_reasoning": True}, None),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, None),
         ({}, None),
         ({"reasoning": None}, None),
+        ({"reasoning": {}}, None),
+        ({"reasoning": {"effort": None, "summary": None}}, None),
+        ({"reasoning": {"summary": "auto"}}, None),
+        ({"reasoning": {"exclude": True}}, None),
+        ({"reasoning": {"enabled": None, "max_tokens": None, "start": None, "end": None}}, None),
+        ({"reasoning": {"effort": "high"}}, None),
+        ({"reasoning_effort": "high"}, None),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, None),
         ({"reasoning": {"enabled": False}}, None),
         ({"enable_thinking": False}, None),
         ({"chat_template_kwargs": {"enable_thinking": False}}, None),
@@ -136,10 +150,19 @@ def test_how_it_is_asked_for(
 @pytest.mark.parametrize(
     ("fields", "variables"),
     [
-        ({"reasoning": {}}, {"enable_thinking": True}),
+        ({"reasoning": {"enabled": True}}, {"enable_thinking": True}),
+        ({"reasoning": {"max_tokens": 1}}, {"enable_thinking": True}),
+        (
+            {"reasoning": {"enabled": False, "effort": "low"}},
+            {"enable_thinking": False, "reasoning_effort": "low"},
+        ),
+        ({"separate_reasoning": True}, {"enable_thinking": True}),
+        ({"separate_reasoning": True, "enable_thinking": False}, {"enable_thinking": False}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}),
-        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "low"}}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"chat_template_kwargs": {"tone": "dry", "enable_thinking": None}}, {"tone": "dry"}),
         ({"chat_template_kwargs": {"tone": "dry"}}, {"tone": "dry"}),
         (
             {"chat_template_kwargs": {"tone": {"a": [1]}, "enable_thinking": True}},
@@ -160,7 +183,11 @@ def test_the_marks_and_the_switch_are_those_of_the_template(
     marks = ThinkingFormat(start="[THINK]", end="[/THINK]", gap="")
     found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=("thinking",), thinking=marks)
     monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
-    for fields in ({"reasoning": {}}, {"chat_template_kwargs": {"thinking": True}}):
+    for fields in (
+        {"reasoning": {"enabled": True}},
+        {"reasoning": {"effort": "low"}},
+        {"chat_template_kwargs": {"thinking": True}},
+    ):
         frontend.script = ["hm[/THINK]Four."]
         message = ask(client, **fields).message
         assert (message.reasoning_content, message.content) == ("hm", "Four.")
@@ -172,15 +199,15 @@ def test_the_marks_and_the_switch_are_those_of_the_template(
 
 def test_not_told_apart_or_not_shown(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     for fields in (
-        {"reasoning": {"exclude": True}},
-        {"reasoning": {}, "include_reasoning": False},
+        {"reasoning": {"max_tokens": 1024, "exclude": True}},
+        ON | {"include_reasoning": False},
     ):
         frontend.script = [TURN]
         message = ask(client, **fields).message
         assert message.content == "\n\nFour."
         assert not hasattr(message, "reasoning_content")
     frontend.script = [TURN]
-    message = ask(client, reasoning={}, separate_reasoning=False).message
+    message = ask(client, **ON, separate_reasoning=False).message
     assert message.content == TURN
     assert frontend.requests[-1].preambles == (THINK,)
 
@@ -197,11 +224,12 @@ def test_reasoning_of_earlier_turns(client: openai.OpenAI, frontend: FakeFronten
     [
         ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
         ({"reasoning": {"end": ""}}, "reasoning.end"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"reasoning": {"depth": 3}}, "reasoning.depth"),
-        ({"reasoning": {}, "enable_thinking": False}, "reasoning"),
+        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "reasoning.enabled"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
         ({"reasoning": {"max_tokens": 1}, "thinking_budget": 2}, "thinking_budget"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"stream_reasoning": False}, "stream_reasoning"),
         ({"chat_template_kwargs": {"tone": "dry"}}, "chat_template_kwargs.tone"),
     ],
@@ -210,3 +238,29 @@ def test_what_is_wrong_is_named(http: httpx.Client, fields: dict[str, Any], para
     response = http.post("/v1/chat/completions", json=ASK | fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"enabled": True}}, "reasoning.enabled"),
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort, reasoning.summary"),
+        (
+            {"reasoning": {"generate_summary": "concise", "context": "auto"}},
+            "generate_summary, reasoning.context",
+        ),
+        ({"reasoning": {"summary": None, "effort": None}}, None),
+        ({"reasoning": {"effort": "none"}}, None),
+    ],
+)
+def test_what_has_no_effect_on_a_model_that_does_not_think_is_named(
+    http: httpx.Client, fields: dict[str, Any], named: str | None
+) -> None:
+    for path, body in (("/v1/chat/completions", ASK), ("/v1/responses", {"model": MODEL, "input": "hi"})):
+        response = http.post(path, json=body | fields)
+        assert response.status_code == 200, response.text
+        ignored = response.headers.get("x-ramify-ignored")
+        assert ignored is None if named is None else (ignored or "").endswith(named)

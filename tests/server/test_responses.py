@@ -213,7 +213,7 @@ def test_sealed_reasoning_comes_with_the_closed_item(http: httpx.Client, fronten
 
 def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, frontend: FakeFrontend) -> None:
     frontend.script = [EVERYTHING]
-    answer = http.post("/v1/responses", json=ASK | {"reasoning": {"exclude": True}}).json()
+    answer = http.post("/v1/responses", json=ASK | {"reasoning": {"max_tokens": 9, "exclude": True}}).json()
     assert [item["type"] for item in answer["output"]] == ["message"]
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("hm 日</think>".encode())
 
@@ -389,8 +389,10 @@ def test_logprobs_are_those_of_the_message(http: httpx.Client, frontend: FakeFro
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))
     content = final["output"][1]["content"][0]
-    assert "".join(entry["token"] for entry in content["logprobs"]) == "Let me see \ufffd\ufffd\ufffd\n"
-    assert [entry["bytes"] for entry in content["logprobs"][-4:]] == [[], [], [], [ord("\n")]]
+    assert "".join(entry["token"] for entry in content["logprobs"]) == (
+        r"Let me see bytes:\xe2bytes:\x80bytes:\xa6" + "\n"
+    )
+    assert [entry["bytes"] for entry in content["logprobs"][-4:]] == [[0xE2], [0x80], [0xA6], [ord("\n")]]
     assert http.post("/v1/responses", json=body).json()["output"][1]["content"][0] == content
     del body["reasoning"]
     content = check_events(stream(http, body))["output"][0]["content"][0]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
+from ramify.messages import Generate
+from ramify.ring_messages import TokenIds
+from ramify.runtime.server.openai import tokenize
 from tests.server.fake_frontend import EOS, MODEL, FakeFrontend
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -77,3 +81,26 @@ def test_what_is_refused(http: httpx.Client, path: str, body: Any, param: str) -
     answer = http.post(path, json=body)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param
+
+
+def test_many_texts_are_asked_for_in_parts(
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In between, other requests have their turn."""
+    monkeypatch.setattr(tokenize, "PART_TEXTS", 3)
+    monkeypatch.setattr(tokenize, "PART_SIZE", 5)
+    sizes: list[int] = []
+    one_part = frontend.tokenize
+
+    async def noting(prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
+        sizes.append(len(prompts))
+        return await one_part(prompts, special=special)
+
+    monkeypatch.setattr(frontend, "tokenize", noting)
+    texts = ["a", "b", "c", "d", "efghijkl", "", "m"]
+    answer = http.post("/tokenize", json={"prompt": texts, "add_special_tokens": False}).json()
+    assert answer["count"] == [len(text) for text in texts]
+    assert sizes == [3, 2, 2]
+    assert http.post("/tokenize", json={"prompt": [], "add_special_tokens": False}).json()["count"] == []
+    back = http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
+    assert back["text"] == back["prompt"] == texts

@@ -390,3 +390,33 @@ def test_a_control_token_cannot_be_one_of_two_alternatives(
     frontend.script = ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}]']
     response = http.post("/v1/chat/completions", json=ASK | wanted | {"tool_choice": "required"})
     assert response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_time"
+
+
+def test_a_tool_without_a_type_is_a_function(http: httpx.Client, frontend: FakeFrontend) -> None:
+    function = {"name": "get_time", "description": "The time."}
+    chosen: Any = {"function": {"name": "get_time"}}
+    made = []
+    for tool, choice in ((TIME, {"type": "function", **chosen}), ({"type": None, **chosen}, chosen)):
+        tool = {**tool, "function": function}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+        response = http.post("/v1/chat/completions", json=body | {"tool_choice": choice, "max_tokens": 1})
+        assert response.status_code == 200, response.text
+        made.append(msgspec.structs.replace(frontend.requests[-1], rid=""))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "{}", None])
+def test_a_call_without_arguments_in_a_history(
+    http: httpx.Client, frontend: FakeFrontend, arguments: str | None
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+    ]
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 1})
+    assert response.status_code == 200, response.text
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
+    response = http.post("/v1/responses", json={"model": MODEL, "input": [messages[0], *items]})
+    assert response.status_code == 200, response.text

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest
-from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.body import read_body
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.service import Service
 
 router = APIRouter()
@@ -45,9 +46,10 @@ async def restart(request: Request, name: str) -> Response:
 
 async def _limit_s(request: Request) -> float:
     """The body's `limit_s`, else the server's ``drain_s``."""
-    if not await request.body():
+    body = await read_body(request)
+    if not body:
         return Service.of(request).config.drain_s
-    fields = await read_fields(request)
+    fields = Fields.parse(body)
     limit_s: float = fields.take("limit_s", float, Service.of(request).config.drain_s)
     fields.refuse_rest()
     if not 0.0 <= limit_s < math.inf:

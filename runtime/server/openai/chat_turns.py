@@ -13,12 +13,20 @@ from ramify.runtime.server.fields import Fields, decode
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text",)
+CACHE_MARKS = {"prompt_cache_breakpoint": None, "cache_control": None}
+"""Fields of a text part that mark the end of a prefix to be cached, in OpenAI's and in Anthropic's API: every
+prefix is cached."""
 
 _UNSUPPORTED_MESSAGE = {
     "function_call": "Use tool_calls.",
     "refusal": "",
     "audio": "",
     "annotations": "",
+    # Of other roles: clients that write all fields of a message send them as null.
+    "tool_calls": "Only messages of the role assistant have calls.",
+    "tool_call_id": "Only messages of the role tool have it.",
+    "reasoning_content": "Only messages of the role assistant have reasoning.",
+    "name": "",
 }
 
 
@@ -90,14 +98,15 @@ def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bo
             raise InvalidRequest(f"{part.path('text')} is missing.", field=part.path("text"))
         if kind == "output_text":
             part.take("logprobs", list[Any])  # a client may send back an item as it received it
+        part.ignore(CACHE_MARKS)
         part.refuse_rest({"annotations": ""})
         texts.append(text)
     return "".join(texts)
 
 
 def take_arguments(function: Fields) -> str:
-    """The arguments of a call: JSON text of an object."""
-    arguments: str = function.take("arguments", str, "{}")
+    """The arguments of a call: JSON text of an object. Of a call without arguments some clients write ""."""
+    arguments: str = function.take("arguments", str, "").strip() or "{}"
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
     return arguments
 

@@ -23,11 +23,11 @@ from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFor
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
+    DEFAULT_VERBOSITY,
     IGNORED,
     SPELLING,
     UNSUPPORTED,
     ParsedRequest,
-    check_generates,
     lora_of,
     parse_request,
     refuse_abort,
@@ -48,7 +48,7 @@ _COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
 IGNORED_COMPLETION = {**IGNORED, "metadata": None, "store": (False,)}
-IGNORED_CHAT = {**IGNORED_COMPLETION, "modalities": (["text"],)}
+IGNORED_CHAT = {**IGNORED_COMPLETION, "modalities": (["text"],), "verbosity": DEFAULT_VERBOSITY}
 UNSUPPORTED_COMPLETION = UNSUPPORTED | {
     "suffix": "",
     "tools": "Use /v1/chat/completions.",
@@ -58,7 +58,6 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
     "function_call": "Use tool_choice.",
     "audio": "",
     "prediction": "",
-    "verbosity": "",
     "web_search_options": "",
     "chat_template": "",
     "echo": "",
@@ -87,9 +86,8 @@ async def chat_completions(request: Request) -> Response:
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING)
+    sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1)
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
-    check_generates(sampling, limit)
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
@@ -130,7 +128,8 @@ async def completions(request: Request) -> Response:
                 remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
-    sampling = take_sampling(fields, _COMPLETION_SPELLING, **options)
+    unlimited = f"Give a number; left out it is {COMPLETION_MAX_TOKENS}."
+    sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=unlimited, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
     generations = [

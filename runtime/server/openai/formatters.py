@@ -172,17 +172,15 @@ class CompletionFormatter:
         self._echoes = echoes
         self._want_logprobs = want_logprobs
         self._unsent_echo = dict(enumerate(echoes))
-        self._offsets = [0] * len(echoes)
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
         text = self._unsent_echo.pop(index, "") + chunk.text
-        runs = [run for run in (chunk.prompt_logprobs, chunk.logprobs) if run is not None]
-        if not (text or chunk.finish or runs):
+        prompt, output = ([] if run is None else [run] for run in (chunk.prompt_logprobs, chunk.logprobs))
+        if not (text or chunk.finish or prompt or output):
             return []
         choice = CompletionChoice(index=index, text=text)
-        if runs and self._want_logprobs:
-            choice.logprobs = completion_logprobs(runs, self._offsets[index])
-            self._offsets[index] += sum(len(token) for token in choice.logprobs.tokens)
+        if (prompt or output) and self._want_logprobs:
+            choice.logprobs = completion_logprobs(prompt, output, self._echoes[index])
         if chunk.finish is not None:
             choice.finish_reason, choice.matched_stop = chunk.finish.reason, chunk.finish.matched
             choice.ramify = choice_extras(chunk)
@@ -195,12 +193,14 @@ class CompletionFormatter:
         choices = []
         for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
             finish = _finish(result)
-            runs = result.prompt_logprobs + result.logprobs
+            logprobs = None
+            if self._want_logprobs:
+                logprobs = completion_logprobs(result.prompt_logprobs, result.logprobs, echo)
             choices.append(
                 CompletionChoice(
                     index=index,
                     text=echo + result.text,
-                    logprobs=completion_logprobs(runs, 0) if self._want_logprobs else None,
+                    logprobs=logprobs,
                     finish_reason=finish.reason,
                     matched_stop=finish.matched,
                     ramify=choice_extras(result),

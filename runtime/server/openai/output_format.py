@@ -19,6 +19,7 @@ from ramify import constraint
 from ramify.constraint import Constraint, Strict, Whitespace
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.request import DEFAULT_VERBOSITY
 from ramify.runtime.server.params import (
     JSON_TEXT,
     FieldConstraint,
@@ -44,7 +45,8 @@ def take_text_format(fields: Fields) -> FieldConstraint | None:
     text, own = fields.take_object("text"), None
     if text is not None:
         own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
-        text.refuse_rest({"verbosity": "Ask for it in the instructions."})
+        text.ignore({"verbosity": DEFAULT_VERBOSITY}, remedy="Ask for it in the instructions.")
+        text.refuse_rest()
     return _take_only(fields, own)
 
 
@@ -108,7 +110,8 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     strict: Strict = form.take("strict", Strict, True)
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
-    form.refuse_rest({"description": "Write it into the prompt or the schema."})
+    form.ignore({"description": None})  # it is for the model, which is not shown the schema either
+    form.refuse_rest()
     return path, make_constraint(
         path,
         lambda source: constraint.json_schema(
@@ -177,7 +180,9 @@ def _structured_outputs(fields: Fields) -> FieldConstraint | None:
             "backend": "",
         }
     )
-    if len(found) != 1:
-        path = fields.path("structured_outputs")
-        raise InvalidRequest(f"{path} must hold exactly one constraint; it holds {len(found)}.", field=path)
-    return found[0]
+    path = fields.path("structured_outputs")
+    if not found and whitespace == "compact":
+        raise InvalidRequest(f"{path} holds no constraint.", field=path)
+    if len(found) > 1:
+        raise InvalidRequest(f"{path} must hold one constraint; it holds {len(found)}.", field=path)
+    return found[0] if found else None

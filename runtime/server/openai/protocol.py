@@ -12,8 +12,7 @@ import msgspec
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
 from ramify.runtime.server.admin.metrics import PromptTotals
 from ramify.runtime.server.streams import GenerationResult
-
-_REPLACEMENT = "\ufffd"
+from ramify.text import token_bytes
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -69,8 +68,8 @@ class UsageReply(Reply):
 class TopLogprob(Reply):
     token: str
     logprob: float | None
-    bytes: list[int] | None
-    """UTF-8 of the token; null for a token that is a part of a character."""
+    bytes: list[int]
+    """Of a token that is a part of a character, its part of the character's UTF-8."""
 
 
 class TokenLogprob(TopLogprob):
@@ -165,7 +164,7 @@ class CompletionLogprobs(Reply):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-    """Where each token starts in the text, in characters."""
+    """The place in the text of the first character that a token is a part of."""
 
 
 class CompletionChoice(Reply):
@@ -243,25 +242,26 @@ def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
             top = []
             if run.top:
                 top = [
-                    TopLogprob(token=token, logprob=value, bytes=_utf8(token))
+                    TopLogprob(token=token, logprob=value, bytes=list(token_bytes(token)))
                     for token, (_, value) in zip(run.top_texts[i], run.top[i], strict=True)
                 ]
-            content.append(TokenLogprob(token=text, logprob=logprob, bytes=_utf8(text), top_logprobs=top))
+            content.append(
+                TokenLogprob(token=text, logprob=logprob, bytes=list(token_bytes(text)), top_logprobs=top)
+            )
     return ChatLogprobs(content=content)
 
 
-def completion_logprobs(runs: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
-    """`runs` as completions write log-probabilities. The first token starts at character `offset`."""
+def completion_logprobs(
+    prompt: Sequence[TokenLogprobs], output: Sequence[TokenLogprobs], echo: str
+) -> CompletionLogprobs:
+    """The log-probabilities of a prompt, which is `echo` then, and of the output behind it."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
     top: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    for run in runs:
+    for run in (*prompt, *output):
         for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
             tokens.append(text)
             logprobs.append(logprob)
-            offsets.append(offset)
-            offset += len(text)
             best: dict[str, float] = {}
             if run.top and run.top[i]:
                 for token, (_, value) in zip(run.top_texts[i], run.top[i], strict=True):
@@ -269,6 +269,8 @@ def completion_logprobs(runs: Sequence[TokenLogprobs], offset: int) -> Completio
                 if logprob is not None:
                     best.setdefault(text, logprob)
             top.append(best or None)
+    offsets = _places([text for run in prompt for text in run.texts], echo)
+    offsets += [len(echo) + offset for run in output for offset in run.offsets]
     return CompletionLogprobs(
         tokens=tokens,
         token_logprobs=logprobs,
@@ -277,5 +279,21 @@ def completion_logprobs(runs: Sequence[TokenLogprobs], offset: int) -> Completio
     )
 
 
-def _utf8(text: str) -> list[int] | None:
-    return None if _REPLACEMENT in text else list(text.encode())
+def _places(tokens: Sequence[str], text: str) -> list[int]:
+    """The place of each of `tokens` in `text`, which they spell, in characters. One that is not there has no
+    width: the tokenizer adds special tokens, and SentencePiece a space before the first word."""
+    data, at, begun, places = text.encode(), 0, 0, []
+    for token in tokens:
+        places.append(begun - (at < len(data) and not _begins(data[at])))
+        spelled = token_bytes(token)
+        if at == 0 and not data.startswith(spelled):
+            spelled = spelled.removeprefix(b" ")
+        if data.startswith(spelled, at):
+            at += len(spelled)
+            begun += sum(map(_begins, spelled))
+    return places
+
+
+def _begins(byte: int) -> bool:
+    """Whether `byte` begins a character of UTF-8."""
+    return byte & 0xC0 != 0x80

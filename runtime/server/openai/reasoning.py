@@ -4,7 +4,7 @@
   Its `start` and `end`, the texts around the reasoning, are Ramify's own.
 - ``chat_template_kwargs`` and `include_reasoning` are vLLM's and SGLang's, `separate_reasoning` SGLang's,
   `thinking_token_budget` vLLM's, `enable_thinking` and `thinking_budget` Qwen's.
-- `reasoning_effort` is OpenAI's. It is taken where the chat template reads it.
+- `reasoning_effort` is OpenAI's. A chat template that reads it gets it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ from ramify.runtime.server.fields import Fields
 START, END = "<think>", "</think>"
 """The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
 
-_NO_SUMMARY = "Leave it out: the reasoning itself is answered."
-_UNSUPPORTED = {"summary": _NO_SUMMARY, "generate_summary": _NO_SUMMARY, "context": "", "mode": ""}
+BOUND = 1024
+"""Tokens of reasoning of a model that does not think, where the request has marks and no number: it seldom
+writes the end. As `gen(thinking=True)` has it."""
+
+_IGNORED = {
+    "summary": (SUMMARIES := ("auto", "concise", "detailed")),
+    "generate_summary": SUMMARIES,
+    "context": ("auto",),
+    "mode": ("standard",),
+}
+"""Fields of OpenAI's object without an effect, and their values. The reasoning itself is answered, so the
+summary stays empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +55,55 @@ class ReasoningUse:
 
 
 class _ReasoningSwitch:
-    """Whether to reason. Several fields may say so; they must agree."""
+    """Whether to reason. Several fields may say so; they must agree. Others only suggest it."""
 
-    def __init__(self) -> None:
-        self.wanted: bool | None = None
-        self._field = ""
+    def __init__(self, chat_format: ChatFormat) -> None:
+        self.thinks = chat_format.thinking is not None or any(
+            name in chat_format.variables for name in SWITCHES
+        )
+        """The model thinks: its chat template has marks or a switch for it."""
+        self._said: bool | None = None
+        self._path = ""
+        self._asked: list[tuple[Fields, str]] = []
+        self._suggested = False
 
-    def set(self, field: str, wanted: bool) -> None:
-        if self.wanted is not None and self.wanted != wanted:
+    def set(self, fields: Fields, field: str, wanted: bool) -> None:
+        """`field` says whether to reason. Raises `InvalidRequest` where another field says the opposite."""
+        path = fields.path(field)
+        if self._said is not None and self._said != wanted:
             raise InvalidRequest(
-                f"{self._field} and {field} contradict each other: one asks for reasoning, one for none.",
-                field=field,
+                f"{self._path} and {path} contradict each other: one asks for reasoning, one for none.",
+                field=path,
             )
-        self.wanted, self._field = wanted, field
+        self._said, self._path = wanted, path
+        if wanted:
+            self._asked.append((fields, field))
+
+    def suggest(self) -> None:
+        """Reason, unless a field says that there is to be none."""
+        self._suggested = True
+
+    def wanted(self) -> bool | None:
+        """Whether to reason; None: as the model does by default.
+
+        A model that does not think would never end its reasoning, and lose the thread of its answer. So it
+        reasons within a budget or marks of the request alone, and a switch has no effect on it.
+        """
+        if self._said and not self.thinks and not self._suggested:
+            for fields, field in self._asked:
+                fields.ignore({field: None})
+            return None
+        return True if self._said is None and self._suggested else self._said
 
 
 def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
-    """The reasoning options, and all variables for the chat template."""
-    switch = _ReasoningSwitch()
+    """The reasoning options, and all variables for the chat template.
+
+    A budget or marks of the request's own switch reasoning on, and for a model that thinks also ``enabled``,
+    ``enable_thinking``, an effort other than none and ``separate_reasoning``. Without any of them the model's
+    default holds.
+    """
+    switch = _ReasoningSwitch(chat_format)
     variables = _take_variables(fields, chat_format, switch)
     marks = chat_format.thinking
     start, end = (START, END) if marks is None else (marks.start, marks.end)
@@ -70,39 +111,47 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     shown = True
     own = fields.take_object("reasoning")
     if own is not None:
-        effort: str | None = own.take("effort", str)
-        switch.set("reasoning", own.take("enabled", bool, effort != "none"))
-        _apply_effort(own.path("effort"), effort, chat_format, switch, variables)
-        start, end = own.take("start", str, start), own.take("end", str, end)
-        if not end:
+        enabled: bool | None = own.take("enabled", bool)
+        if enabled is not None:
+            switch.set(own, "enabled", enabled)
+        _take_effort(own, "effort", chat_format, switch, variables)
+        own_start, own_end = own.take("start", str), own.take("end", str)
+        if own_end == "":
             raise InvalidRequest("reasoning.end is empty.", field="reasoning.end")
+        start, end = start if own_start is None else own_start, own_end or end
         limit = _take_limit(own, "max_tokens")
+        if (own_start, own_end, limit) != (None, None, None):
+            switch.suggest()
         shown = not own.take("exclude", bool, False)
-        own.refuse_rest(_UNSUPPORTED)
+        own.ignore(_IGNORED)
+        own.refuse_rest()
     for field in ("thinking_token_budget", "thinking_budget"):
         budget = _take_limit(fields, field)
         if budget is not None:
             if limit is not None:
                 raise InvalidRequest(f"{field} and another budget are both given; give one.", field=field)
             limit = budget
-            switch.set(field, True)
+            switch.suggest()
     apart: bool | None = fields.take("separate_reasoning", bool)
-    if apart:
-        switch.set("separate_reasoning", True)
+    if apart and switch.thinks:
+        switch.suggest()
     shown = fields.take("include_reasoning", bool, True) and shown
     if not fields.take("stream_reasoning", bool, True):
         raise UnsupportedField("stream_reasoning: false is not supported.", field="stream_reasoning")
-    if switch.wanted is not None:
+    wanted = switch.wanted()
+    if wanted is not None:
         known = [name for name in SWITCHES if name in chat_format.variables]
-        variables |= dict.fromkeys(known, switch.wanted)
+        variables |= dict.fromkeys(known, wanted)
+    if limit is None and not switch.thinks:
+        limit = BOUND
     return ReasoningUse(
         preamble=Preamble(start=start, end=end, max_tokens=limit, apart=True, counted=True)
-        if switch.wanted
+        if wanted
         else None,
-        wanted=switch.wanted,
+        wanted=wanted,
         apart=apart is not False,
         shown=shown,
-        end=end if apart is not False and (switch.wanted or (marks is not None and marks.channels)) else None,
+        end=end if apart is not False and (wanted or (marks is not None and marks.channels)) else None,
         template_kwargs=msgspec.json.encode(variables).decode() if variables else "",
     )
 
@@ -129,47 +178,56 @@ def channel_preambles(
 
 
 def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
-    """The variables for the template, without those that switch thinking."""
-    variables: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
-    for field, value in variables.items():
+    """The variables for the template, without those that switch thinking. One that is null is left out."""
+    given: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
+    inner = fields.take_object("chat_template_kwargs")
+    variables: dict[str, Any] = {}
+    for field, value in given.items():
         path = f"chat_template_kwargs.{field}"
-        if field in SWITCHES and isinstance(value, bool):
-            switch.set(path, value)
-        elif field not in chat_format.variables:
+        if value is None:
+            continue
+        if field in SWITCHES:
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{path} is {value!r}; it must be true or false.", field=path)
+            assert inner is not None
+            switch.set(inner, field, value)
+        elif field in chat_format.variables:
+            variables[field] = value
+        else:
             known = ", ".join(chat_format.variables)
             raise UnsupportedField(
                 f"This model's chat template does not read {field}.",
                 field=path,
                 remedy=f"It reads {known}." if known else "It reads no variables.",
             )
-    for name in SWITCHES:
-        variables.pop(name, None)
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
-        switch.set("enable_thinking", thinking)
-    _apply_effort("reasoning_effort", fields.take("reasoning_effort", str), chat_format, switch, variables)
+        switch.set(fields, "enable_thinking", thinking)
+    _take_effort(fields, "reasoning_effort", chat_format, switch, variables)
     return variables
 
 
-def _apply_effort(
-    field: str,
-    effort: str | None,
-    chat_format: ChatFormat,
-    switch: _ReasoningSwitch,
-    variables: dict[str, Any],
+def _take_effort(
+    fields: Fields, field: str, chat_format: ChatFormat, switch: _ReasoningSwitch, variables: dict[str, Any]
 ) -> None:
-    """Pass the `effort` in `field` to the template; "none" switches reasoning off."""
+    """Pass the effort in `field` to a template that reads it. The effort "none" switches reasoning off.
+
+    Any other suggests reasoning to a model that thinks, and has no effect on one that does not.
+    """
+    effort: str | None = fields.take(field, str)
+    if effort is None:
+        return
+    path = fields.path(field)
     if effort == "none":
-        switch.set(field, False)
-    elif effort is not None:
-        if "reasoning_effort" not in chat_format.variables:
-            raise UnsupportedField(
-                "This model's chat template does not read reasoning_effort.",
-                field=field,
-                remedy="Use reasoning with max_tokens, or the effort none.",
-            )
+        switch.set(fields, field, False)
+        return
+    if "reasoning_effort" in chat_format.variables:
         if variables.setdefault("reasoning_effort", effort) != effort:
-            raise InvalidRequest(f"{field} and another effort are both given; give one.", field=field)
+            raise InvalidRequest(f"{path} and another effort are both given; give one.", field=path)
+    elif not switch.thinks:
+        fields.ignore({field: None})
+    if switch.thinks:
+        switch.suggest()
 
 
 def _take_limit(fields: Fields, field: str) -> int | None:

@@ -59,7 +59,6 @@ SPELLING = {
 
 UNSUPPORTED = {
     "moderation": "",
-    "prompt_cache_options": "",
     "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
     "any_order": "Write it beside the schema, in response_format.json_schema or text.format.",
@@ -70,8 +69,12 @@ UNSUPPORTED = {
 Ignored = Mapping[str, Sequence[Any] | None]
 """Fields that have no effect on the answer, with the values that they may have, or None for any."""
 
+DEFAULT_VERBOSITY = ("medium",)
+"""The only value of ``verbosity`` that is taken: OpenAI's default. Another is asked for in the messages."""
+
 IGNORED: Ignored = {
     "prompt_cache_key": None,  # it chooses a cache, and there is only one
+    "prompt_cache_options": None,
     "prompt_cache_retention": None,
 }
 
@@ -160,9 +163,9 @@ def parse_request(
     include_usage = False
     stream_options = fields.take_object("stream_options")
     if stream_options is not None:
-        if not stream:
-            raise InvalidRequest("stream_options needs stream: true.", field="stream_options")
         include_usage = stream_options.take("include_usage", bool, False)
+        if include_usage and not stream:
+            raise InvalidRequest("stream_options needs stream: true.", field="stream_options")
         stream_options.refuse_rest({"include_obfuscation": "", "continuous_usage_stats": ""})
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
@@ -189,16 +192,6 @@ def parse_request(
         spelled=spelled,
         headers=service.tell_ignored(fields.ignored),
     )
-
-
-def check_generates(sampling: SamplingParams, field: str) -> None:
-    """Raise `InvalidRequest` for a limit of 0 tokens, which is in `field`: an empty answer tells nothing."""
-    if sampling.max_tokens == 0:
-        raise InvalidRequest(
-            f"{field} is 0; it must be 1 or more.",
-            field=field,
-            remedy="Use /v1/completions to compute a prompt alone.",
-        )
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:

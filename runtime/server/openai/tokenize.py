@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence, Sized
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -20,6 +21,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
+from ramify.ring_messages import TokenIds
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.request import lora_of
@@ -27,6 +29,12 @@ from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.service import Service
 
 router = APIRouter()
+
+PART_TEXTS, PART_SIZE = 256, 65_536
+"""Texts, and characters, that are tokenised in about 20 ms."""
+
+T = TypeVar("T", bound=Sized)
+R = TypeVar("R")
 
 _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 
@@ -43,13 +51,21 @@ async def tokenize(request: Request) -> Response:
     chat = fields.given("messages")
     if (given is None) is not chat:
         raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
-    requests = [_take_chat(fields, service)] if chat else _of_texts("" if given is None else given, service)
+    messages = _take_chat(fields, service) if chat else None
     fields.refuse_rest()
-    # Chat templates write special tokens themselves.
-    found = await service.frontend.tokenize(requests, special=not chat if special is None else special)
     many = isinstance(given, list)
-    ids = [list(one.ids) for one in found]
-    names = [list(one.tokens) for one in found] if spelled else None
+    texts: Sequence[str] = given if isinstance(given, list) else (given or "",)
+
+    async def tokenized(part: Sequence[str]) -> tuple[TokenIds, ...]:
+        prompts = [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in part]
+        # Chat templates write special tokens themselves.
+        return await service.frontend.tokenize(
+            prompts if messages is None else [messages], special=not chat if special is None else special
+        )
+
+    found = await in_parts(texts, tokenized)
+    ids = [one.ids for one in found]
+    names = [one.tokens for one in found] if spelled else None
     return json_response(
         {
             "count": [len(one) for one in ids] if many else len(ids[0]),
@@ -76,21 +92,34 @@ async def detokenize(request: Request) -> Response:
         raise InvalidRequest("tokens must be a list of ids, or a list of such lists.", field="tokens")
     ids = [tuple(one) for one in lists] or [tuple(one for one in given if isinstance(one, int))]
     check_segments(((0,), *ids), "tokens", service.frontend.info.vocab_size)  # lists may be empty
-    whole, text = await service.frontend.detokenize(ids, skip_special_tokens=skip)
-    return json_response(
-        {"prompt": whole if lists else whole[0], "text": text if lists else text[0]},
-    )
+
+    async def detokenized(part: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
+        return list(zip(*await service.frontend.detokenize(part, skip_special_tokens=skip), strict=True))
+
+    pairs = await in_parts(ids, detokenized)
+    whole, text = [one for one, _ in pairs], [one for _, one in pairs]
+    return json_response({"prompt": whole if lists else whole[0], "text": text if lists else text[0]})
+
+
+async def in_parts(items: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> list[R]:
+    """What `ask` answers for parts of `items` of at most `PART_TEXTS` items or `PART_SIZE` characters or ids.
+
+    One part follows the other: in between, this process and the tokenizer's serve other requests.
+    """
+    found: list[R] = []
+    start = size = 0
+    for index, item in enumerate(items):
+        size += len(item)
+        if index + 1 == len(items) or index + 1 - start == PART_TEXTS or size >= PART_SIZE:
+            found += await ask(items[start : index + 1])
+            start, size = index + 1, 0
+    return found
 
 
 def _take_model(fields: Fields, service: Service) -> None:
     model: str | None = fields.take("model", str)
     if model is not None:
         lora_of(service, model)
-
-
-def _of_texts(given: str | list[str], service: Service) -> list[Generate]:
-    texts = [given] if isinstance(given, str) else given
-    return [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in texts]
 
 
 def _take_chat(fields: Fields, service: Service) -> Generate:

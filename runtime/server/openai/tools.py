@@ -128,7 +128,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
 
 def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
     """One tool. `taken` holds the names of the tools before it."""
-    kind: str | None = item.take("type", str)
+    kind: str = item.take("type", str, "function")  # some clients leave it out, and have functions alone
     if kind != "function":
         raise UnsupportedField(
             f"{item.path('type')} is {kind!r}; only functions are supported.",
@@ -150,7 +150,8 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
     parameters = function.take_text("parameters")
     function.take("strict", bool)  # arguments always satisfy their schema
     function.refuse_rest(_UNSUPPORTED_TOOL)
-    item.refuse_rest()
+    if nested:
+        item.refuse_rest()
     return Tool(
         name=name,
         description=description,
@@ -186,7 +187,7 @@ def _take_choice(choice: Any, names: Sequence[str], nested: bool) -> _Choice:
                 field="tool_choice",
             )
     one = Fields(choice, "tool_choice")
-    kind: str | None = one.take("type", str)
+    kind: str = one.take("type", str, "function")
     if kind not in ("function", "allowed_tools"):
         path = one.path("type")
         raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)

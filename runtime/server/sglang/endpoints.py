@@ -364,8 +364,9 @@ def _take_options(
             raise _length_differs(field, len(every), count)
     options = []
     for one in every:
-        defaults = {} if one.given("max_new_tokens") else {"max_tokens": max_tokens}
-        sampling = take_sampling(one, _SPELLING, **defaults)
+        defaults = {} if one.is_null("max_new_tokens") else {"max_tokens": max_tokens}
+        unlimited = "Give null for as many as fit into the context."
+        sampling = take_sampling(one, _SPELLING, unlimited=unlimited, **defaults)
         found = only_constraint(take_constraints(one, _CONSTRAINTS))
         # Has no effect: fast tokenizers, the only ones that are loaded, put no spaces there.
         one.take("spaces_between_special_tokens", bool)

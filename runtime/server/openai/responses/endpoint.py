@@ -25,7 +25,6 @@ from ramify.runtime.server.openai.request import (
     IGNORED,
     SPELLING,
     UNSUPPORTED,
-    check_generates,
     parse_request,
     refuse_abort,
     take_header,
@@ -83,9 +82,8 @@ async def responses(request: Request) -> Response:
     _take_storage(fields)
     chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
     included = _take_included(fields)
-    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING))
+    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
     metadata = _take_metadata(fields)
-    check_generates(sampling, "max_output_tokens")
     parsed = parse_request(
         service,
         fields,

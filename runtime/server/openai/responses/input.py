@@ -48,6 +48,8 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
             _take_item(item, turns, chat_format)
             item.take("id", str)
             item.take("status", Literal["in_progress", "completed", "incomplete"])
+            if item.given("role"):
+                item.ignore({"phase": ("commentary", "final_answer")})
             item.refuse_rest(_UNSUPPORTED_ITEM)
     return turns.finish()
 

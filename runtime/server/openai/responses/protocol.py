@@ -10,14 +10,13 @@ from typing import Literal
 import msgspec
 
 from ramify.errors import RamifyError
-from ramify.messages import TokenLogprobs, Usage
+from ramify.messages import Usage
 from ramify.runtime.server.errors import type_of
 from ramify.runtime.server.openai.protocol import (
     ChoiceExtras,
     Reply,
     TokenLogprob,
     UsageExtras,
-    chat_logprobs,
     usage_reply,
 )
 
@@ -157,13 +156,3 @@ def response_problem(error: RamifyError) -> ResponseProblem:
     return ResponseProblem(
         code=code.get(kind, "server_error"), message=str(error), type=kind, param=error.field
     )
-
-
-def response_logprobs(runs: list[TokenLogprobs]) -> list[TokenLogprob]:
-    """`runs` as the Responses API writes log-probabilities. The bytes of a token that is a part of a
-    character are empty; in chat completions they are null."""
-    entries = chat_logprobs(runs).content
-    for entry in entries:
-        for one in (entry, *entry.top_logprobs):
-            one.bytes = one.bytes or []
-    return entries

@@ -11,7 +11,7 @@ import msgspec
 
 from ramify.errors import RamifyError
 from ramify.messages import Enforcement, Finish, TextChunk
-from ramify.runtime.server.openai.protocol import TokenLogprob, choice_extras
+from ramify.runtime.server.openai.protocol import TokenLogprob, chat_logprobs, choice_extras
 from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
     IncompleteDetails,
@@ -22,7 +22,6 @@ from ramify.runtime.server.openai.responses.protocol import (
     ReasoningItem,
     ReasoningText,
     ResponseReply,
-    response_logprobs,
     response_problem,
     response_usage,
 )
@@ -80,7 +79,7 @@ class ResponseWriter:
         thinking = self._parser.reasoning
         parts = self._parser.push(chunk.text, chunk.controls)
         if chunk.logprobs is not None:
-            entries = iter(response_logprobs([chunk.logprobs]))
+            entries = iter(chat_logprobs([chunk.logprobs]).content)
             self._logprobs += [
                 (list(itertools.islice(entries, count)), length) for count, length in pieces_of(chunk)
             ]

@@ -1,0 +1,87 @@
+"""One connection's HTTP/1.x, as uvicorn parses it, with what clients expect beyond that.
+
+- An offer to switch protocols (``Upgrade: h2c`` of Java's and of curl's clients, ``Upgrade: websocket``) is
+  not taken up, and the request is answered (RFC 9110, section 7.8). The parser leaves out the body of such a
+  request, so its head is parsed again without the offer.
+- An HTTP/1.0 client gets a body of unknown length as it is, ended by the end of the connection: that version
+  has no chunks (RFC 9112, section 6.1).
+- A connection that owes no response ends after `timeout_keep_alive` seconds without a byte, also before its
+  first request and within a head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with the differences that this module names."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end_if_idle()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError:
+                message = "Invalid HTTP request received."
+                self.logger.warning(message)
+                self.send_400_response(message)
+                return
+        if self.cycle is None or self.cycle.response_complete:
+            self._end_if_idle()
+
+    def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return  # the same head follows without the offer
+        super().on_headers_complete()
+        if self.scope.get("http_version") == "1.0":
+            _send_until_close(self.cycle)
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade():
+            super().on_message_complete()
+
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        lines = [
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _end_if_idle(self) -> None:
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+
+def _send_until_close(cycle: RequestResponseCycle) -> None:
+    """Let `cycle` send a body without a length as it is, in place of chunks."""
+    send = cycle.send
+    sized = True
+
+    async def unchunked(message: Any) -> None:
+        nonlocal sized
+        if message["type"] == "http.response.start":
+            sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not sized:
+                cycle.chunked_encoding = False
+        elif not sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
