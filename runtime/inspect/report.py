@@ -33,6 +33,7 @@ from ramify.runtime.inspect.refusals import (
 )
 from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.context import context_notes
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
@@ -113,6 +114,8 @@ class Inspection:
     refused: list[Refusal]
     """Why nothing runs it here."""
     refused_options: list[Refusal]
+    notes: list[str]
+    """What else the log says when an engine starts with it."""
 
     @property
     def fits(self) -> bool:
@@ -201,13 +204,16 @@ def inspected(
         not_native=[] if native else not_native,
         refused=refused,
         refused_options=options,
+        notes=[] if shape is None else context_notes(shape, config.context_length),
         **facts,
     )
 
 
 def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list[Refusal], list[Refusal]]:
     """The shape, why it is not ours, and why there is none."""
-    own, not_native = native_shape(weights) if config.model_impl != "transformers" else (None, [])
+    own, not_native = (
+        native_shape(weights, config.rope_scaling) if config.model_impl != "transformers" else (None, [])
+    )
     if own is not None:
         return own, [], []
     if not weights.is_dir() or config.model_impl == "native":
@@ -215,7 +221,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
     from ramify.runtime.model.load import read_shape
 
     try:
-        return read_shape(weights, "transformers"), not_native, []
+        return read_shape(weights, "transformers", config.rope_scaling), not_native, []
     except RamifyError as error:
         return None, [], [*not_native, Refusal(error.field or "model", error.message.rstrip("."))]
 
