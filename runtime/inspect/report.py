@@ -36,6 +36,7 @@ from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.context import context_notes
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 from ramify.runtime.scheduler.speculation.draft_check import context_of
 
@@ -165,7 +166,12 @@ def inspected(
         ("kv_bytes_per_token", "state_bytes", "context_length", "kv_tokens", "kv_tokens_at_most"), 0
     )
     options: list[Refusal] = []
+    notes: list[str] = []
     if shape is not None:
+        notes = context_notes(shape, config.context_length)
+        if chat and has_tokenizer(files.tokenizer):
+            about_ends = with_end_tokens(shape, files.tokenizer)[1]
+            notes += [] if about_ends is None else [about_ends]
         draft_shape, beside = None, 0
         options = refused_options(shape, machine, config)
         asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
@@ -204,7 +210,7 @@ def inspected(
         not_native=[] if native else not_native,
         refused=refused,
         refused_options=options,
-        notes=[] if shape is None else context_notes(shape, config.context_length),
+        notes=notes,
         **facts,
     )
 

@@ -36,6 +36,7 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import BY_TRANSFORMERS, FAMILIES, check_transformers, read_shape
 from ramify.runtime.model.pooling import pooling_of
+from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.parallel.checks import check_ranks, part_for
@@ -81,6 +82,9 @@ def main() -> None:
         config = with_defaults_of(check_states(config, shape), device)
         check_attention(config, shape, resolve_dtype(config, device))
         folder = Path(orders.tokenizer)
+        shape, about_ends = with_end_tokens(shape, folder)
+        if about_ends is not None:
+            log.warning(about_ends)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         draft_shape = None
         if orders.draft_weights is not None:
