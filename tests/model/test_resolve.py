@@ -166,7 +166,7 @@ def test_a_killed_pull_is_not_trusted(source: Source, home: Path) -> None:
 def test_of_concurrent_pulls_one_fetches(source: Source, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others ask for the lock while the first holds it."""
     fetching, go_on, waiting = threading.Event(), threading.Event(), threading.Semaphore(0)
-    monkeypatch.setattr(cache.log, "warning", lambda *args: waiting.release())
+    monkeypatch.setattr(cache.log, "info", lambda *args: waiting.release())
 
     def fetch(requirement: str, folder: Path, progress: bool) -> None:
         fetching.set()

@@ -53,7 +53,7 @@ def end_tokens_of(folder: Path, vocab_size: int) -> dict[int, str]:
     ids = [tokenizer.eos_token_id, *tokenizer.encode(closing, add_special_tokens=False)[:1]]
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     return {
-        token: tokenizer.convert_ids_to_tokens(token)
+        token: str(tokenizer.convert_ids_to_tokens(token))
         for token in ids
         if token is not None and token < vocab_size and token in special
     }
