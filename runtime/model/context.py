@@ -15,7 +15,7 @@ MOST_TOKENS = 1 << 24
 
 
 def with_context(config: Shape, context_length: int | None) -> Shape:
-    """`config` with a context of so many tokens; None takes `default_context_length`.
+    """`config` with this context, in tokens; None takes `default_context_length`.
 
     Raises `InvalidRequest` where the model has no positions for it.
     """
