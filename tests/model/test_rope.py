@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import torch
 
+from ramify.cli.flags import add_config_flags, given_fields
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.inspect.machine import Machine
@@ -20,6 +23,7 @@ from ramify.runtime.model.hf_config import config_from_folder
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_config, read_shape
 from ramify.runtime.model.transformers.trace import shape_of
+from ramify.runtime.processes.worker_process import Orders
 from ramify.runtime.scheduler.speculation.draft_check import context_of
 from tests.runtime.oracle import greedy
 
@@ -227,6 +231,22 @@ def test_what_an_extension_cannot_be(
 def test_an_extension_is_checked_before_anything_starts(scaling: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         EngineConfig(rope_scaling=scaling)
+
+
+def test_an_extension_reaches_the_processes_from_the_command_line() -> None:
+    text = (
+        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "truncate": false}'
+    )
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_config_flags(parser, EngineConfig)
+    options = parser.parse_args(["--rope-scaling", text])
+    config = EngineConfig(**given_fields(options, EngineConfig))
+    assert config.rope_scaling == json.loads(text)
+    orders = Orders(sockets="", config=config, tokenizer="", weights="", model_name="")
+    assert msgspec.json.decode(msgspec.json.encode(orders), type=Orders) == orders
+    for wrong, said in (("[1]", "no JSON object"), ("{1", "is not JSON")):
+        with pytest.raises(argparse.ArgumentError, match=said):
+            parser.parse_args(["--rope-scaling", wrong])
 
 
 def test_models_without_a_rotary_embedding_cannot_be_extended(tmp_path: Path) -> None:
