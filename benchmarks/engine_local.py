@@ -22,10 +22,11 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model, shortened
+from ramify.runtime.model.load import dummy_model, load_model
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
@@ -67,7 +68,7 @@ class LocalEngine:
                 )
                 assert isinstance(model, Model)
                 return model
-            model_config = shortened(config_from_hf(json.loads(shape.read_text())), config.context_length)
+            model_config = with_context(config_from_hf(json.loads(shape.read_text())), config.context_length)
             packed = kernels.prefers_packed
             return dummy_model(
                 model_config, dtype=dtype, device=device, packed=packed, deterministic=kernels.deterministic

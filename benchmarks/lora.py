@@ -25,10 +25,11 @@ from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import dummy_model, read_config, shortened
+from ramify.runtime.model.load import dummy_model, read_config
 
 PAGE = 16
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -73,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     set_threads(options.threads)
     torch.manual_seed(0)
-    config = shortened(read_config(resolve(DEFAULT_MODEL, weights=False).weights), 2048)
+    config = with_context(read_config(resolve(DEFAULT_MODEL, weights=False).weights), 2048)
     model = dummy_model(config, dtype=torch.bfloat16, packed=True)
     assert isinstance(model, Model)
     pages = -(-(options.context + 1) // PAGE)

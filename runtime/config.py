@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.model.lora.names import checked_name
@@ -74,11 +74,21 @@ ELSEWHERE = {
     " kv_events_topic.",
     "chat_template": "The chat template is the model's own.",
     "tool_call_parser": "The format of tool calls is read from the chat template.",
+    "hf_overrides": "For its rope_parameters or rope_scaling there is rope_scaling (--rope-scaling).",
+    "json_model_override_args": "For its rope_scaling there is rope_scaling (--rope-scaling).",
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Options of SGLang and vLLM → ours, or what to do."""
 VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance", "fp8_e4m3": "fp8"}
 """Values of their options → ours."""
+
+ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
+ROPE_FIELDS = (
+    *("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"),
+    *("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
+)
+"""Fields of `EngineConfig.rope_scaling`, as in a `config.json`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +168,13 @@ class EngineConfig:
     """Slots for states. A running request takes one; the others hold states from which later requests
     begin."""
     context_length: int | None = None
-    """At most the model's own, which None means."""
+    """Tokens of prompt and output together. None: the model's own, and of longrope (Phi-3, Phi-4-mini) the
+    original one: above it every request has the long factors. More than the model was made for is taken with
+    a warning."""
+    rope_scaling: Mapping[str, Any] | None = None
+    """Extends the context: a rope_scaling as in config.json, instead of the model's own, such as
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. For yarn and linear the
+    context becomes the factor times the original one."""
     max_running: int | None = None
     """Requests in one batch. None: 128 on the CPU; on a CUDA device 256, with 32 GiB of memory 512, with
     64 GiB 1,024."""
@@ -249,10 +265,27 @@ class EngineConfig:
                 raise ValueError(f"{name} is {value}; it must be above 0 and finite.")
         if self.packed_cache_gb < 0:
             raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
+        self._check_rope_scaling()
         for name in self.loras:
             checked_name(name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
+
+    def _check_rope_scaling(self) -> None:
+        if self.rope_scaling is None:
+            return
+        scaling = dict(self.rope_scaling)
+        kind = scaling.get("rope_type", scaling.get("type"))
+        if kind not in ROPE_TYPES:
+            found = f"its rope_type is {kind!r}" if kind else "it has no rope_type"
+            raise ValueError(
+                f"rope_scaling is {scaling}, and {found}; it must be one of {', '.join(ROPE_TYPES)}."
+                + (" dynamic changes nothing up to the model's own context." if kind == "dynamic" else "")
+            )
+        unknown = [name for name in scaling if name not in ROPE_FIELDS]
+        if unknown:
+            remedy = nearest(unknown[0], ROPE_FIELDS) or f"It may have {', '.join(ROPE_FIELDS)}."
+            raise ValueError(f"rope_scaling has no field {unknown[0]!r}. {remedy}")
 
     def _check_kv_events(self) -> None:
         if self.kv_events is None:

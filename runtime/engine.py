@@ -9,6 +9,7 @@ import dataclasses
 import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, checked
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, UnsupportedField
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.html.fragment import fragment, head, text
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
@@ -44,6 +45,7 @@ from ramify.runtime.fleet.ring import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
+from ramify.runtime.model.hub.resolve import check_name
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
 
@@ -51,6 +53,20 @@ T = TypeVar("T")
 
 DRAIN_S = 30.0
 """How long the requests of a replica that is drained may go on there, in seconds."""
+
+
+def _check_names(config: EngineConfig) -> None:
+    """Raises `NotFound` for what a start would not find."""
+    check_name(config.model)
+    if config.draft_model is not None:
+        check_name(config.draft_model, "draft_model")
+    for name, path in config.loras.items():
+        if not Path(path).expanduser().is_dir():
+            raise NotFound(
+                f"There is no folder {path}, which loras names {name!r}.",
+                field="loras",
+                remedy="Give the folder that PEFT has saved the adapter in.",
+            )
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +110,8 @@ class Engine:
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
+    Raises `NotFound` for a model or an adapter that this machine knows not to be had: the hub is not asked.
+
     The processes start with the first use or with `start`. They end with `close`, at the end of a ``with``
     block, at the interpreter's exit, or when this process is killed. A child that is forked after the start
     cannot use the engine, and its exit does not end the engine.
@@ -129,6 +147,7 @@ class Engine:
                     remedy=nearest(name, [*EngineConfig.__dataclass_fields__, *own], ELSEWHERE),
                 )
         self.config = EngineConfig(**options)
+        _check_names(self.config)
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
         self.lora = lora

@@ -6,6 +6,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 import types
 import typing
@@ -39,7 +40,7 @@ def add_config_flags(
         default = f"(default: {field.default})"
         if field.default is None or field.default is dataclasses.MISSING:
             default = ""
-        several = typing.get_origin(hints[field.name]) is Mapping
+        several = hints[field.name] == Mapping[str, str]
         parser.add_argument(
             f"--{(field.name.removesuffix('s') if several else field.name).replace('_', '-')}",
             dest=field.name,
@@ -101,12 +102,24 @@ def _value(text: str) -> str:
     return text
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
+
+
 def _how_to_parse(hint: Any) -> dict[str, Any]:
     """The keyword arguments of `add_argument` for a field of this type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": typing.get_args(hint), "type": _value}
+    if hint == Mapping[str, Any]:
+        return {"type": _json_object, "metavar": "JSON"}
     if typing.get_origin(hint) is Mapping:
         return {"action": _Pairs, "metavar": "NAME=PATH"}
     if hint is bool:

@@ -18,7 +18,7 @@ UNFIT = 1
 """Exit status for a model that would not run."""
 _OPTIONS = (
     *("device", "dtype", "quantization", "model_impl"),
-    *("context_length", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
+    *("context_length", "rope_scaling", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
     *("draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` that the figures and refusals depend on."""
@@ -100,6 +100,7 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
             ("" if index else heading, f"{said}{refusal.subject}: {refusal.reason}")
             for index, refusal in enumerate(refusals)
         ]
+    rows += [("" if index else "notes", note) for index, note in enumerate(found.notes)]
     return rows
 
 

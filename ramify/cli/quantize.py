@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ramify.errors import InvalidRequest
+from ramify.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
+    from ramify.runtime.model.hub.resolve import ModelFiles
     from ramify.runtime.quantize.errors import Report
 
 FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
+    from ramify.runtime.model.load import read_config
     from ramify.runtime.quantize.folder import write_folder
     from ramify.runtime.quantize.gguf_file import write_gguf
 
@@ -43,18 +46,34 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest(
             f"{options.model} is {kind}, and out is {target}.", field="out", remedy=f"Name {kind}."
         )
+    if options.check:
+        read_config(files.weights)  # raises for what --check cannot compute, before anything is written
     target.parent.mkdir(parents=True, exist_ok=True)
     write = write_folder if is_folder else write_gguf
     _print(write(files.weights, target, options.to), target)
     if options.check:
-        from ramify.runtime.quantize.quality import measured
-
-        exact, found = measured(files, resolve(str(target)))
-        print(
-            f"perplexity {exact:.3f} -> {found.perplexity:.3f}, KL divergence "
-            f"{1e3 * found.divergence:.2f} mnat, same most likely token {found.same:.1%}"
-        )
+        try:
+            _check(files, resolve(str(target)))
+        except Exception as error:
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            raise EngineError(
+                f"The check of {target} failed, and {target.name} is removed: "
+                f"{str(error).rstrip('.') or type(error).__name__}.",
+                field="--check",
+                remedy="Without --check the model is written and not compared.",
+            ) from error
     return 0
+
+
+def _check(source: ModelFiles, result: ModelFiles) -> None:
+    from ramify.runtime.quantize.quality import measured
+
+    exact, found = measured(source, result)
+    print(
+        f"perplexity {exact:.3f} -> {found.perplexity:.3f}, KL divergence "
+        f"{1e3 * found.divergence:.2f} mnat, same most likely token {found.same:.1%}, "
+        f"of {found.tokens:,} tokens"
+    )
 
 
 def _print(report: Report, target: Path) -> None:

@@ -161,6 +161,8 @@ def _value(hint: Any, given: Any, name: str) -> Any:
         if given is None or given == "none":
             return None
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    if hint == Mapping[str, Any]:
+        return _object(given, name)
     if typing.get_origin(hint) is Mapping:
         return _pairs(given, name)
     if typing.get_origin(hint) is typing.Literal:
@@ -176,6 +178,17 @@ def _value(hint: Any, given: Any, name: str) -> Any:
         return hint(given)
     except (TypeError, ValueError):
         raise _wrong(name, given, "a whole number" if hint is int else "a number") from None
+
+
+def _object(given: Any, name: str) -> dict[str, Any]:
+    """A mapping, or a text of JSON."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise _wrong(name, given, "an object, or JSON of one")
+    return dict(found)
 
 
 def _pairs(given: Any, name: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import LoadModel
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model, shortened
+from ramify.runtime.model.load import dummy_model, load_model
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
 
 
@@ -20,7 +21,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
     def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
         if config.load_format == "dummy":
             return dummy_model(
-                shortened(shape, context_length),
+                with_context(shape, context_length),
                 dtype=dtype,
                 device=device,
                 seed=config.seed,

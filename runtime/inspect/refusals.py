@@ -38,7 +38,9 @@ class Refusal:
     reason: str
 
 
-def native_shape(weights: Path) -> tuple[ModelConfig | None, list[Refusal]]:
+def native_shape(
+    weights: Path, rope_scaling: Mapping[str, Any] | None = None
+) -> tuple[ModelConfig | None, list[Refusal]]:
     """The shape by our own code, as `load.read_config` has it, or all reasons why there is none.
 
     A field that is refused is taken away, and the rest is read again.
@@ -46,12 +48,12 @@ def native_shape(weights: Path) -> tuple[ModelConfig | None, list[Refusal]]:
     if not weights.is_dir():
         header = read_header(weights)
         metadata = dict(header.metadata)
-        return _shape(lambda: config_from_gguf(metadata, header.shapes), metadata)
+        return _shape(lambda: config_from_gguf(metadata, header.shapes, rope_scaling), metadata)
     try:
-        return config_from_folder(weights), []
+        return config_from_folder(weights, rope_scaling), []
     except UnsupportedField:
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
-        return None, _shape(lambda: config_from_hf(config), config)[1]
+        return None, _shape(lambda: config_from_hf(config, None, rope_scaling), config)[1]
 
 
 def _shape(
@@ -124,7 +126,7 @@ def refused_draft(
     from ramify.runtime.scheduler.speculation.draft_check import check_draft
 
     try:
-        found = read_shape(draft.weights)
+        found = read_shape(draft.weights, rope_scaling=config.rope_scaling)
         check_draft(config, shape, found, files.tokenizer, draft.tokenizer)
     except RamifyError as error:
         return None, [Refusal("--draft-model", error.message.rstrip("."))]

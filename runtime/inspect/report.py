@@ -33,8 +33,10 @@ from ramify.runtime.inspect.refusals import (
 )
 from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.context import context_notes
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 from ramify.runtime.scheduler.speculation.draft_check import context_of
 
@@ -113,6 +115,8 @@ class Inspection:
     refused: list[Refusal]
     """Why nothing runs it here."""
     refused_options: list[Refusal]
+    notes: list[str]
+    """What else the log says when an engine starts with it."""
 
     @property
     def fits(self) -> bool:
@@ -162,7 +166,12 @@ def inspected(
         ("kv_bytes_per_token", "state_bytes", "context_length", "kv_tokens", "kv_tokens_at_most"), 0
     )
     options: list[Refusal] = []
+    notes: list[str] = []
     if shape is not None:
+        notes = context_notes(shape, config.context_length)
+        if chat and has_tokenizer(files.tokenizer):
+            about_ends = with_end_tokens(shape, files.tokenizer)[1]
+            notes += [] if about_ends is None else [about_ends]
         draft_shape, beside = None, 0
         options = refused_options(shape, machine, config)
         asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
@@ -201,13 +210,16 @@ def inspected(
         not_native=[] if native else not_native,
         refused=refused,
         refused_options=options,
+        notes=notes,
         **facts,
     )
 
 
 def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list[Refusal], list[Refusal]]:
     """The shape, why it is not ours, and why there is none."""
-    own, not_native = native_shape(weights) if config.model_impl != "transformers" else (None, [])
+    own, not_native = (
+        native_shape(weights, config.rope_scaling) if config.model_impl != "transformers" else (None, [])
+    )
     if own is not None:
         return own, [], []
     if not weights.is_dir() or config.model_impl == "native":
@@ -215,7 +227,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
     from ramify.runtime.model.load import read_shape
 
     try:
-        return read_shape(weights, "transformers"), not_native, []
+        return read_shape(weights, "transformers", config.rope_scaling), not_native, []
     except RamifyError as error:
         return None, [], [*not_native, Refusal(error.field or "model", error.message.rstrip("."))]
 

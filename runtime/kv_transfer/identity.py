@@ -23,6 +23,7 @@ OPTIONS = (
     "attention_backend",
     "deterministic",
     "context_length",
+    "rope_scaling",
     "seed",
 )
 """Options of the engine that change keys and values: arithmetic, and RoPE by the length of the context.

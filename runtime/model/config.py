@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +16,9 @@ Family = Literal[
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "gpt_oss",
     "qwen3_next", "qwen3_5", "qwen3_5_moe",
 ]  # fmt: skip
-RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
+BY_LENGTH: tuple[RopeKind, ...] = ("dynamic", "longrope")
+"""Kinds whose frequencies depend on the length of a request."""
 Activation = Literal["silu", "gelu"]
 """gelu: by its approximation with tanh (arXiv 1606.08415)."""
 
@@ -30,7 +32,8 @@ class Rope:
     default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low frequencies
     divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv 2309.00071.
     factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: the
-    same, with `long_factors` where the context is longer than the original one (arXiv 2402.13753).
+    same, with `long_factors` where the context is longer than the original one (arXiv 2402.13753). dynamic:
+    frequencies that change with the length of a request above the original one; as default up to there.
     """
 
     kind: RopeKind = "default"
@@ -39,7 +42,7 @@ class Rope:
     """The share of a head's numbers that rotate, from the first on; 0: no positions are embedded."""
     factor: float = 1.0
     original_context_length: int = 0
-    """llama3, yarn, longrope: the context length of the training before the extension, in tokens."""
+    """llama3, yarn, longrope, dynamic: the context length of the training before the extension, in tokens."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -90,6 +93,21 @@ class ModelShape:
             raise invalid(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         if len(self.windows) != self.num_layers:
             raise invalid(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+
+    @property
+    def rope_kinds(self) -> Mapping[RopeKind, int]:
+        """The kinds of rotary embedding, each with its shortest original context; empty without one."""
+        return {}
+
+    @property
+    def default_context_length(self) -> int:
+        """The longest context in which no rotation depends on the length of a request.
+
+        Cached keys are rotated. transformers takes other frequencies for all tokens of a request that is
+        longer than the original context, for longrope and dynamic.
+        """
+        borders = [length for kind, length in self.rope_kinds.items() if kind in BY_LENGTH]
+        return min([self.context_length, *borders])
 
     @property
     def score_scale(self) -> float:
@@ -199,6 +217,11 @@ class ModelConfig(ModelShape):
     def ropes(self) -> tuple[Rope, ...]:
         """The rotary embedding of each of all layers."""
         return self.layer_ropes or (self.rope,) * self.depth
+
+    @property
+    def rope_kinds(self) -> Mapping[RopeKind, int]:
+        ropes = sorted({self.rope, *self.layer_ropes}, key=lambda rope: -rope.original_context_length)
+        return {rope.kind: rope.original_context_length for rope in ropes if rope.share}
 
 
 def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ OPTIONS = (
     "deterministic",
     "tensor_parallel",
     "jump_forward",
+    "rope_scaling",
     "seed",
 )
 """Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed`

@@ -25,15 +25,17 @@ from ramify.runtime.model.config import (
     token_ids,
     unsupported,
 )
-from ramify.runtime.model.hf_rope import Config, need, rope_from_hf
+from ramify.runtime.model.hf_rope import Config, need, rope_from_hf, with_rope_scaling
 from ramify.runtime.model.quantised.config import quantised_of
 
 Fields = dict[str, Any]
 """Arguments of `ModelConfig`."""
 
 
-def config_from_folder(folder: Path) -> ModelConfig:
+def config_from_folder(folder: Path, rope_scaling: Config | None = None) -> ModelConfig:
     """Read `config.json`, and the end tokens of `generation_config.json` if it has some.
+
+    `rope_scaling` stands in for the file's.
 
     Raises `NotFound` without a `config.json`, `UnsupportedField` for what Ramify does not implement.
     """
@@ -41,15 +43,18 @@ def config_from_folder(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise NotFound(f"{folder} holds no config.json.", field="model")
     generation = folder / "generation_config.json"
-    return config_from_hf(_read_json(path), _read_json(generation) if generation.is_file() else {})
+    ends = _read_json(generation) if generation.is_file() else {}
+    return config_from_hf(_read_json(path), ends, rope_scaling)
 
 
-def config_from_hf(config: Config, generation: Config | None = None) -> ModelConfig:
+def config_from_hf(
+    config: Config, generation: Config | None = None, rope_scaling: Config | None = None
+) -> ModelConfig:
     """The config of a Hugging Face checkpoint, in the spelling of transformers 4 or 5."""
     config = _text_part(config)
     family = one_of(_FAMILIES, "model_type", config.get("model_type"))
     reader = READERS[family]
-    config = {**reader.defaults, **config}
+    config = with_rope_scaling({**reader.defaults, **config}, rope_scaling)
     _check(config, reader)
 
     num_heads, num_layers = need(config, "num_attention_heads"), need(config, "num_hidden_layers")
@@ -155,10 +160,6 @@ def _gemma3_ropes(config: Config, fields: Fields) -> Fields:
     given.setdefault("rope_theta", config.get("rope_theta") or 1e6)
     full, near = rope_from_hf(config, given), rope_from_hf(config, local)
     return {"rope": full, "layer_ropes": tuple(near if window else full for window in fields["windows"])}
-
-
-def _phi3_ropes(config: Config, fields: Fields) -> Fields:
-    return {"rope": rope_from_hf(config, kinds=("default", "longrope"), partial=True)}
 
 
 def _partial_rope(config: Config, fields: Fields) -> Fields:
@@ -401,10 +402,10 @@ READERS: dict[Family, Reader] = {
         more=_gemma_more,
     ),
     "phi3": Reader(
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         values={"partial_rotary_factor": None},
         windows=_one_window,
-        ropes=_phi3_ropes,
+        ropes=_partial_rope,
     ),
     "smollm3": Reader(
         defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4},

@@ -2,71 +2,98 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from ramify.runtime.model.config import Rope, RopeKind, invalid, one_of, unsupported
 
 Config = Mapping[str, Any]
 """The content of a `config.json`."""
 
-_NAMES = {
+_ORIGINAL = "original_max_position_embeddings"
+_NUMBERS = {
     "factor": "factor",
-    "original_max_position_embeddings": "original_context_length",
+    _ORIGINAL: "original_context_length",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
-    "truncate": "truncate",
     "attention_factor": "attention_factor",
-    "short_factor": "factors",
-    "long_factor": "long_factors",
 }
+_NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_factor": "long_factors"}
+_LISTS = ("short_factor", "long_factor")
+_KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
+"""Those of transformers. Every family of ours has them all there."""
+_STRETCHED = ("linear", "yarn")
+"""Kinds whose factor says how many times the original context they reach."""
 
 
-def rope_from_hf(
-    config: Config,
-    given: Config | None = None,
-    *,
-    kinds: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn"),
-    partial: bool = False,
-) -> Rope:
-    """One rotary embedding of one of the `kinds`.
+def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
+    """One rotary embedding.
 
     `given` are its fields if the config has several; else they are found under the names of transformers 4 or
     5. With `partial`, a share of a head's numbers may rotate. Raises `UnsupportedField` or `InvalidRequest`.
     """
-    # transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`.
-    scaling = dict(given or config.get("rope_parameters") or config.get("rope_scaling") or {})
+    scaling = dict(given or _given(config))
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
     old_name = scaling.pop("type", None)
     found = scaling.pop("rope_type", None) or old_name or "default"
-    kind = one_of(kinds, "rope_type", {"su": "longrope"}.get(found, found))
+    kind = one_of(_KINDS, "rope_type", {"su": "longrope"}.get(found, found))
     share = scaling.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     if share != 1.0 and not partial:
         raise unsupported("partial_rotary_factor", share, "1")
     if kind == "default":
         return Rope(theta=theta, share=share)
     context_length = need(config, "max_position_embeddings")
+    if kind == "dynamic":  # transformers takes no other length for the original one
+        return Rope(kind=kind, theta=theta, share=share, original_context_length=context_length)
+    scaling = {name: value for name, value in scaling.items() if value is not None}
+    mscales = [scaling.pop(name, None) for name in ("mscale", "mscale_all_dim")]
+    # As in transformers, Phi-3's field beside the others comes first.
+    original: int = config.get(_ORIGINAL) or scaling.get(_ORIGINAL) or context_length
+    scaling[_ORIGINAL] = original
+    _check_numbers({**scaling, "mscale": mscales[0], "mscale_all_dim": mscales[1]})
+    if kind in ("yarn", "longrope"):
+        scaling.setdefault("factor", context_length / original)
+    if "factor" not in scaling:
+        raise invalid(f"rope_type {kind} without a factor")
     if kind == "longrope":
         head_dim = config.get("head_dim") or need(config, "hidden_size") // need(
             config, "num_attention_heads"
         )
-        original: int = config.get("original_max_position_embeddings") or context_length
-        original = scaling.setdefault("original_max_position_embeddings", original)
-        scaling.setdefault("factor", context_length / original)
-        for name in ("short_factor", "long_factor"):
+        for name in _LISTS:
             if len(scaling.get(name) or ()) * 2 != int(head_dim * share):
                 raise invalid(f"{name} needs one number a pair of rotating numbers of a head")
-            scaling[name] = tuple(scaling[name])
-    unknown = [name for name, value in scaling.items() if name not in _NAMES and value is not None]
+    if kind == "yarn" and all(mscales):
+        scaling.setdefault("attention_factor", _scale(scaling["factor"], *mscales))
+    unknown = [name for name in scaling if name not in _NAMES]
     if unknown:
         raise unsupported(f"rope_scaling.{unknown[0]}", scaling[unknown[0]], "absent")
-    if "factor" not in scaling:
-        raise invalid(f"rope_type {kind} without a factor")
-    values = {_NAMES[name]: value for name, value in scaling.items() if value is not None}
-    values.setdefault("original_context_length", context_length)
-    return Rope(kind=kind, theta=theta, share=share, **values)
+    scaling |= {name: tuple(scaling[name]) for name in _LISTS if name in scaling}
+    return Rope(kind=kind, theta=theta, share=share, **{_NAMES[name]: scaling[name] for name in scaling})
+
+
+def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
+    """`config` with the extension `scaling` (`EngineConfig.rope_scaling`) instead of its own, and with the
+    context that this reaches: for linear and yarn the factor times the original one. The base and the share
+    that rotates stay, and so does what layers with windows have of their own."""
+    if scaling is None:
+        return dict(config)
+    context_length = need(config, "max_position_embeddings")
+    scaling = {_ORIGINAL: context_length, **scaling}
+    before = dict(_given(config))
+    inner = before.get("full_attention")
+    kept = ("rope_theta", "partial_rotary_factor")
+    new = {name: (inner or before)[name] for name in kept if name in (inner or before)} | scaling
+    changed = {**config, "rope_parameters": {**before, "full_attention": new} if inner else new}
+    for name in ("rope_scaling", _ORIGINAL):
+        changed.pop(name, None)
+    if new.get("rope_type", new.get("type")) in _STRETCHED and new.get("factor"):
+        _check_numbers(scaling)
+        reached = int(scaling["factor"] * scaling[_ORIGINAL])
+        changed["max_position_embeddings"] = max(context_length, reached)
+    return changed
 
 
 def need(config: Config, name: str) -> int:
@@ -75,3 +102,32 @@ def need(config: Config, name: str) -> int:
     if not isinstance(value, int):
         raise invalid(f"config.json gives {value!r} for {name}; a number is needed")
     return value
+
+
+def _given(config: Config) -> Config:
+    """transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """The factor of cos and sin by DeepSeek's parameters of YaRN, as transformers has it."""
+
+    def one(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    return one(mscale) / one(mscale_all_dim)
+
+
+def _check_numbers(scaling: Config) -> None:
+    for name in (*_NUMBERS, "mscale", "mscale_all_dim"):
+        value = scaling.get(name)
+        if value is not None and not _positive(value):
+            raise invalid(f"rope_scaling.{name} is {value!r}; a number above 0 is needed")
+    for name in _LISTS:
+        values = scaling.get(name) or ()
+        if not isinstance(values, list | tuple) or not all(map(_positive, values)):
+            raise invalid(f"rope_scaling.{name} is no list of numbers above 0")
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.kernels.rows import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.config import Family, ModelConfig, ModelShape
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.gpt_oss import GptOss
@@ -41,11 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Shape = TypeVar("Shape", bound=ModelShape)
-
-__all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "shortened"]
+__all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config"]
 
 ModelImpl = Literal["auto", "native", "transformers"]
+RopeScaling = Mapping[str, Any] | None
 
 FAMILIES: dict[Family, type[Model]] = {
     "llama": Llama,
@@ -88,7 +88,7 @@ def load_model(
     """The model in `files`, its weights converted to `dtype` on `device`.
 
     `shape` is that of `read_shape`, which is called without it.
-    `context_length` replaces the model's own if it is shorter; the table of rotations shrinks with it.
+    `context_length` is that of `context.with_context`; the table of rotations has its length.
 
     With `packed`, or with any quantization, matrices are laid out for the compiled kernels, if there is a
     layout for their number format. Packed models are cached on disk, in at most `packed_cache` bytes. With
@@ -99,7 +99,7 @@ def load_model(
 
     Raises `InvalidRequest` or `UnsupportedField` for a checkpoint that cannot be run.
     """
-    config = shortened(shape or read_shape(files.weights), context_length)
+    config = with_context(shape or read_shape(files.weights), context_length)
     if not isinstance(config, ModelConfig):
         from ramify.runtime.model.transformers.backend import load_transformers
 
@@ -197,13 +197,22 @@ def dummy_model(
     return model
 
 
-def read_config(weights: Path) -> ModelConfig:
-    """The config of a checkpoint folder or a GGUF file of one of our families, without its weights."""
-    return config_from_folder(weights) if weights.is_dir() else config_of(read_header(weights))
+def read_config(weights: Path, rope_scaling: RopeScaling = None) -> ModelConfig:
+    """The config of a checkpoint folder or a GGUF file of one of our families, without its weights.
+
+    rope_scaling : `EngineConfig.rope_scaling`
+    """
+    if weights.is_dir():
+        return config_from_folder(weights, rope_scaling)
+    return config_of(read_header(weights), rope_scaling)
 
 
-def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | TracedShape:
+def read_shape(
+    weights: Path, model_impl: ModelImpl = "auto", rope_scaling: RopeScaling = None
+) -> ModelConfig | TracedShape:
     """The shape of a checkpoint folder or a GGUF file, without its weights.
+
+    rope_scaling : `EngineConfig.rope_scaling`
 
     Raises `UnsupportedField` with the architecture and the reason if `model_impl` cannot run it.
     """
@@ -216,7 +225,7 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
     refusal: UnsupportedField | None = None
     if model_impl != "transformers":
         try:
-            return read_config(weights)
+            return read_config(weights, rope_scaling)
         except UnsupportedField as error:
             if not weights.is_dir():
                 raise
@@ -228,12 +237,19 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
     from ramify.runtime.model.transformers.trace import shape_of_folder
 
     try:
-        return shape_of_folder(weights)
+        shape = shape_of_folder(weights, rope_scaling)
     except UnsupportedField as error:
         if refusal is None:
             raise
         both = f"{refusal.message} {error.message}"
         raise UnsupportedField(both, field=error.field, remedy=error.remedy) from error
+    return shape if refusal is None else replace(shape, not_native=refusal.message)
+
+
+BY_TRANSFORMERS = (
+    "The model's code in transformers runs it instead: without GGUF files, quantised weights, adapters, CUDA "
+    "graphs and equal bits."
+)
 
 
 def check_transformers(config: EngineConfig) -> EngineConfig:
@@ -264,17 +280,3 @@ def check_transformers(config: EngineConfig) -> EngineConfig:
 def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:
     with torch.device(device):
         return FAMILIES[config.family](config, dtype).eval()
-
-
-def shortened(config: Shape, context_length: int | None) -> Shape:
-    """`config` with a smaller context. Raises `InvalidRequest` if `context_length` is larger than the
-    model's."""
-    if context_length is None:
-        return config
-    if not 1 <= context_length <= config.context_length:
-        raise InvalidRequest(
-            f"context_length is {context_length}; this model takes 1 to {config.context_length} tokens.",
-            field="context_length",
-            remedy="Leave it out: the engine takes the model's own.",
-        )
-    return replace(config, context_length=context_length)

@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     with reporting_start_up(role, frontend):
         files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
-        shape = read_shape(files.weights, config.model_impl)
+        shape = read_shape(files.weights, config.model_impl, config.rope_scaling)
         check_ranks(config, shape, files.weights)
         ranks = Ranks(index, config.tensor_parallel, sockets)
         load = loader(config, files, part_for(shape, ranks.index, ranks.count), context_of(config, shape))

@@ -36,6 +36,8 @@ class Compared:
     divergence: float
     same: float
     perplexity: float
+    tokens: int
+    """Of the text that was read."""
 
 
 class Sequence:
@@ -88,16 +90,19 @@ def compared(logits: Tensor, exact: Tensor, ids: np.ndarray) -> Compared:
     wanted, found = exact.log_softmax(-1), logits.log_softmax(-1)
     divergence = torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
     same = (logits.argmax(-1) == exact.argmax(-1)).float().mean()
-    return Compared(error.item(), divergence.item(), same.item(), perplexity(logits, ids))
+    return Compared(error.item(), divergence.item(), same.item(), perplexity(logits, ids), len(ids))
 
 
 @torch.inference_mode()
 def measured(source: ModelFiles, result: ModelFiles, tokens: int | None = None) -> tuple[float, Compared]:
     """The perplexity of `source` in float32, and `result` as the engine computes it on the CPU.
 
-    Both models are loaded, the source with 4 bytes a weight. `tokens` of the text are read, or all.
+    Both models are loaded, the source with 4 bytes a weight. `tokens` of the text are read, or all, and no
+    more than the context holds.
     """
-    ids = np.array(load_tokenizer(source.tokenizer)(TEXT.read_text(encoding="utf-8")).input_ids[:tokens])
+    text = load_tokenizer(source.tokenizer)(TEXT.read_text(encoding="utf-8"), verbose=False).input_ids
+    contexts = [read_config(files.weights).default_context_length for files in (source, result)]
+    ids = np.array(text[: min([*contexts, tokens or len(text)])])
     exact = Sequence(source, "none", torch.float32, packed=False).text(ids, CHUNK)
     quantised = read_config(result.weights).quantised
     quantization = resolve_quantization("auto", result.weights, exact=False, quantised=quantised)

@@ -11,6 +11,7 @@ import msgspec
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.ring_messages import GrammarFailed, GrammarReady, Submit
 from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.model.tokenizer.end_tokens import no_end_token
 from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
 from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.lifecycle import Lifecycle
@@ -49,6 +50,8 @@ class Arrivals:
             if message.lora:
                 adapter = self.adapters.find(message.lora, message.lora_revision)
             max_tokens = self.limits.max_tokens(message)
+            if message.constraint is not None and not self.limits.eos_token_ids:
+                raise no_end_token()
             if message.choices:
                 choices = ChoiceTree(message)
                 self.limits.check_choices(choices.longest, choices.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -30,10 +31,12 @@ from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.context import context_notes
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import check_transformers, read_shape
+from ramify.runtime.model.load import BY_TRANSFORMERS, FAMILIES, check_transformers, read_shape
 from ramify.runtime.model.pooling import pooling_of
+from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.parallel.checks import check_ranks, part_for
@@ -52,6 +55,8 @@ from ramify.runtime.scheduler.tree_teller import TreeTeller
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
 
+log = logging.getLogger("ramify")
+
 IDLE_S = 0.3
 """The compiler starts after IDLE_S without work, or with the first constraint that is not on disk; requests
 queued at start go first."""
@@ -66,17 +71,24 @@ def main() -> None:
     torch.set_num_threads(config.threads or len(usable_cores()))
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
-        shape = read_shape(Path(orders.weights), config.model_impl)
+        shape = read_shape(Path(orders.weights), config.model_impl, config.rope_scaling)
         if not isinstance(shape, ModelConfig):
             config = check_transformers(config)
+            if shape.family in FAMILIES and shape.not_native:
+                log.warning("%s %s", shape.not_native, BY_TRANSFORMERS)
+        for note in context_notes(shape, config.context_length):
+            log.warning(note)
         device = resolve_device(config)
         config = with_defaults_of(check_states(config, shape), device)
         check_attention(config, shape, resolve_dtype(config, device))
         folder = Path(orders.tokenizer)
+        shape, about_ends = with_end_tokens(shape, folder)
+        if about_ends is not None:
+            log.warning(about_ends)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         draft_shape = None
         if orders.draft_weights is not None:
-            draft_shape = read_shape(Path(orders.draft_weights))
+            draft_shape = read_shape(Path(orders.draft_weights), rope_scaling=config.rope_scaling)
             if not isinstance(draft_shape, ModelConfig):
                 check_transformers(config)
             check_draft(config, shape, draft_shape, folder, Path(orders.draft_tokenizer or ""))

@@ -139,6 +139,9 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif field.name == "loras":
             given["loras"] = {"a": "x=y", "b": "z"}
             arguments += ["--lora", "a=x=y", "--lora", "b=z"]
+        elif field.name == "rope_scaling":
+            given[field.name] = {"rope_type": "linear", "factor": 2.0}
+            arguments += [flag, '{"rope_type": "linear", "factor": 2.0}']
         elif field.name == "prefill_replicas":
             given[field.name] = 0  # more does not go with tensor_parallel
             arguments += [flag, "0"]

@@ -112,11 +112,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}},
-            r"rope_scaling\.mscale",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "finetuned": True}},
+            r"rope_scaling\.finetuned",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
@@ -145,7 +144,6 @@ def test_what_is_not_implemented_is_refused_by_name(
             {"attn_logit_softcapping": 9.0},
             "attn_logit_softcapping",
         ),
-        (Case("", "phi3"), {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
         (Case("", "smollm3"), {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
             Case("", "smollm3"),
@@ -213,6 +211,8 @@ def test_phi_4_mini_as_it_is_published() -> None:
         ({"hidden_size": ...}, "hidden_size"),
         ({"num_key_value_heads": 4}, "6 heads cannot share 4"),
         ({"rope_parameters": {"rope_type": "linear"}}, "without a factor"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "short_factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, r"rope_scaling.factor is '8'"),
     ],
 )
 def test_an_inconsistent_config_is_refused(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -260,8 +260,10 @@ def test_a_shorter_context(tmp_path: Path) -> None:
     ids = prompt()
     whole = load_model(files, dtype=torch.float32)
     torch.testing.assert_close(logits(model, ids), logits(whole, ids), atol=0, rtol=0)
-    with pytest.raises(InvalidRequest, match="1 to 128 tokens"):
-        load_model(files, dtype=torch.float32, context_length=129)
+    longer = load_model(files, dtype=torch.float32, context_length=129)
+    torch.testing.assert_close(logits(longer, ids), logits(whole, ids), atol=0, rtol=0)
+    with pytest.raises(InvalidRequest, match="context_length is 0; this model takes 1 to"):
+        load_model(files, dtype=torch.float32, context_length=0)
 
 
 def test_dummy_weights_are_random_and_repeatable(tmp_path: Path) -> None:

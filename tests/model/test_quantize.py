@@ -171,7 +171,7 @@ def test_the_check_tells_more_bits_from_fewer(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_file, "CHUNK", 4096)
-    letters = lambda text: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
+    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
     monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
     files = ModelFiles("tiny", source, tmp_path)
     found = {}
@@ -183,7 +183,7 @@ def test_the_check_tells_more_bits_from_fewer(
 
 
 def test_the_check_computes_what_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = lambda text: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
+    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
     monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
     loaded = []
     load = quality.load_model
@@ -197,3 +197,37 @@ def test_the_check_computes_what_is_packed(tmp_path: Path, monkeypatch: pytest.M
     write_folder(tmp_path / "in", tmp_path / "out", "int8")
     quality.measured(*(ModelFiles("", tmp_path / name, tmp_path) for name in ("in", "out")), 16)
     assert loaded == ["none", "checkpoint"]
+
+
+def test_the_check_reads_what_the_context_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text has more tokens than many models' context."""
+    save(build(LLAMA), tmp_path / "in")
+    save_tokenizer(tmp_path / "in")
+    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
+    monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--check"]) == 0
+    assert "of 128 tokens" in capsys.readouterr().out
+
+
+def test_a_check_that_fails_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(build(LLAMA), tmp_path / "in")
+    save_tokenizer(tmp_path / "in")
+    command = ["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--check"]
+
+    def fails(*args: object) -> None:
+        raise MemoryError("too little of it")
+
+    monkeypatch.setattr(quality, "measured", fails)
+    assert main(command) == FAILED
+    assert "The check of" in (said := capsys.readouterr().err)
+    assert "too little of it" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config | {"model_type": "olmo"}))
+    assert main(command) == FAILED, "before anything is written"
+    assert "model_type" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

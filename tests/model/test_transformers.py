@@ -124,13 +124,6 @@ def test_refusals_by_name(tmp_path: Path) -> None:
     assert check_transformers(EngineConfig()).deterministic is False, "the products are torch's"
 
 
-def test_rotations_that_depend_on_the_longest_request_are_refused() -> None:
-    config = tiny_config("stablelm")
-    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(UnsupportedField, match=r"longest request .*dynamic"):
-        shape_of(config)
-
-
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     save_tiny(tiny_config("olmo"), tmp_path)
     file = tmp_path / "model.safetensors"

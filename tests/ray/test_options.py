@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def test_one_replica_tells_of_its_tree_too() -> None:
         ({"cascade": "maybe"}, "must be true or false"),
         ({"dtype": "float64"}, "dtype is 'float64'"),
         ({"loras": "a"}, "name=path"),
+        ({"rope_scaling": "{1"}, "JSON"),
         ({"gpus_per_replica": "-1"}, "must be 0 or more"),
         ({"requests_per_replica": "0.5"}, "must be 1 or more"),
     ],
@@ -85,3 +87,9 @@ def test_another_deployment_has_another_version() -> None:
     assert one.version == same.version != other.version
     assert read_options({"model": "a", "replicas": "2..8"}).version == one.version
     assert read_options({"model": "a", "max_running": 3}).version != one.version
+
+
+def test_an_extension_keeps_its_numbers() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "truncate": False}
+    for given in (scaling, json.dumps(scaling)):
+        assert read_options({"rope_scaling": given}).server.rope_scaling == scaling

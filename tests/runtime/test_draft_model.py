@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.ring_messages import Abort
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runners
@@ -21,7 +21,7 @@ from ramify.runtime.model.load import read_shape
 from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.scheduler.speculation import acceptance, drafter, model_drafts
 from ramify.runtime.scheduler.speculation.acceptance import StepCost, StepDrafts
-from ramify.runtime.scheduler.speculation.draft_check import check_draft, context_of
+from ramify.runtime.scheduler.speculation.draft_check import check_draft
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
 from tests.runtime.test_speculation import Twice
@@ -194,14 +194,6 @@ def test_pages_of_both_models_share_the_memory(tiny_model: Any) -> None:
     assert draft is not None
     size = page_bytes(tiny_model.config, 16, torch.float32)
     assert runner.pool.num_pages == draft.pool.num_pages == int(0.01 * 2**30) // (2 * size)
-
-
-def test_a_context_above_the_models_is_refused(tiny_folder: Path) -> None:
-    shape = read_shape(tiny_folder)
-    assert context_of(EngineConfig(context_length=100), shape) == 100
-    with pytest.raises(InvalidRequest, match="context_length is 100000; this model takes 1 to 512") as caught:
-        context_of(EngineConfig(context_length=100_000), shape)
-    assert caught.value.field == "context_length"
 
 
 def test_what_cannot_draft_is_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:

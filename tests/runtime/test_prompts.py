@@ -117,7 +117,7 @@ class Recorder:
         monkeypatch.setattr(Frontend, "start", nothing)
         monkeypatch.setattr(Frontend, "generate", answered)
         monkeypatch.setattr(Frontend, "info", SimpleNamespace(pooling="last", name="none", max_running=8))
-        self.engine = Engine("none")
+        self.engine = Engine("nobody/none")
 
 
 def test_ids_are_sent_as_segments(monkeypatch: pytest.MonkeyPatch) -> None:

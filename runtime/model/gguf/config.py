@@ -21,6 +21,7 @@ from ramify.runtime.model.config import (
     token_ids,
     unsupported,
 )
+from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
 
 Value = TypeVar("Value")
 
@@ -32,6 +33,8 @@ class Metadata:
     architecture: str
     all: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    rope_scaling: Mapping[str, Any] | None = None
+    """Stands in for the file's extension of the context, in the words of a `config.json`."""
 
     def value(self, key: str, default: Value) -> Value:
         found = self.all.get(f"{self.architecture}.{key}", default)
@@ -49,14 +52,20 @@ Fields = dict[str, Any]
 """Arguments of `ModelConfig`."""
 
 
-def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+def config_from_gguf(
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    rope_scaling: Mapping[str, Any] | None = None,
+) -> ModelConfig:
     """The config of a GGUF file, from its metadata and its tensors' shapes (row-major).
 
-    `rope.factors` is left empty: the values are in a tensor, which the caller reads.
+    `rope.factors` is left empty: the values are in a tensor, which the caller reads. `rope_scaling` stands in
+    for the file's.
     Keys are those of the GGUF specification (ggml, docs/gguf.md).
     """
     architecture = one_of(tuple(ARCHITECTURES), "general.architecture", metadata.get("general.architecture"))
-    given, (family, more) = Metadata(architecture, metadata, shapes), ARCHITECTURES[architecture]
+    given = Metadata(architecture, metadata, shapes, rope_scaling)
+    family, more = ARCHITECTURES[architecture]
     if "token_embd.weight" not in shapes:
         raise invalid("the GGUF file has no token_embd.weight")
     hidden_size, num_heads = given.need("embedding_length"), given.need("attention.head_count")
@@ -69,7 +78,6 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         raise unsupported(f"{architecture}.attention.sliding_window_pattern", "given", "absent")
     # The last layers may be those of multi-token prediction, which is not used.
     num_layers = given.need("block_count") - given.value("nextn_predict_layers", 0)
-    context_length = given.need("context_length")
     kinds = {name.split(".", 2)[-1] for name in shapes if name.startswith("blk.")}
     eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
     fields: Fields = {
@@ -84,9 +92,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "num_heads": num_heads,
         "num_kv_heads": given.value("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "context_length": context_length,
+        "context_length": given.need("context_length"),
         "norm_eps": given.value("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope": _rope(given, context_length),
         "windows": (given.value("attention.sliding_window", 0),) * num_layers,
         "tie_embeddings": "output.weight" not in shapes,
         "qkv_bias": "attn_q.bias" in kinds,
@@ -95,25 +102,44 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "eos_token_ids": token_ids([token for token in eos if token is not None]),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
+    fields |= _ropes(given, fields)
     fields |= more(given, fields)
     if given.value("expert_count", 0) and "experts" not in fields:
         raise unsupported(f"{architecture}.expert_count", given.value("expert_count", 0), "absent")
     return ModelConfig(**fields)
 
 
-def _rope(given: Metadata, context_length: int, theta: float = 1e4) -> Rope:
+def _ropes(given: Metadata, fields: Fields) -> Fields:
+    """The rotary embedding, and the context that an extension by `given.rope_scaling` reaches."""
+    share = 1.0
+    if given.architecture in _PARTLY_ROTATED:
+        share = given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"]
+    theta = given.value("rope.freq_base", 1e6 if given.architecture == "gemma3" else 1e4)
+    if given.rope_scaling is not None:
+        config = with_rope_scaling(
+            {
+                "max_position_embeddings": fields["context_length"],
+                "head_dim": fields["head_dim"],
+                "rope_parameters": {"rope_theta": theta, "partial_rotary_factor": share},
+            },
+            given.rope_scaling,
+        )
+        rope = rope_from_hf(config, partial=True)
+        return {"rope": rope, "context_length": config["max_position_embeddings"]}
     scaling = given.value("rope.scaling.type", "none")
     kinds: tuple[RopeKind, ...] = ("default", "linear", "yarn")
     name = f"{given.architecture}.rope.scaling.type"
     kind = one_of(kinds, name, "default" if scaling == "none" else scaling)
-    return Rope(
+    rope = Rope(
         kind="factors" if "rope_freqs.weight" in given.shapes else kind,
-        theta=given.value("rope.freq_base", theta),
+        theta=theta,
+        share=share,
         factor=given.value("rope.scaling.factor", 1.0),
-        original_context_length=given.value("rope.scaling.original_context_length", context_length),
+        original_context_length=given.value("rope.scaling.original_context_length", fields["context_length"]),
         beta_fast=given.value("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=given.value("rope.scaling.yarn_beta_slow", 1.0),
     )
+    return {"rope": rope}
 
 
 def _nothing_more(given: Metadata, fields: Fields) -> Fields:
@@ -134,17 +160,13 @@ def _gemma2(given: Metadata, fields: Fields) -> Fields:
 def _gemma3(given: Metadata, fields: Fields) -> Fields:
     hidden_size, large = fields["hidden_size"], fields["num_layers"] == 62
     windows = _but_every(6, given.value("attention.sliding_window", 0), fields["num_layers"])
-    rope, near = (
-        _rope(given, fields["context_length"], 1e6),
-        Rope(theta=given.value("rope.freq_base_swa", 1e4)),
-    )
+    near = Rope(theta=given.value("rope.freq_base_swa", 1e4))
     return {
         **gemma_shape(hidden_size, hidden_size // fields["num_heads"] if large else fields["head_dim"]),
         "windows": windows,
         "attention_soft_cap": given.value("attn_logit_softcapping", 0.0),
         "logit_soft_cap": given.value("final_logit_softcapping", 0.0),
-        "rope": rope,
-        "layer_ropes": tuple(near if window else rope for window in windows),
+        "layer_ropes": tuple(near if window else fields["rope"] for window in windows),
     }
 
 
@@ -194,11 +216,6 @@ def _granite(given: Metadata, fields: Fields) -> Fields:
     return shape | (_experts(given, fields) if given.value("expert_count", 0) else {})
 
 
-def _partial_rope(given: Metadata, fields: Fields) -> Rope:
-    rope: Rope = fields["rope"]
-    return replace(rope, share=given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"])
-
-
 def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
     experts = _experts(
         given,
@@ -210,7 +227,7 @@ def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
         top_groups=given.value("expert_group_used_count", 1),
     )
     norms = "blk.0.attn_q_norm.weight" in given.shapes
-    return experts | {"rope": _partial_rope(given, fields), "head_norms": norms}
+    return experts | {"head_norms": norms}
 
 
 def _hybrid(given: Metadata, fields: Fields) -> Fields:
@@ -224,7 +241,7 @@ def _hybrid(given: Metadata, fields: Fields) -> Fields:
         value_dim=given.need("ssm.inner_size") // heads,
         width=given.need("ssm.conv_kernel"),
     )
-    return {**shape, "norm_offset": 1.0, "rope": _partial_rope(given, fields)}
+    return {**shape, "norm_offset": 1.0}
 
 
 def _hybrid_moe(given: Metadata, fields: Fields) -> Fields:

@@ -28,13 +28,13 @@ from ramify.runtime.model.weights import RotaryLayout
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
-def config_of(header: GGUFHeader) -> ModelConfig:
+def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None) -> ModelConfig:
     """`config_from_gguf`, with the rotary factors if the file has them as a tensor.
 
     Raises `UnsupportedField` for a tensor of a type that the `gguf` package does not dequantise.
     """
     _check_types(header)
-    config = config_from_gguf(header.metadata, header.shapes)
+    config = config_from_gguf(header.metadata, header.shapes, rope_scaling)
     if config.rope.kind != "factors":
         return config
     factors = _read(_map(header), _ROPE_FREQUENCIES, header.tensors[_ROPE_FREQUENCIES], torch.float32)

@@ -82,6 +82,14 @@ def cached(name: HubName) -> Path | None:
     return snapshot if re.fullmatch(r"[0-9a-f]{40}", commit) and snapshot.is_dir() else None
 
 
+def cached_names() -> list[str]:
+    """The repositories of which the Hugging Face cache has anything."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE).expanduser()
+    return [path.name.removeprefix("models--").replace("--", "/") for path in folder.glob("models--*")]
+
+
 def fetched(listing: Listing, paths: Sequence[str], progress: bool) -> Path:
     """The folder in the Hugging Face cache with the files `paths`, which are fetched where they are missing.
 

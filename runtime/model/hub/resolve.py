@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from ramify.runtime.model.hub import repository
 from ramify.runtime.model.hub.download import SMOLLM2, pull
 from ramify.runtime.model.hub.names import HubName, Quant, by_preference, named, parsed, quants_of
 from ramify.runtime.model.hub.repository import Listing
+from ramify.spelling import nearest
 
 DEFAULT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -31,6 +33,12 @@ _SMALL_FILES = {
     "chat_template.jinja",
     "chat_template.json",
 }
+
+_MOVED = {"distilgpt2": "distilbert/distilgpt2"} | {
+    name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+}
+"""The hub's first names had no owner. It leads from them to their repositories today."""
+NO_OWNER = "names on the hub are org/repo"
 
 Fits = Callable[[Quant], str | None]
 """Why a model cannot run on this machine; None if it can."""
@@ -80,13 +88,14 @@ def resolve(
         return _in_folder(entry, DEFAULT_MODEL)
 
     tried = [f"no folder or file {name}"]
+    asked = download and "/" in wanted.repository
     steps: list[Callable[[], Path]] = [lambda: _hub_cache(wanted, progress)]
-    if download:
+    if asked:
         steps.append(lambda: (from_hub or _hub)(wanted, progress))
         if is_default and from_hub is None:
             steps.append(lambda: pull(SMOLLM2, entry, progress=progress))
     else:
-        tried.append("downloads are switched off")
+        tried.append(NO_OWNER if download else "downloads are switched off")
     for step in steps:
         try:
             found = step()
@@ -97,16 +106,64 @@ def resolve(
         else:
             called = DEFAULT_MODEL if is_default else name
             return _in_folder(found, called) if found.is_dir() else in_file(found, called)
-    raise NotFound(
-        f"There is no model {name!r} to be had. Tried: {'; '.join(tried)}.",
-        field="model",
-        remedy="Give a local folder or .gguf file, a Hugging Face id such as "
-        f"{DEFAULT_REPOSITORY!r}, or {DEFAULT_MODEL!r}.",
+    raise _not_found(name, tried)
+
+
+def check_name(name: str, field: str = "model") -> None:
+    """Raises `NotFound`, with a name that is like it, where no model can have this name.
+
+    As `resolve`, without its files and within a millisecond. The hub is not asked, so ``org/repo`` passes,
+    unless HF_HUB_OFFLINE is set.
+    """
+    path = Path(name).expanduser()
+    if name.strip() and (path.is_file() or any(path.glob("*.gguf"))):
+        return
+    try:
+        if _local(name, weights=False) is not None:
+            return
+        wanted = hub_name(name)
+    except NotFound as error:
+        error.field = field
+        raise
+    assert wanted is not None
+    if wanted == HubName(DEFAULT_REPOSITORY):
+        return
+    from huggingface_hub import constants
+
+    reason = None if "/" in wanted.repository else NO_OWNER
+    if constants.HF_HUB_OFFLINE:
+        reason = "HF_HUB_OFFLINE is set, so the Hugging Face hub is not asked"
+    if reason is not None and repository.cached(wanted) is None:
+        tried = [f"no folder or file {name}", "not in the Hugging Face cache", reason]
+        raise _not_found(name, tried, field)
+
+
+def _not_found(name: str, tried: Sequence[str], field: str = "model") -> NotFound:
+    near = nearest(name, [DEFAULT_MODEL, *repository.cached_names(), *_beside(name)])
+    remedy = (
+        f"Give a local folder or .gguf file, a Hugging Face id such as {DEFAULT_REPOSITORY!r}, or "
+        f"{DEFAULT_MODEL!r}."
     )
+    return NotFound(
+        f"There is no model {name!r} to be had. Tried: {'; '.join(tried)}.",
+        field=field,
+        remedy=f"{near} {remedy}" if near else remedy,
+    )
+
+
+def _beside(name: str) -> list[str]:
+    """Models where `name` would be, as they would be given."""
+    place = Path(name).expanduser().parent
+    try:
+        found = [entry for entry in itertools.islice(place.iterdir(), 1000) if not entry.name.startswith(".")]
+    except OSError:
+        return []
+    return [str(entry) for entry in found if entry.suffix == ".gguf" or (entry / "config.json").is_file()]
 
 
 def hub_name(name: str) -> HubName | None:
     """What `name` means on the hub; None where it is a path."""
+    name = _MOVED.get(name, name)
     if name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower()):
         return HubName(DEFAULT_REPOSITORY)
     if name.lower().startswith((f"{DEFAULT_MODEL.lower()}:", f"{DEFAULT_MODEL.lower()}@")):
@@ -133,7 +190,8 @@ def _local(name: str, weights: bool) -> ModelFiles | None:
     if path.is_dir():
         return _in_folder(path, path.resolve().name, weights)
     if hub_name(name) is None:
-        raise NotFound(f"There is no file or folder {name}.", field="model", remedy="Look at the path.")
+        remedy = nearest(str(path), _beside(name)) or "Look at the path."
+        raise NotFound(f"There is no file or folder {name}.", field="model", remedy=remedy)
     return None
 
 

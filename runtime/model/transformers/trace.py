@@ -13,9 +13,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 import math
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from transformers import AutoConfig, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
-from ramify.runtime.model.config import ModelShape, token_ids
+from ramify.runtime.model.config import ModelShape, RopeKind, token_ids
+from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
 from ramify.runtime.model.transformers.hooks import NAME, calling
 
 TOKENS = 1013
@@ -41,7 +43,6 @@ OWN_ATTENTION = "its attention does not go through transformers' attention inter
 _NEUTRAL = {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
 _NEUTRAL |= {"output_hidden_states", "return_dict", "position_embeddings", "logits_to_keep", "layer_idx"}
 """Options of attention that change nothing here: there is no dropout in inference, and keys come rotated."""
-_ROPES_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,14 @@ class TracedShape(ModelShape):
     """The name of the body's module."""
     output: Any = field(repr=False, compare=False)
     """The class of the body's output."""
+    kinds: tuple[tuple[RopeKind, int], ...]
+    """`rope_kinds`"""
+    not_native: str = ""
+    """Why our own code does not run it, where it was asked."""
+
+    @property
+    def rope_kinds(self) -> Mapping[RopeKind, int]:
+        return dict(self.kinds)
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,17 @@ class Mask:
     window: int | None
 
 
-@functools.lru_cache(maxsize=4)
-def shape_of_folder(folder: Path) -> TracedShape:
-    """The shape of the checkpoint in `folder`, whose weights are not needed.
+def shape_of_folder(folder: Path, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
+    """The shape of the checkpoint in `folder`, whose weights are not needed. `rope_scaling` stands in for the
+    config's.
 
     Raises `UnsupportedField` for what the pages cannot hold, naming the architecture.
     """
+    return _shape_of_folder(folder, json.dumps(rope_scaling))
+
+
+@functools.lru_cache(maxsize=4)
+def _shape_of_folder(folder: Path, rope_scaling: str) -> TracedShape:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # an unknown model_type, or fields that the library's classes refuse
@@ -102,14 +116,22 @@ def shape_of_folder(folder: Path) -> TracedShape:
         from transformers import GenerationConfig
 
         eos = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    return shape_of(config, eos=eos)
+    return shape_of(config, eos=eos, rope_scaling=json.loads(rope_scaling))
 
 
-def shape_of(config: Any, *, eos: Any = None) -> TracedShape:
+def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
     """As `shape_of_folder`, for a config of the library. `eos`: end tokens instead of the config's."""
+    config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     architecture = _architecture(config)
     _check_config(config, text, architecture)
+    if rope_scaling is not None:
+        _extend(text, rope_scaling, architecture)
+    ropes = _ropes(text)
+    kinds = {rope["rope_type"]: _original(rope, text) for rope in ropes}
+    for rope in ropes:
+        if rope["rope_type"] == "dynamic":  # equal up to the original context, which is the engine's
+            rope["rope_type"] = "default"
     recorder, inputs = _traced(config, architecture)
     calls = tuple(recorder.calls)
     if not calls:
@@ -142,6 +164,7 @@ def shape_of(config: Any, *, eos: Any = None) -> TracedShape:
         bos_token_id=begin,
         calls=calls,
         body_inputs=inputs,
+        kinds=tuple(kinds.items()),
         config=config,
         architecture=architecture,
         body=recorder.body,
@@ -188,12 +211,33 @@ def _check_config(config: Any, text: Any, architecture: type[Any]) -> None:
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in kinds:
             raise _refused(architecture, f"it has layers of the type {kind!r}")
-    ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *(inner for inner in ropes.values() if isinstance(inner, dict))):
-        if rope.get("rope_type") in _ROPES_BY_LENGTH:
-            raise _refused(
-                architecture, f"its rotations depend on the longest request (rope_type {rope['rope_type']!r})"
-            )
+
+
+def _ropes(text: Any) -> list[dict[str, Any]]:
+    """The rotary embeddings of the config; they may differ by the types of layers."""
+    found = getattr(text, "rope_parameters", None) or {}
+    return [rope for rope in (found, *found.values()) if isinstance(rope, dict) and "rope_type" in rope]
+
+
+def _original(rope: Mapping[str, Any], text: Any) -> int:
+    own: int = getattr(text, "max_position_embeddings", 0)
+    return own if rope["rope_type"] == "dynamic" else rope.get("original_max_position_embeddings") or own
+
+
+def _extend(text: Any, rope_scaling: Mapping[str, Any], architecture: type[Any]) -> None:
+    """Change the config's extension of the context."""
+    before = getattr(text, "rope_parameters", None) or {}
+    if "rope_type" not in before and "full_attention" not in before:
+        raise _refused(
+            architecture, "it has no rotary embedding that rope_scaling could extend", "rope_scaling"
+        )
+    changed = with_rope_scaling({**text.to_dict(), "rope_parameters": before}, rope_scaling)
+    found = changed["rope_parameters"].get("full_attention") or changed["rope_parameters"]
+    found["rope_type"] = rope_from_hf(changed, found, partial=True).kind
+    text.rope_parameters = changed["rope_parameters"]
+    text.max_position_embeddings = changed["max_position_embeddings"]
+    if hasattr(text, "original_max_position_embeddings"):  # Phi-3's, which comes first there
+        text.original_max_position_embeddings = found["original_max_position_embeddings"]
 
 
 def _traced(config: Any, architecture: type[Any]) -> tuple[_Recorder, dict[str, Any]]:

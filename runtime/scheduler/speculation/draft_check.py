@@ -7,13 +7,16 @@ from pathlib import Path
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.load import shortened
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 
 def context_of(config: EngineConfig, shape: ModelShape) -> int:
-    """The context length of an engine, in tokens. Raises `InvalidRequest` where the model's is shorter."""
-    return shortened(shape, config.context_length).context_length
+    """The context length of an engine, in tokens.
+
+    Raises `InvalidRequest` where the model has no positions for it.
+    """
+    return with_context(shape, config.context_length).context_length
 
 
 def check_draft(

@@ -53,7 +53,7 @@ async def health_generate(request: Request) -> Response:
     service = Service.of(request)
     _check(service)
     info = service.frontend.info
-    start = info.bos_token_id if info.bos_token_id is not None else info.eos_token_ids[0]
+    start = info.bos_token_id if info.bos_token_id is not None else (*info.eos_token_ids, 0)[0]
     probe = Generate(
         rid=f"health-{service.frontend.new_rid()}",
         prompt=((start,),),
