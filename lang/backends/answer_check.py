@@ -62,13 +62,13 @@ def _check_object(text: str) -> str | None:
 
 def _check_schema(text: str, schema: Any) -> str | None:
     """The first problem of a JSON text under a JSON schema; None if it is valid."""
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
 
-    try:
-        failures = validate(schema, json.loads(text))
-    except ValueError as error:
-        return str(error)
-    return f"{failures[0].message} ({failures[0].schema})" if failures else None
+    failures = validate_text(schema, text)
+    if not failures:
+        return None
+    first = failures[0]
+    return f"{first.message} ({first.schema})" if first.schema else first.message
 
 
 def _check_grammar(text: str, constraint: Constraint) -> str | None:

@@ -332,7 +332,7 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
 
 def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
     """The reader of arguments under a JSON schema, which it checks; its errors are ValueErrors."""
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate, validate_text
 
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise InvalidRequest(
@@ -343,11 +343,10 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
     validate(dict(schema), {})  # raises for what is no schema
 
     def read(text: str) -> dict[str, Any]:
-        arguments = json.loads(text)
-        if failures := validate(dict(schema), arguments):
+        if failures := validate_text(dict(schema), text):
             raise ValueError(" ".join(map(str, failures)))
-        found: dict[str, Any] = arguments
-        return found
+        arguments: dict[str, Any] = json.loads(text)
+        return arguments
 
     return read
 

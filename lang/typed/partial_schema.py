@@ -14,7 +14,8 @@ from typing import Any
 
 from ramify.grammar.schema.check import REFERENCES, SchemaDocument, escape
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.instance import Instances, as_decimals
+from ramify.grammar.schema.instance import Instances
+from ramify.grammar.schema.json_values import as_decimals
 from ramify.grammar.schema.values.string_patterns import matches_pattern
 
 

@@ -83,11 +83,11 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
 
 
 def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
     from ramify.grammar.schema.values.json_text import parse_json
 
-    for failure in validate(parse_json(source), parse_json(text)):
-        raise ValueError(f"{failure.message} ({failure.schema})")
+    for failure in validate_text(parse_json(source), text):
+        raise ValueError(str(failure))
     return parse(text)
 
 

@@ -35,18 +35,21 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
+from ramify.grammar.schema.json_values import decimal_of, integer_of
 
 COMMA = ", "
 COLON = ": "
 
 
 def parse_json(source: str) -> Any:
-    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON.
+    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON, and `NumberTooLong`.
 
     Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
     try:
-        return json.loads(source, parse_float=Decimal, parse_constant=_no_constant)
+        return json.loads(
+            source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant
+        )
     except RecursionError:
         raise InvalidConstraint("The JSON is nested too deeply.") from None
     except ValueError as error:
