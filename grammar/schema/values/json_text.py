@@ -201,20 +201,36 @@ _NONZERO = chars(((0x31, 0x39),))
 _MINUS = Text("-")
 
 
+MOST_DIGITS = 100
+"""Most digits before the point of a number, unless the schema names longer ones. Without a limit an integer
+could have more digits than Python reads (4,300), and a number more than a double holds (308)."""
+
+
 def any_integer() -> Expression:
-    return alt(Text("0"), seq(optional(_MINUS), _NONZERO, repeat(_DIGIT, 0, None)))
+    return alt(Text("0"), seq(optional(_MINUS), _whole(MOST_DIGITS)))
 
 
 def any_number() -> Expression:
-    exponent = seq(_char_of("eE"), optional(_char_of("+-")), repeat(_DIGIT, 1, None))
-    whole = alt(Text("0"), seq(_NONZERO, repeat(_DIGIT, 0, None)))
-    return seq(optional(_MINUS), whole, _any_fraction(None), optional(exponent))
+    """In plain notation, or with an exponent and one digit before the point: less than 1e308, so that all fit
+    a double (IEEE 754, binary64), whose largest is 1.8e308."""
+    size = alt(seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2))
+    exponent = seq(_char_of("eE"), optional(_char_of("+-")), size)
+    whole = alt(Text("0"), _whole(MOST_DIGITS))
+    return seq(
+        optional(_MINUS), alt(seq(whole, _any_fraction(None)), seq(_DIGIT, _any_fraction(None), exponent))
+    )
 
 
-def decimal_once() -> Expression:
-    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text."""
+def _whole(most: int | None) -> Expression:
+    """The integers above 0 of at most that many digits; None is no limit."""
+    return seq(_NONZERO, repeat(_DIGIT, 0, _one_less(most)))
+
+
+def decimal_once(most: int | None = None) -> Expression:
+    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text; `most`
+    digits before the point at most."""
     fraction = seq(Text("."), repeat(_DIGIT, 0, None), _NONZERO)
-    whole = seq(_NONZERO, repeat(_DIGIT, 0, None))
+    whole = _whole(most)
     return alt(
         Text("0"),
         seq(optional(_MINUS), alt(seq(whole, optional(fraction)), seq(Text("0"), fraction))),
@@ -246,6 +262,9 @@ def _naturals(low: int, high: int | None) -> Expression:
     highest = str(high)
     if len(lowest) == len(highest):
         return _same_length(lowest, highest)
+    if highest == "9" * len(highest):
+        longer = seq(_NONZERO, repeat(_DIGIT, len(lowest), len(highest) - 1))
+        return alt(_same_length(lowest, "9" * len(lowest)), longer)
     between: Expression = NOTHING
     if len(highest) - len(lowest) > 1:
         between = seq(_NONZERO, repeat(_DIGIT, len(lowest), len(highest) - 2))
