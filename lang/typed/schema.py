@@ -26,7 +26,8 @@ END = (" ", "\n")
 
 # 18 digits fit a signed 64-bit integer. Without a bound, the grammar would never force a number to end.
 INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
-FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,3})?[ \n]?"
+# The largest double is 1.8e308, and 18 digits with the exponent 289 are less than 1e307.
+FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?([0-9]{1,2}|[01][0-9]{2}|2[0-8][0-9]))?[ \n]?"
 
 # SGLang's dtypes: their text is kept as text.
 DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {

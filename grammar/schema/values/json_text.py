@@ -75,11 +75,14 @@ def spelled(value: Any) -> str:
 
 def number_spelled(value: Decimal) -> str:
     """A number in plain notation below 20 digits, else with an exponent."""
-    if value == value.to_integral_value() and abs(value.adjusted()) < 20:
-        return str(int(value))
     if abs(value.adjusted()) < 20:
-        return format(value.normalize(), "f")
+        return plain_number(value)
     return str(value.normalize()).replace("E", "e")
+
+
+def plain_number(value: Decimal) -> str:
+    """A number without an exponent."""
+    return str(int(value)) if value == value.to_integral_value() else format(value.normalize(), "f")
 
 
 # --- strings ------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ramify.grammar.schema.values.decimal_language import (
     decimals_automaton,
     with_fraction,
 )
-from ramify.grammar.schema.values.json_text import QUOTE, Bound, number_spelled
+from ramify.grammar.schema.values.json_text import QUOTE, Bound, plain_number
 from ramify.grammar.schema.values.string_language import StringLanguage
 from ramify.grammar.schema.values.string_patterns import search_pattern
 
@@ -169,7 +169,7 @@ def _no_test(formula: object, value: object) -> bool:
 
 
 def _written_out(grammar: SchemaGrammar, values: list[int | Decimal]) -> Expression:
-    texts = [text(number_spelled(Decimal(value))) for value in values]
+    texts = [text(plain_number(Decimal(value))) for value in values]
     return grammar.define(alt(*texts), "no number satisfies all keywords")
 
 
