@@ -26,6 +26,7 @@ from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values import formats
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.schema.values.string_patterns import matches_pattern, matches_regular
+from ramify.text import shortened
 
 
 class Failure(NamedTuple):
@@ -202,7 +203,7 @@ class Validator:
     def _multiple_of(self, place: _Place, divisor: Any) -> list[Failure]:
         if is_multiple(place.value, Decimal(divisor)):
             return []
-        return place.fail("multipleOf", f"{place.value} is no multiple of {divisor}")
+        return place.fail("multipleOf", f"{_shown(place.value)} is no multiple of {divisor}")
 
     def _pattern(self, place: _Place, pattern: str) -> list[Failure]:
         if matches_pattern(f"{place.pointer}/pattern", pattern, place.value, self._limit):
@@ -315,6 +316,10 @@ class Validator:
                 yield from place.fail("required", f"The property {name!r} is missing")
 
 
+def _shown(number: int | Decimal) -> str:
+    return shortened(str(number), 40)
+
+
 def _reference(keyword: str) -> Check:
     def check(self: Validator, place: _Place, reference: str) -> list[Failure]:
         target = self._document.target(place.pointer, keyword)
@@ -344,7 +349,7 @@ def _bound(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check
                 return []
         elif holds(place.value, bound):
             return []
-        return place.fail(keyword, f"{place.value} is not {words} {bound}")
+        return place.fail(keyword, f"{_shown(place.value)} is not {words} {bound}")
 
     return check
 

@@ -1,4 +1,4 @@
-"""JSON values: numbers of bounded size, types, and equality as JSON has it, where 1 equals 1.0 and not true."""
+"""JSON values: numbers of bounded size, their types, and equality, where 1 equals 1.0 and not true."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class NumberTooLong(InvalidConstraint):
 
     def __init__(self, number: str) -> None:
         super().__init__(
-            f"The number {shortened(number, 24)} is too long: at most {MAX_DIGITS} digits are read, and at most"
-            f" {MAX_DIGITS} zeros between them and the point.",
+            f"The number {shortened(number, 24)} is too long: at most {MAX_DIGITS} digits are read, and as"
+            " many zeros between them and the point.",
             remedy="Write a number that fits a double, or a string.",
         )
 

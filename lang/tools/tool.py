@@ -19,6 +19,7 @@ from ramify.errors import InvalidRequest, RequestTimeout
 from ramify.lang.program.caller import caller_names
 from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
+from ramify.text import read_json
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
 P = ParamSpec("P")
@@ -345,7 +346,7 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
     def read(text: str) -> dict[str, Any]:
         if failures := validate_text(dict(schema), text):
             raise ValueError(" ".join(map(str, failures)))
-        arguments: dict[str, Any] = json.loads(text)
+        arguments: dict[str, Any] = read_json(text)
         return arguments
 
     return read

@@ -8,7 +8,6 @@ The checker of a member knows which subschemas apply to it, by their JSON pointe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.instance import Instances
 from ramify.grammar.schema.json_values import as_decimals
 from ramify.grammar.schema.values.string_patterns import matches_pattern
+from ramify.text import read_json
 
 
 def schema_checker(schema: Any) -> SchemaChecker:
@@ -34,7 +34,7 @@ class SchemaChecker:
         self._alternatives: list[list[SchemaChecker]] = []
 
     def check(self, raw: str) -> Any:
-        value = json.loads(raw, strict=False)
+        value = read_json(raw, strict=False)
         with deep_recursion():
             problem = next(self._problems(as_decimals(value)), None)
         if problem is not None:

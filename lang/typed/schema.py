@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
@@ -20,6 +19,7 @@ import msgspec
 from ramify.constraint import Constraint, choices, json_schema, regex
 from ramify.errors import InvalidConstraint
 from ramify.lang.typed.typed_dict import modern
+from ramify.text import finite, read_json
 
 END = (" ", "\n")
 """Stop strings after a number: a base model continues with prose instead of an end-of-sequence token."""
@@ -54,7 +54,7 @@ def schema_of(kind: Any) -> Schema:
     Raises `InvalidConstraint` for a type without a JSON schema.
     """
     if isinstance(kind, Mapping | str):
-        return Schema(json_schema(kind), json.loads)
+        return Schema(json_schema(kind), read_json)
     try:
         return _schema_of_type(kind)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
@@ -115,7 +115,7 @@ def _schema_of_type(kind: Any) -> Schema:
     if kind is int:
         return Schema(regex(INT), int, END)
     if kind is float:
-        return Schema(regex(FLOAT), float, END)
+        return Schema(regex(FLOAT), finite, END)
     values = _named_values(kind)
     if values:
         return _one_of(values)

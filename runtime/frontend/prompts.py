@@ -84,7 +84,11 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
     for field, count, limit in (
         ("preambles", len(request.preambles), MAX_PREAMBLES),
         ("hint.parts", len(request.hint.parts) if request.hint else 0, MAX_PARTS),
-        ("choices.texts", sum(map(len, request.choices.texts)) if request.choices else 0, MAX_CHOICE_CHARACTERS),
+        (
+            "choices.texts",
+            sum(map(len, request.choices.texts)) if request.choices else 0,
+            MAX_CHOICE_CHARACTERS,
+        ),
     ):
         if count > limit:
             what = "characters together" if field == "choices.texts" else "entries"

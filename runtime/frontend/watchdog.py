@@ -5,8 +5,8 @@
     2 s, 4 s   the same again
     answered   "The event loop was blocked for 5.2 s."
 
-Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog as well: then there is
-the last line alone.
+Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog as well: then
+there is the last line alone.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LoopWatchdog:
         self._next_s = 2 * waited_s
         stack = "".join(traceback.format_stack(frame)[-MOST_FRAMES:])
         log.warning(
-            "The event loop has been blocked for %.1f s by %s (%s, line %d); no request goes on meanwhile:\n%s",
+            "The event loop has been blocked for %.1f s by %s (%s, line %d); no request goes on:\n%s",
             waited_s,
             frame.f_code.co_qualname,
             frame.f_code.co_filename,

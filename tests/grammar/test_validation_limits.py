@@ -27,7 +27,8 @@ LONG = "9" * (MAX_DIGITS + 1)
 
 @pytest.mark.parametrize("schema", [{"type": "number", "multipleOf": 999983}, {"type": "number"}, True])
 @pytest.mark.parametrize(
-    "number", ["9E9999999999", "9E-9999999999", "9E999999999999999999999", f"1E{MAX_DIGITS}", LONG, "0." + LONG]
+    "number",
+    ["9E9999999999", "9E-9999999999", "9E999999999999999999999", f"1E{MAX_DIGITS}", LONG, "0." + LONG],
 )
 def test_a_number_that_is_too_long_is_a_failure(schema: Any, number: str) -> None:
     for text in (number, f"[{number}]"):

@@ -306,3 +306,10 @@ def test_an_empty_grammar_names_the_field() -> None:
     with pytest.raises(rm.InvalidConstraint, match="grammar is empty") as refused:
         rm.gen("x", grammar="")
     assert refused.value.field == "grammar"
+
+
+@pytest.mark.parametrize("text", ["1e400", "-Infinity", "NaN", "[" * 100_000, "9" * 5000, "{"])
+def test_json_that_has_no_value_in_python_is_a_value_error(text: str) -> None:
+    for parse in (schema_of({"type": "number"}).parse, schema_of(float).parse):
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse(text)

@@ -1,4 +1,4 @@
-"""What a client writes is bounded in size before anything is computed from it, and in time where it cannot be."""
+"""Requests are bounded in size before anything is computed from them, and chat templates in time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ import pytest
 from tests.server.fake_frontend import MODEL, FakeFrontend
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": "HERE"}}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"default": "HERE"}, "strict": "HERE2"}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"default": "HERE"}, "strict": "HERE2"},
+}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "HERE"}}
 USER = {"role": "user", "content": "hi"}
 BODIES: dict[str, tuple[Any, list[Any]]] = {

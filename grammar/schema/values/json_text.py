@@ -47,9 +47,7 @@ def parse_json(source: str) -> Any:
     Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
     try:
-        return json.loads(
-            source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant
-        )
+        return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant)
     except RecursionError:
         raise InvalidConstraint("The JSON is nested too deeply.") from None
     except ValueError as error:
@@ -216,7 +214,9 @@ def any_integer() -> Expression:
 def any_number() -> Expression:
     """In plain notation, or with an exponent and one digit before the point: less than 1e308, so that all fit
     a double (IEEE 754, binary64), whose largest is 1.8e308."""
-    size = alt(seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2))
+    size = alt(
+        seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2)
+    )
     exponent = seq(_char_of("eE"), optional(_char_of("+-")), size)
     whole = alt(Text("0"), _whole(MOST_DIGITS))
     return seq(

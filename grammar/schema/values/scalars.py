@@ -144,9 +144,7 @@ def _excluded(disjunct: Disjunct) -> list[int | Decimal]:
     return [value for value in values if type_of(value) in ("integer", "fraction")]
 
 
-def _few(
-    disjunct: Disjunct, low: Bound, high: Bound, divisors: list[Divisor]
-) -> list[int | Decimal] | None:
+def _few(disjunct: Disjunct, low: Bound, high: Bound, divisors: list[Divisor]) -> list[int | Decimal] | None:
     """The multiples between the bounds; None for more than `MAX_WRITTEN_OUT`."""
     positive = [divisor for divisor in divisors if divisor.positive]
     if not positive:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 import functools
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from ramify.errors import InvalidConstraint
