@@ -107,7 +107,7 @@ Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
 
 
 class Validator:
-    """Validates values against the subschemas of one document."""
+    """Validates one value against the subschemas of a document, within `limit` (by default a new one)."""
 
     def __init__(self, document: SchemaDocument, limit: TimeLimit | None = None) -> None:
         self._document = document
