@@ -11,6 +11,10 @@ from ramify.errors import InvalidRequest
 MAX_TOP_LOGPROBS = 64
 MAX_N = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096
+"""Of all stop strings together: each is compared with the end of the text after every token."""
+MAX_TOKEN_IDS = 4096
+"""Most entries of logit_bias, and of stop_token_ids: all are looked at for every token."""
 
 
 _RANGES = {
@@ -109,6 +113,13 @@ class SamplingParams(
             raise _out_of_range("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         if "" in self.stop:
             raise InvalidRequest("stop: an empty stop string would end every output.", field="stop")
+        if (size := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
+            wanted = f"at most {MAX_STOP_CHARACTERS} characters together"
+            raise _out_of_range("stop", f"{size} characters", wanted, "Stop at a shorter part of the text.")
+        for field in ("stop_token_ids", "logit_bias"):
+            if (size := len(getattr(self, field))) > MAX_TOKEN_IDS:
+                remedy = "Constrain the output with a regex, or with choices."
+                raise _out_of_range(field, f"{size} tokens", f"at most {MAX_TOKEN_IDS}", remedy)
         if any(token < 0 for token in self.stop_token_ids):
             raise _out_of_range("stop_token_ids", min(self.stop_token_ids), "0 or more")
         for token, bias in self.logit_bias.items():
@@ -117,5 +128,5 @@ class SamplingParams(
         return self
 
 
-def _out_of_range(field: str, value: object, wanted: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} is {value!r}; it must be {wanted}.", field=field)
+def _out_of_range(field: str, value: object, wanted: str, remedy: str | None = None) -> InvalidRequest:
+    return InvalidRequest(f"{field} is {value!r}; it must be {wanted}.", field=field, remedy=remedy)

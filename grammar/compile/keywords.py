@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +22,7 @@ import msgspec
 
 from ramify.grammar.schema.check import KEYWORDS, SchemaDocument, escape
 from ramify.grammar.schema.values.formats import FORMATS
+from ramify.grammar.schema.values.json_text import parse_json
 from ramify.messages import Unenforced
 
 FILE = Path(__file__).with_name("backend_keywords.json")
@@ -161,4 +161,4 @@ def narrowed(document: SchemaDocument, backend: str) -> tuple[str, ...]:
 
 def load_document(source: str) -> SchemaDocument:
     """A schema's JSON text, checked."""
-    return SchemaDocument(json.loads(source, parse_float=Decimal))
+    return SchemaDocument(parse_json(source))

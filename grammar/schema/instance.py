@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import is_multiple
+from ramify.grammar.schema.time_limit import TimeLimit
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values import formats
+from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.schema.values.string_patterns import matches_pattern, matches_regular
+from ramify.text import shortened
 
 
 class Failure(NamedTuple):
@@ -35,7 +39,8 @@ class Failure(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return f"At {self.instance or 'the whole value'}: {self.message} ({self.schema})."
+        where = f" ({self.schema})" if self.schema else ""
+        return f"At {self.instance or 'the whole value'}: {self.message}{where}."
 
 
 def validate(schema: Any, value: Any) -> list[Failure]:
@@ -47,22 +52,27 @@ def validate(schema: Any, value: Any) -> list[Failure]:
 
     Raises `InvalidConstraint`, with the JSON pointer of the place in the schema, if `schema` is no JSON
     Schema, if a pattern is no regular expression or takes longer than `string_patterns.MAX_SECONDS` to match,
-    and if the schema or the value is nested too deeply.
+    if the schema or the value is nested too deeply or has numbers that are too long, and if all together
+    takes more than `time_limit.MAX_SECONDS`.
     """
     with deep_recursion():
         return Validator(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
 
 
-def as_decimals(value: Any) -> Any:
-    """A copy of a JSON value with `Decimal` in place of floats and lists in place of tuples."""
-    match value:
-        case float():
-            return Decimal(repr(value))
-        case dict():
-            return {name: as_decimals(item) for name, item in value.items()}
-        case list() | tuple():
-            return [as_decimals(item) for item in value]
-    return value
+def validate_text(schema: Any, text: str) -> list[Failure]:
+    """As `validate`, for a text that is meant to be JSON. Where it is not, or cannot be validated within the
+    limits, that is its one failure. Raises `InvalidConstraint` if `schema` is no JSON Schema."""
+    with deep_recursion():
+        validator = Validator(SchemaDocument(as_decimals(schema)))
+    try:
+        value = parse_json(text)
+    except InvalidConstraint as error:
+        return [Failure("", "", error.message.rstrip("."))]
+    try:
+        with deep_recursion():
+            return validator.failures("", value)
+    except InvalidConstraint as error:
+        return [Failure("", place(error.pointer or ""), f"It was not validated: {error.message}".rstrip("."))]
 
 
 class _Evaluated:
@@ -97,10 +107,11 @@ Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
 
 
 class Validator:
-    """Validates values against the subschemas of one document."""
+    """Validates one value against the subschemas of a document, within `limit` (by default a new one)."""
 
-    def __init__(self, document: SchemaDocument) -> None:
+    def __init__(self, document: SchemaDocument, limit: TimeLimit | None = None) -> None:
         self._document = document
+        self._limit = limit or TimeLimit()
 
     def failures(
         self, pointer: str, value: Any, at: str = "", evaluated: _Evaluated | None = None
@@ -108,8 +119,9 @@ class Validator:
         """The failures of `value`, whose pointer is `at`, against the subschema at `pointer`.
 
         If there are none, what the subschema evaluates is added to `evaluated`. Raises `InvalidConstraint`
-        for a pattern that is not valid or takes too long.
+        for a pattern that is not valid or takes too long, and `TakesTooLong`.
         """
+        self._limit.left(pointer)
         schema = self._document.at(pointer)
         if isinstance(schema, bool):
             return [] if schema else [Failure(at, pointer, "No value is allowed here")]
@@ -191,10 +203,10 @@ class Validator:
     def _multiple_of(self, place: _Place, divisor: Any) -> list[Failure]:
         if is_multiple(place.value, Decimal(divisor)):
             return []
-        return place.fail("multipleOf", f"{place.value} is no multiple of {divisor}")
+        return place.fail("multipleOf", f"{_shown(place.value)} is no multiple of {divisor}")
 
     def _pattern(self, place: _Place, pattern: str) -> list[Failure]:
-        if matches_pattern(f"{place.pointer}/pattern", pattern, place.value):
+        if matches_pattern(f"{place.pointer}/pattern", pattern, place.value, self._limit):
             return []
         return place.fail("pattern", f"The text does not match {pattern}")
 
@@ -205,7 +217,7 @@ class Validator:
         except Unenforceable:
             return []
         if isinstance(meaning, formats.StringFormat) and isinstance(place.value, str):
-            holds = matches_regular(where, meaning.whole, place.value)
+            holds = matches_regular(where, meaning.whole, place.value, self._limit)
             holds = holds and formats.beyond_patterns(name, place.value)
         elif isinstance(meaning, formats.NumberFormat) and type_of(place.value) in _NUMBER:
             holds = meaning.low <= place.value <= meaning.high
@@ -279,7 +291,8 @@ class Validator:
                     yield from self._property(place, f"patternProperties/{escape(pattern)}", name)
 
     def _name_matches(self, place: _Place, pattern: str, name: str) -> bool:
-        return matches_pattern(f"{place.pointer}/patternProperties/{escape(pattern)}", pattern, name)
+        pointer = f"{place.pointer}/patternProperties/{escape(pattern)}"
+        return matches_pattern(pointer, pattern, name, self._limit)
 
     def _additional_properties(self, place: _Place, schema: Any) -> Iterator[Failure]:
         named = place.keywords.get("properties", {})
@@ -301,6 +314,10 @@ class Validator:
         for name in names:
             if name not in place.value:
                 yield from place.fail("required", f"The property {name!r} is missing")
+
+
+def _shown(number: int | Decimal) -> str:
+    return shortened(str(number), 40)
 
 
 def _reference(keyword: str) -> Check:
@@ -332,7 +349,7 @@ def _bound(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check
                 return []
         elif holds(place.value, bound):
             return []
-        return place.fail(keyword, f"{place.value} is not {words} {bound}")
+        return place.fail(keyword, f"{_shown(place.value)} is not {words} {bound}")
 
     return check
 

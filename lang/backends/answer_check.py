@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +11,14 @@ from ramify.constraint import Constraint
 from ramify.errors import UnsupportedNode
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.spelling import nearest
+from ramify.text import read_json
 
 if TYPE_CHECKING:
     from ramify.grammar.matcher import Grammar
+
+
+MAX_MATCH_S = 0.5
+"""Most time to match one text against a regular expression."""
 
 
 class Problem(NamedTuple):
@@ -38,7 +42,7 @@ def problem_of(
             choices = json.loads(source)
             return None if text in choices else Problem(f"it is none of {source}", nearest(text, choices))
         case "regex":
-            found = None if re.fullmatch(source, text) else f"it does not match {source}"
+            found = None if _fits(source, text) else f"it does not match {source}"
         case "json_object":
             found = _check_object(text)
         case "json_schema":
@@ -55,20 +59,20 @@ def problem_of(
 
 def _check_object(text: str) -> str | None:
     try:
-        return None if isinstance(json.loads(text), dict) else "it is no object"
+        return None if isinstance(read_json(text), dict) else "it is no object"
     except ValueError as error:
         return str(error)
 
 
 def _check_schema(text: str, schema: Any) -> str | None:
     """The first problem of a JSON text under a JSON schema; None if it is valid."""
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
 
-    try:
-        failures = validate(schema, json.loads(text))
-    except ValueError as error:
-        return str(error)
-    return f"{failures[0].message} ({failures[0].schema})" if failures else None
+    failures = validate_text(schema, text)
+    if not failures:
+        return None
+    first = failures[0]
+    return f"{first.message} ({first.schema})" if first.schema else first.message
 
 
 def _check_grammar(text: str, constraint: Constraint) -> str | None:
@@ -127,8 +131,8 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
         limits = [at for word in form.get("excludes", ()) if (at := text.find(word, start)) >= 0]
         yield from range(min(limits, default=len(text)), start - 1, -1)
     elif kind == "regex":
-        whole = re.compile(form["pattern"])
-        yield from (end for end in range(len(text), start - 1, -1) if whole.fullmatch(text, start, end))
+        ends = range(len(text), start - 1, -1)
+        yield from (end for end in ends if _fits(form["pattern"], text, start, end))
     elif kind == "json_schema":
         yield from _json_end(text, start, form["json_schema"])
     elif kind == "sequence":
@@ -146,6 +150,19 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
         yield from _repeated(text, start, form["content"], low, high)
     else:
         raise UnsupportedNode(f"A scripted backend cannot check the format {kind} of a structural tag.")
+
+
+def _fits(pattern: str, text: str, start: int = 0, end: int | None = None) -> bool:
+    """The part of `text` is a match. Raises `UnsupportedNode` where looking takes too long."""
+    import regex
+
+    try:
+        return regex.compile(pattern).fullmatch(text, start, end, timeout=MAX_MATCH_S) is not None
+    except TimeoutError:
+        raise UnsupportedNode(
+            f"A scripted backend gave up matching {pattern!r} after {MAX_MATCH_S} s.",
+            remedy="Write the expression without nested repetitions.",
+        ) from None
 
 
 def _const(value: str) -> dict[str, str]:

@@ -61,7 +61,7 @@ _AFFINITIES = {
 COMMON = {
     "word": words_but(KEYWORDS, LETTERS, LETTERS + "0123456789"),
     "string": r"""("'" ([^'\x00-\x1f] | "''")* "'")""",
-    "decimal": '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)?',
+    "decimal": '"-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})?',
     "count": "[1-9] [0-9]{0,8}",
     "operator": texts([" + ", " - ", " * ", " / "]),
     "alias": r'word | "\"" [^"\x00-\x1f]+ "\""',

@@ -18,6 +18,7 @@ from ramify.errors import UnsupportedNode
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ChatMessage, ToolPieces
 from ramify.messages import ToolCall as WrittenCall
+from ramify.text import read_json
 from ramify.tool_calls.formats import GENERIC, ToolFormat
 from ramify.tool_calls.grammar import calls_after_trigger, calls_or_content
 from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content
@@ -150,7 +151,7 @@ class JsonCalls:
         return json_schema(schema | {"$defs": definitions} if definitions else schema)
 
     def read(self, text: str) -> tuple[str, WrittenCalls]:
-        found = json.loads(text)
+        found = read_json(text)
         try:
             calls = [(one["name"], json.dumps(one["arguments"])) for one in found["calls"]]
             return str(found.get("text", "")), calls

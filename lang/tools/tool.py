@@ -19,6 +19,7 @@ from ramify.errors import InvalidRequest, RequestTimeout
 from ramify.lang.program.caller import caller_names
 from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
+from ramify.text import read_json
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
 P = ParamSpec("P")
@@ -332,7 +333,7 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
 
 def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
     """The reader of arguments under a JSON schema, which it checks; its errors are ValueErrors."""
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate, validate_text
 
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise InvalidRequest(
@@ -343,11 +344,10 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
     validate(dict(schema), {})  # raises for what is no schema
 
     def read(text: str) -> dict[str, Any]:
-        arguments = json.loads(text)
-        if failures := validate(dict(schema), arguments):
+        if failures := validate_text(dict(schema), text):
             raise ValueError(" ".join(map(str, failures)))
-        found: dict[str, Any] = arguments
-        return found
+        arguments: dict[str, Any] = read_json(text)
+        return arguments
 
     return read
 

@@ -8,14 +8,15 @@ The checker of a member knows which subschemas apply to it, by their JSON pointe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from ramify.grammar.schema.check import REFERENCES, SchemaDocument, escape
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.instance import Instances, as_decimals
+from ramify.grammar.schema.instance import Instances
+from ramify.grammar.schema.json_values import as_decimals
 from ramify.grammar.schema.values.string_patterns import matches_pattern
+from ramify.text import read_json
 
 
 def schema_checker(schema: Any) -> SchemaChecker:
@@ -33,7 +34,7 @@ class SchemaChecker:
         self._alternatives: list[list[SchemaChecker]] = []
 
     def check(self, raw: str) -> Any:
-        value = json.loads(raw, strict=False)
+        value = read_json(raw, strict=False)
         with deep_recursion():
             problem = next(self._problems(as_decimals(value)), None)
         if problem is not None:

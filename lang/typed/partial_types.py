@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
 from ramify.lang.typed.typed_dict import modern
+from ramify.text import read_json
 
 
 class Checker(Protocol):
@@ -45,7 +46,7 @@ class TypeChecker:
 
     def check(self, raw: str) -> Any:
         if self._kind is Any:
-            return json.loads(raw, strict=False)
+            return read_json(raw, strict=False)
         return _adapter(self._kind).validate_json(raw)
 
     def child(self, key: str | int) -> TypeChecker:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
@@ -20,13 +19,15 @@ import msgspec
 from ramify.constraint import Constraint, choices, json_schema, regex
 from ramify.errors import InvalidConstraint
 from ramify.lang.typed.typed_dict import modern
+from ramify.text import finite, read_json
 
 END = (" ", "\n")
 """Stop strings after a number: a base model continues with prose instead of an end-of-sequence token."""
 
 # 18 digits fit a signed 64-bit integer. Without a bound, the grammar would never force a number to end.
 INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
-FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,3})?[ \n]?"
+# The largest double is 1.8e308, and 18 digits with the exponent 289 are less than 1e307.
+FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?([0-9]{1,2}|[01][0-9]{2}|2[0-8][0-9]))?[ \n]?"
 
 # SGLang's dtypes: their text is kept as text.
 DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
@@ -53,7 +54,7 @@ def schema_of(kind: Any) -> Schema:
     Raises `InvalidConstraint` for a type without a JSON schema.
     """
     if isinstance(kind, Mapping | str):
-        return Schema(json_schema(kind), json.loads)
+        return Schema(json_schema(kind), read_json)
     try:
         return _schema_of_type(kind)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
@@ -83,11 +84,11 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
 
 
 def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
     from ramify.grammar.schema.values.json_text import parse_json
 
-    for failure in validate(parse_json(source), parse_json(text)):
-        raise ValueError(f"{failure.message} ({failure.schema})")
+    for failure in validate_text(parse_json(source), text):
+        raise ValueError(str(failure))
     return parse(text)
 
 
@@ -114,7 +115,7 @@ def _schema_of_type(kind: Any) -> Schema:
     if kind is int:
         return Schema(regex(INT), int, END)
     if kind is float:
-        return Schema(regex(FLOAT), float, END)
+        return Schema(regex(FLOAT), finite, END)
     values = _named_values(kind)
     if values:
         return _one_of(values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,14 +95,9 @@ def meets(sample: Sample, bounds: Mapping[str, float]) -> bool:
 
 def is_valid(sample: Sample) -> bool:
     """The answer is JSON that satisfies its schema."""
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
 
-    if sample.error is not None:
-        return False
-    try:
-        return not validate(sample.schema, json.loads(sample.text))
-    except ValueError:
-        return False
+    return sample.error is None and not validate_text(sample.schema, sample.text)
 
 
 def median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import logging
@@ -61,6 +62,7 @@ from ramify.runtime.frontend.requests import Requests
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
+from ramify.runtime.frontend.watchdog import LoopWatchdog
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
@@ -96,6 +98,7 @@ class Frontend:
         self._images = Images(self._ask, self._question_id)
         self._loras = Loras(self._replies.post, self._question_id, self._model_names)
         self._kv_events: KVEvents | None = None
+        self._watchdog: LoopWatchdog | None = None
         self._tree = EventNumbers()
         """Of the tree's events where there is one ring."""
 
@@ -130,6 +133,8 @@ class Frontend:
         fails."""
         if self._config.kv_events is not None:
             self._kv_events = KVEvents(self._config, lambda: self._loras.loaded)
+        self._watchdog = LoopWatchdog(asyncio.get_running_loop())
+        self._watchdog.start()
         try:
             await self._ring.start()
             self._closed = None
@@ -161,6 +166,8 @@ class Frontend:
         events, self._kv_events = self._kv_events, None
         if events is not None:
             events.close()
+        if self._watchdog is not None:
+            self._watchdog.stop()
         self._images.close()
 
     @property
@@ -183,6 +190,11 @@ class Frontend:
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
         return self._ring.pids
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds for which the event loop was blocked (`LoopWatchdog.total_s`)."""
+        return self._watchdog.total_s if self._watchdog is not None else 0.0
 
     @property
     def heartbeat_age_s(self) -> float:

@@ -14,6 +14,11 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 
 MAX_TOKEN_CHARACTERS = 128
 """No vocabulary has a longer token; the longest are runs of spaces."""
+MAX_CHOICE_CHARACTERS = 1 << 20
+"""Of all choices of one request: about a second for the tokenizer."""
+MAX_PREAMBLES = 64
+MAX_PARTS = 64
+"""Most places of a hint where later prompts part: the text behind each is tokenised. Programs send two."""
 KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 
@@ -76,16 +81,49 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
     Raises `InvalidRequest` and `PromptTooLong`.
     """
     check_types(request)
-    texts = [part for part in request.prompt if isinstance(part, str)]
-    texts += [message.content for message in request.chat or ()]
+    for field, count, limit in (
+        ("preambles", len(request.preambles), MAX_PREAMBLES),
+        ("hint.parts", len(request.hint.parts) if request.hint else 0, MAX_PARTS),
+        (
+            "choices.texts",
+            sum(map(len, request.choices.texts)) if request.choices else 0,
+            MAX_CHOICE_CHARACTERS,
+        ),
+    ):
+        if count > limit:
+            what = "characters together" if field == "choices.texts" else "entries"
+            raise InvalidRequest(
+                f"{field} has {count} {what}; at most {limit} are taken.",
+                field=field,
+                remedy="Send several requests." if field == "choices.texts" else "Give fewer.",
+            )
+    ids = sum(len(part) for part in request.prompt if not isinstance(part, str))
+    if ids > most_tokens + 1:  # with max_tokens 0 the context may be full
+        raise PromptTooLong(
+            f"The prompt has {ids} token ids; this engine takes at most {most_tokens} tokens.",
+            field="prompt",
+            remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+        )
     most = most_tokens * MAX_TOKEN_CHARACTERS
-    if (size := sum(map(len, texts))) > most:
+    if (size := sum(map(len, _texts(request)))) > most:
         raise PromptTooLong(
             f"The prompt has {size} characters; this engine takes at most {most_tokens}"
             f" tokens, and at most {most} characters.",
             field="prompt",
             remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
         )
+
+
+def _texts(request: Generate) -> Iterator[str]:
+    """All texts from which the tokenizer makes the prompt."""
+    yield from (part for part in request.prompt if isinstance(part, str))
+    for message in request.chat or ():
+        yield from (message.role, message.content, message.name, message.tool_call_id, message.reasoning)
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+    for preamble in request.preambles:
+        yield from (preamble.start, preamble.end)
+    yield from (request.tools, request.template_kwargs)
 
 
 def _segment(given: Any, field: str) -> Segment:

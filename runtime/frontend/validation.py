@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import msgspec
 
-from ramify.errors import InvalidRequest
 from ramify.messages import Generate, TextChunk, Violation
 
 
@@ -24,25 +26,29 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
         async for chunk in chunks:
             text += chunk.text
             if chunk.finish is not None:
-                chunk = msgspec.structs.replace(chunk, violations=violations(request, text))
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(_thread(), violations, request, text)
+                chunk = msgspec.structs.replace(chunk, violations=found)
             yield chunk
+
+
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    """One thread for all: what validating takes is bounded (`time_limit`), and never more than one is busy
+    with it beside the event loop."""
+    return ThreadPoolExecutor(1, "ramify-validate")
 
 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:
     """The keywords of the request's schema that `text`, a whole output, does not satisfy."""
     # Imported here: a frontend needs the grammar package for nothing else.
-    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.instance import validate_text
     from ramify.grammar.schema.values.json_text import parse_json
 
     assert request.constraint is not None
     for preamble in request.preambles:
         _, _, text = text.partition(preamble.end)
-    try:
-        value = parse_json(text)
-    except InvalidRequest:
-        return (Violation(instance="", schema="", message="The output is not whole JSON."),)
-    schema = parse_json(request.constraint.source)
     return tuple(
         Violation(instance=failure.instance, schema=failure.schema, message=failure.message)
-        for failure in validate(schema, value)
+        for failure in validate_text(parse_json(request.constraint.source), text)
     )

@@ -192,11 +192,14 @@ class TextStream:
         if self._stop_after:
             return 0
         unread = len(self._text) - max(self._released, self._stop_from)
-        for length in range(min(self._longest_stop - 1, unread), 0, -1):
-            tail = self._text[-length:]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return length
-        return 0
+        longest = 0
+        for stop in self._stop:
+            start = len(self._text) - min(len(stop) - 1, unread)
+            while (start := self._text.find(stop[0], start)) >= 0 and len(self._text) - start > longest:
+                if stop.startswith(self._text[start:]):
+                    longest = len(self._text) - start
+                start += 1
+        return longest
 
     def _release(self, end: int) -> str:
         text = self._text[self._released : end]

@@ -32,6 +32,7 @@ from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
+from ramify.runtime.processes.time_limit import ProcessorTimeOver, processor_time_limit
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -39,6 +40,9 @@ log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
 """The texts whose token ids are cached have at most this many characters together."""
+TEMPLATE_S = 5.0
+"""Most processor time of a chat template, which is a program of the model's; no other prompt is tokenised
+meanwhile."""
 CACHED_FROM = 24
 """Texts of fewer characters are not cached: tokenising them again is cheaper."""
 
@@ -266,20 +270,23 @@ class PromptTokenizer:
                 "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
             )
         variables: dict[str, Any] = {"add_generation_prompt": True}
-        if request.template_kwargs:
-            variables |= json.loads(request.template_kwargs)
-        if request.tools:
-            variables["tools"] = json.loads(request.tools)
-        turns = [_turn(message, self._thoughts) for message in request.chat or ()]
-        if self._messages is not None:
-            turns = [self._messages.marked(turn) for turn in turns]
-            variables = self._messages.marked_values(variables)
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                turns,
-                tokenize=False,
-                **variables,
-            )
+            with processor_time_limit(TEMPLATE_S):
+                if request.template_kwargs:
+                    variables |= json.loads(request.template_kwargs)
+                if request.tools:
+                    variables["tools"] = json.loads(request.tools)
+                turns = [_turn(message, self._thoughts) for message in request.chat or ()]
+                if self._messages is not None:
+                    turns = [self._messages.marked(turn) for turn in turns]
+                    variables = self._messages.marked_values(variables)
+                rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, **variables)
+        except ProcessorTimeOver:
+            raise InvalidRequest(
+                f"The model's chat template takes more than {TEMPLATE_S:g} s for these messages.",
+                field="messages",
+                remedy="Send fewer or shorter messages, or a plain prompt.",
+            ) from None
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", field="messages"

@@ -24,7 +24,8 @@ from ramify.grammar.compile.foreign import library_of
 from ramify.grammar.compile.keywords import Feature, Found, Status, beside, features, versions
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.schema.check import REFERENCES, SchemaDocument
-from ramify.grammar.schema.instance import as_decimals, validate
+from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.json_values import as_decimals
 from ramify.grammar.schema.values.formats import FORMATS
 from ramify.messages import Enforcement
 from tests.grammar import keyword_cases

@@ -6,8 +6,7 @@ from typing import Any
 
 from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.compiler import SchemaGrammar
-from ramify.grammar.schema.instance import as_decimals
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import Contains
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction
 from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm

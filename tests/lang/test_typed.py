@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
@@ -281,7 +283,33 @@ def test_a_validated_output_that_breaks_its_schema_is_not_parsed(schema: str) ->
     assert loose.parse("[1, 1]") == ([1, 1] if schema == "schema" else "[1, 1]")
 
 
+@pytest.mark.parametrize("exponent", ["e289", "E+99", "e-289", "e05", "e005"])
+def test_a_float_is_finite(exponent: str) -> None:
+    schema = schema_of(float)
+    assert schema.constraint is not None
+    longest = "9" * 18 + ".5" + exponent
+    assert re.fullmatch(schema.constraint.source, longest)
+    assert math.isfinite(schema.parse(longest))
+    for beyond in ("e290", "e300", "e1000", "e0289"):
+        assert not re.fullmatch(schema.constraint.source, "1" + beyond)
+
+
+def test_an_output_that_cannot_be_validated_is_not_parsed() -> None:
+    node: Any = rm.gen("x", json_schema={"type": "number", "multipleOf": 999983}, strict="validate")
+    for text in ("9E999999999", "9E99999999999999999999", "9E7", "[" * 20_000):
+        with pytest.raises(ValueError, match=r"multiple|too long|nested|JSON"):
+            node.parse(text)
+    assert node.parse("999983E3") == "999983E3"
+
+
 def test_an_empty_grammar_names_the_field() -> None:
     with pytest.raises(rm.InvalidConstraint, match="grammar is empty") as refused:
         rm.gen("x", grammar="")
     assert refused.value.field == "grammar"
+
+
+@pytest.mark.parametrize("text", ["1e400", "-Infinity", "NaN", "[" * 100_000, "9" * 5000, "{"])
+def test_json_that_has_no_value_in_python_is_a_value_error(text: str) -> None:
+    for parse in (schema_of({"type": "number"}).parse, schema_of(float).parse):
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse(text)

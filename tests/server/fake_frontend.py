@@ -73,6 +73,7 @@ class FakeFrontend:
         self.healthy = True
         self.gave_up = False
         self.heartbeat_age_s = 0.25
+        self.blocked_s = 0.0
         self.running: set[str] = set()
         self.requests: list[Generate] = []
         self.loras: dict[str, LoadedLora] = {}

@@ -78,6 +78,7 @@ def test_draining_refuses_new_generations(server: LiveServer, http: httpx.Client
 
 def test_metrics() -> None:
     with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
+        server.frontend.blocked_s = 2.5
         client.post("/v1/completions", json=COMPLETION)
         client.post("/v1/completions", json=COMPLETION | {"temperature": -1})
         client.get("/v1/models/" + "x" * 50)
@@ -97,6 +98,7 @@ def test_metrics() -> None:
         assert 'ramify_e2e_request_latency_seconds_count{endpoint="/v1/completions"} 1.0' in lines
         assert 'ramify_kv_pages{state="free"} 48.0' in lines
         assert "ramify_num_requests_waiting 0.0" in lines
+        assert "ramify_event_loop_blocked_seconds_total 2.5" in lines
         assert "ramify_kv_cache_usage_perc 0.25" in lines
         assert 'ramify_cache_config_info{num_pages="64",page_size="16"} 1.0' in lines
         assert "ramify_lora_requests_info" not in response.text

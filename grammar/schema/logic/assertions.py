@@ -181,10 +181,21 @@ class MultipleOf(_OfKinds):
 
 
 def is_multiple(value: int | Decimal, divisor: Decimal) -> bool:
-    """Whether `value` / `divisor` is whole, computed exactly."""
-    n, d = Decimal(value).as_integer_ratio()
-    unit, scale = divisor.as_integer_ratio()
-    return n * scale % (d * unit) == 0
+    """Whether `value` / `divisor` is whole: exactly, in time that depends on their digits and not on their
+    exponents. 12e9 is a multiple of 7 where 12 % 7 * (10**9 % 7) is one."""
+    digits, length, exponent = _integer(Decimal(value))
+    unit, _, scale = _integer(divisor)
+    if digits == 0 or exponent >= scale:
+        return digits % unit * pow(10, max(0, exponent - scale), unit) % unit == 0
+    # The last digits of a multiple are zeros, one for each place that the divisor does not have.
+    places = scale - exponent
+    return places < length and digits % (unit * 10**places) == 0
+
+
+def _integer(number: Decimal) -> tuple[int, int, int]:
+    """n, its count of digits, and e of the number n * 10**e."""
+    sign, digits, exponent = number.as_tuple()
+    return int(Decimal((sign, digits, 0))), len(digits), int(exponent)
 
 
 # --- strings ------------------------------------------------------------------------------------

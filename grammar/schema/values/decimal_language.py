@@ -32,6 +32,7 @@ from ramify.grammar.rules.expression import (
 MAX_REMAINDERS = 4000
 """Most remainders that a multipleOf may take."""
 
+_ONE: dict[int, Ranges] = {ord(char): ((ord(char), ord(char)),) for char in "0123456789.-"}
 _POINT = ord(".")
 _ZERO = ord("0")
 
@@ -128,15 +129,21 @@ def decimals_automaton(
     A pair of `further` is an expression, and whether the text must match it or must not.
     """
     product = Product([(expression, True), *further])
-    State = tuple[tuple[Residual, ...], tuple[_Read, ...]]
+    Reads = tuple[_Read, ...]
+    State = tuple[tuple[Residual, ...], Reads]
+    rows: dict[Reads, dict[int, Reads]] = {}  # the same at each count of digits
 
     def after(state: State) -> list[tuple[Ranges, State]]:
         residuals, reads = state
+        row = rows.setdefault(reads, {})
         found: list[tuple[Ranges, State]] = []
         for ranges, following in product.steps(residuals):
             for point in (point for low, high in ranges for point in range(low, high + 1)):
-                read = tuple(_next(step, known, point) for step, known in zip(steps, reads, strict=True))
-                found.append((((point, point),), (following, read)))
+                read = row.get(point)
+                if read is None:
+                    pairs = zip(steps, reads, strict=True)
+                    read = row[point] = tuple(_next(step, known, point) for step, known in pairs)
+                found.append((_ONE[point], (following, read)))
         return found
 
     def final(state: State) -> bool:

@@ -35,18 +35,19 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
+from ramify.grammar.schema.json_values import decimal_of, integer_of
 
 COMMA = ", "
 COLON = ": "
 
 
 def parse_json(source: str) -> Any:
-    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON.
+    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON, and `NumberTooLong`.
 
     Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
     try:
-        return json.loads(source, parse_float=Decimal, parse_constant=_no_constant)
+        return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant)
     except RecursionError:
         raise InvalidConstraint("The JSON is nested too deeply.") from None
     except ValueError as error:
@@ -72,11 +73,14 @@ def spelled(value: Any) -> str:
 
 def number_spelled(value: Decimal) -> str:
     """A number in plain notation below 20 digits, else with an exponent."""
-    if value == value.to_integral_value() and abs(value.adjusted()) < 20:
-        return str(int(value))
     if abs(value.adjusted()) < 20:
-        return format(value.normalize(), "f")
+        return plain_number(value)
     return str(value.normalize()).replace("E", "e")
+
+
+def plain_number(value: Decimal) -> str:
+    """A number without an exponent."""
+    return str(int(value)) if value == value.to_integral_value() else format(value.normalize(), "f")
 
 
 # --- strings ------------------------------------------------------------------------------------
@@ -198,20 +202,38 @@ _NONZERO = chars(((0x31, 0x39),))
 _MINUS = Text("-")
 
 
+MOST_DIGITS = 100
+"""Most digits before the point of a number, unless the schema names longer ones. Without a limit an integer
+could have more digits than Python reads (4,300), and a number more than a double holds (308)."""
+
+
 def any_integer() -> Expression:
-    return alt(Text("0"), seq(optional(_MINUS), _NONZERO, repeat(_DIGIT, 0, None)))
+    return alt(Text("0"), seq(optional(_MINUS), _whole(MOST_DIGITS)))
 
 
 def any_number() -> Expression:
-    exponent = seq(_char_of("eE"), optional(_char_of("+-")), repeat(_DIGIT, 1, None))
-    whole = alt(Text("0"), seq(_NONZERO, repeat(_DIGIT, 0, None)))
-    return seq(optional(_MINUS), whole, _any_fraction(None), optional(exponent))
+    """In plain notation, or with an exponent and one digit before the point: less than 1e308, so that all fit
+    a double (IEEE 754, binary64), whose largest is 1.8e308."""
+    size = alt(
+        seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2)
+    )
+    exponent = seq(_char_of("eE"), optional(_char_of("+-")), size)
+    whole = alt(Text("0"), _whole(MOST_DIGITS))
+    return seq(
+        optional(_MINUS), alt(seq(whole, _any_fraction(None)), seq(_DIGIT, _any_fraction(None), exponent))
+    )
 
 
-def decimal_once() -> Expression:
-    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text."""
+def _whole(most: int | None) -> Expression:
+    """The integers above 0 of at most that many digits; None is no limit."""
+    return seq(_NONZERO, repeat(_DIGIT, 0, _one_less(most)))
+
+
+def decimal_once(most: int | None = None) -> Expression:
+    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text; `most`
+    digits before the point at most."""
     fraction = seq(Text("."), repeat(_DIGIT, 0, None), _NONZERO)
-    whole = seq(_NONZERO, repeat(_DIGIT, 0, None))
+    whole = _whole(most)
     return alt(
         Text("0"),
         seq(optional(_MINUS), alt(seq(whole, optional(fraction)), seq(Text("0"), fraction))),
@@ -243,6 +265,9 @@ def _naturals(low: int, high: int | None) -> Expression:
     highest = str(high)
     if len(lowest) == len(highest):
         return _same_length(lowest, highest)
+    if highest == "9" * len(highest):
+        longer = seq(_NONZERO, repeat(_DIGIT, len(lowest), len(highest) - 1))
+        return alt(_same_length(lowest, "9" * len(lowest)), longer)
     between: Expression = NOTHING
     if len(highest) - len(lowest) > 1:
         between = seq(_NONZERO, repeat(_DIGIT, len(lowest), len(highest) - 2))

@@ -26,7 +26,7 @@ from ramify.grammar.schema.values.decimal_language import (
     decimals_automaton,
     with_fraction,
 )
-from ramify.grammar.schema.values.json_text import QUOTE, Bound, number_spelled
+from ramify.grammar.schema.values.json_text import QUOTE, Bound, plain_number
 from ramify.grammar.schema.values.string_language import StringLanguage
 from ramify.grammar.schema.values.string_patterns import search_pattern
 
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
+COUNTED_STATES = 250
+"""States that may be spent on counting digits where remainders are computed. Numbers with 2 remainders, even
+and odd ones, have up to MOST_DIGITS digits."""
+FEWEST_DIGITS = 18
+"""Digits that are counted even if that takes more states, up to MAX_STATES."""
 
 
 def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
@@ -54,7 +59,9 @@ def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     if excluded:
         further.append((alt(*map(all_spellings, excluded)), False))
     if low is None and high is None and not divisors and not further:
-        return grammar.rules.define(json_text.decimal_once()) if grammar.canonical else json_rules.NUMBER
+        once = json_text.decimal_once(json_text.MOST_DIGITS)
+        return grammar.rules.define(once) if grammar.canonical else json_rules.NUMBER
+    low, high = _limited(low, high, divisors)
     if grammar.canonical:
         further.append((json_text.decimal_once(), True))
     written_out = _few(disjunct, low, high, divisors)
@@ -85,21 +92,35 @@ def _integers(
     excluded = [value for value in excluded if value == int(value)]
     if first is None and last is None and not divisors and not excluded:
         return json_rules.INTEGER
-    written_out = _few(
-        disjunct,
-        None if first is None else Bound(Decimal(first), True),
-        None if last is None else Bound(Decimal(last), True),
-        [*divisors, Divisor(1, 0, True)],
-    )
+    # Integers that are multiples of n/d in lowest terms are the multiples of n.
+    divisors = [_on_integers(divisor) for divisor in divisors]
+    low, high = _limited(low, high, divisors)
+    first, last = _first_integer(low), -_first_integer(high.negation())
+    bounds_of_few = Bound(Decimal(first), True), Bound(Decimal(last), True)
+    written_out = _few(disjunct, *bounds_of_few, [*divisors, Divisor(1, 0, True)])
     if written_out is not None and (divisors or excluded):
         return _written_out(grammar, [value for value in written_out if value not in excluded])
     expression = json_text.integers(first, last)
     if not divisors and not excluded:
         return grammar.define(expression, "no integer lies between the bounds")
-    # Integers that are multiples of n/d in lowest terms are the multiples of n.
-    divisors = [_on_integers(divisor) for divisor in divisors]
     further = [(alt(*(text(str(int(value))) for value in excluded)), False)] if excluded else []
     return _read(grammar, disjunct, expression, further, divisors)
+
+
+def _limited(low: Bound | None, high: Bound | None, divisors: list[Divisor]) -> tuple[Bound, Bound]:
+    """The bounds, with those that are missing: numbers have at most MOST_DIGITS digits before the point, or
+    one more than the longest number that the schema names, if that is longer.
+
+    Where remainders take many states, there are fewer digits.
+    """
+    remainders = [len(after_digits(divisor.unit) or ()) for divisor in divisors]
+    states = max(1, math.prod(remainders))
+    possible = MAX_STATES // states + len(str(states)) - 2  # the first digits lead to fewer states
+    digits = min(json_text.MOST_DIGITS, max(FEWEST_DIGITS, COUNTED_STATES // states), possible)
+    named = [bound.value.adjusted() + 1 for bound in (low, high) if bound is not None]
+    named += [len(str(divisor.unit)) - divisor.places for divisor in divisors]
+    limit = Bound(Decimal(10) ** max(digits, *(length + 1 for length in named), 1), False)
+    return low or limit.negation(), high or limit
 
 
 def _on_integers(divisor: Divisor) -> Divisor:
@@ -123,12 +144,10 @@ def _excluded(disjunct: Disjunct) -> list[int | Decimal]:
     return [value for value in values if type_of(value) in ("integer", "fraction")]
 
 
-def _few(
-    disjunct: Disjunct, low: Bound | None, high: Bound | None, divisors: list[Divisor]
-) -> list[int | Decimal] | None:
-    """The multiples between the bounds; None for more than `MAX_WRITTEN_OUT` or without both bounds."""
+def _few(disjunct: Disjunct, low: Bound, high: Bound, divisors: list[Divisor]) -> list[int | Decimal] | None:
+    """The multiples between the bounds; None for more than `MAX_WRITTEN_OUT`."""
     positive = [divisor for divisor in divisors if divisor.positive]
-    if low is None or high is None or not positive:
+    if not positive:
         return None
     scale = max(divisor.places for divisor in positive)
     unit = math.lcm(*(divisor.unit * 10 ** (scale - divisor.places) for divisor in positive))
@@ -148,7 +167,7 @@ def _no_test(formula: object, value: object) -> bool:
 
 
 def _written_out(grammar: SchemaGrammar, values: list[int | Decimal]) -> Expression:
-    texts = [text(number_spelled(Decimal(value))) for value in values]
+    texts = [text(plain_number(Decimal(value))) for value in values]
     return grammar.define(alt(*texts), "no number satisfies all keywords")
 
 

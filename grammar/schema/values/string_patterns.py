@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.derivative import Derivatives, Residual
 from ramify.grammar.rules.expression import nullable
+from ramify.grammar.schema.time_limit import TakesTooLong, TimeLimit
 from ramify.grammar.schema.unenforceable import Unenforceable
 
 MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""
+MAX_STEPS = 10_000
+"""Most steps of a pattern's automaton that are kept."""
+_CHECKED = 1024
+"""Characters that are read by known steps before the time is looked at."""
 
 
 class SearchPattern:
@@ -23,13 +29,18 @@ class SearchPattern:
         self._derivatives = Derivatives({})
         self._after: dict[tuple[Residual, str], Residual] = {}
 
-    def matches(self, string: str) -> bool:
+    def matches(self, string: str, left_s: Callable[[], float] | None = None) -> bool:
+        """`left_s` is called now and then, and may raise to end it."""
         left: Residual = frozenset([self.expression])
-        for char in string:
+        for index, char in enumerate(string):
             if not left:
                 return False
             after = self._after.get((left, char))
+            if left_s is not None and (after is None or index % _CHECKED == 0):
+                left_s()
             if after is None:
+                if len(self._after) == MAX_STEPS:
+                    self._after.clear()
                 after = self._after[left, char] = self._step(left, ord(char))
             left = after
         return any(map(nullable, left))
@@ -113,35 +124,39 @@ def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
         yield i, char, depth
 
 
-def matches_regular(pointer: str, pattern: str, string: str) -> bool:
-    """Whether `pattern`, which must have an automaton, matches somewhere. Raises as `search_pattern`."""
-    return search_pattern(pointer, pattern).matches(string)
+def matches_regular(pointer: str, pattern: str, string: str, limit: TimeLimit | None = None) -> bool:
+    """Whether `pattern`, which must have an automaton, matches somewhere. Raises as `search_pattern`, and
+    `TakesTooLong`."""
+    left_s = None if limit is None else functools.partial(limit.left, pointer)
+    return search_pattern(pointer, pattern).matches(string, left_s)
 
 
-def matches_pattern(pointer: str, pattern: str, text: str) -> bool:
+def matches_pattern(pointer: str, pattern: str, text: str, limit: TimeLimit | None = None) -> bool:
     """Whether `pattern` matches somewhere in `text`.
 
     Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, or has no automaton and takes
-    longer than `MAX_SECONDS` to match.
+    longer than `MAX_SECONDS` to match, and `TakesTooLong`.
     """
     try:
         return all(
-            matches_regular(pointer, part, text) == positive for part, positive in without_lookaheads(pattern)
+            matches_regular(pointer, part, text, limit) == positive
+            for part, positive in without_lookaheads(pattern)
         )
     except Unenforceable:
-        return _backtracked(pointer, pattern, text)
+        return _backtracked(pointer, pattern, text, limit)
 
 
-def _backtracked(pointer: str, pattern: str, text: str) -> bool:
+def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None) -> bool:
     """For patterns without an automaton, by backtracking, which may take exponential time."""
     import regex
 
+    seconds = MAX_SECONDS if limit is None else min(MAX_SECONDS, limit.left(pointer))
     try:
-        return regex.search(pattern, text, regex.ASCII, timeout=MAX_SECONDS) is not None
+        return regex.search(pattern, text, regex.ASCII, timeout=seconds) is not None
     except regex.error as error:
         raise InvalidConstraint(f"The pattern is not valid: {error}.", pointer=pointer) from None
     except TimeoutError:
-        raise InvalidConstraint("The pattern takes too long to match.", pointer=pointer) from None
+        raise TakesTooLong("The pattern takes too long to match.", pointer=pointer) from None
 
 
 def is_regex(text: str) -> bool:

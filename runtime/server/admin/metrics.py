@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -58,10 +58,12 @@ class ChoiceUsages:
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The metrics of one server, in a registry of its own. `blocked_s`: for how long its event loop was
+    blocked."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocked_s: Callable[[], float] = lambda: 0.0) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(_LoopCollector(blocked_s))
         self._scheduler = _SchedulerCollector()
         self.registry.register(self._scheduler)
         self.responses = Counter(
@@ -111,6 +113,17 @@ class Metrics:
         self._scheduler.stats = stats
         self._scheduler.loras = sorted(loras)
         return generate_latest(self.registry)
+
+
+class _LoopCollector:
+    """The figure of the event loop's watchdog."""
+
+    def __init__(self, blocked_s: Callable[[], float]) -> None:
+        self._blocked_s = blocked_s
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Seconds for which the server's event loop was blocked, for a second or more each time."
+        yield CounterMetricFamily("ramify_event_loop_blocked_seconds", text, value=self._blocked_s())
 
 
 class _SchedulerCollector:

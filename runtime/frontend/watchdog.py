@@ -1,0 +1,97 @@
+"""A watchdog of the event loop: it names the code that keeps the loop from running.
+
+    asked      the watchdog puts a call on the loop, every EVERY_S
+    1 s later  not answered: "The event loop has been blocked for 1.0 s", with the stack of the loop's thread
+    2 s, 4 s   the same again
+    answered   "The event loop was blocked for 5.2 s."
+
+Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog as well: then
+there is the last line alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+log = logging.getLogger("ramify")
+
+EVERY_S = 0.5
+BLOCKED_S = 1.0
+"""A loop that answers sooner is not reported. Garbage collection and large bodies take up to some 0.3 s."""
+MOST_FRAMES = 12
+"""Innermost frames of a stack that are logged."""
+
+
+class LoopWatchdog:
+    """Watches the event loop that runs in the calling thread, from a daemon thread, until `stop`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        blocked_s: float = BLOCKED_S,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_s = 0.0
+        """Seconds for which the loop was blocked, of all times of at least `blocked_s`."""
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._blocked_s = blocked_s
+        self._every_s = every_s
+        self._clock = clock
+        self._asked: float | None = None
+        self._answered: float | None = None
+        self._next_s = blocked_s
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="ramify-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                self.look()
+            except RuntimeError:  # the loop is closed
+                return
+
+    def look(self) -> None:
+        """Ask the loop, or see whether it has answered. Raises RuntimeError where it is closed."""
+        if self._asked is not None and self._answered is None:
+            self._report(self._clock() - self._asked)
+            return
+        if self._asked is not None and self._answered is not None:
+            blocked_s = self._answered - self._asked
+            if blocked_s >= self._blocked_s:
+                self.total_s += blocked_s
+                log.warning("The event loop was blocked for %.1f s.", blocked_s)
+        self._answered, self._next_s = None, self._blocked_s
+        self._asked = self._clock()
+        self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._answered = self._clock()
+
+    def _report(self, waited_s: float) -> None:
+        frame = sys._current_frames().get(self._thread)
+        if waited_s < self._next_s or frame is None:
+            return
+        self._next_s = 2 * waited_s
+        stack = "".join(traceback.format_stack(frame)[-MOST_FRAMES:])
+        log.warning(
+            "The event loop has been blocked for %.1f s by %s (%s, line %d); no request goes on:\n%s",
+            waited_s,
+            frame.f_code.co_qualname,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            stack,
+        )

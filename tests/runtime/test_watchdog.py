@@ -1,0 +1,131 @@
+"""The watchdog of the event loop: what it says of a loop that does not run, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.frontend.watchdog import LoopWatchdog
+
+
+class Loop:
+    """A loop that runs its calls when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def run(self) -> None:
+        for call in self.calls:
+            call()
+        self.calls.clear()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watched(loop: Any, clock: Any) -> LoopWatchdog:
+    return LoopWatchdog(loop, clock=clock)
+
+
+def test_a_loop_that_answers_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    loop, clock = Loop(), Clock()
+    watchdog = watched(loop, clock)
+    for _ in range(5):
+        watchdog.look()
+        clock.now += 0.9
+        loop.run()
+        clock.now += 60
+    assert not caplog.records
+    assert watchdog.total_s == 0
+
+
+def test_a_blocked_loop_is_reported_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    loop, clock = Loop(), Clock()
+    watchdog = watched(loop, clock)
+    for _ in range(21):  # 10 s
+        watchdog.look()
+        clock.now += 0.5
+    told = [message.partition(" by ")[0] for message in caplog.messages]
+    assert told == [f"The event loop has been blocked for {n}.0 s" for n in (1, 2, 4, 8)]
+    assert all("test_a_blocked_loop_is_reported" in message for message in caplog.messages)
+    loop.run()
+    watchdog.look()
+    assert caplog.messages[-1] == "The event loop was blocked for 10.5 s."
+    assert watchdog.total_s == 10.5
+    clock.now += 0.5
+    loop.run()
+    watchdog.look()
+    assert len(caplog.messages) == 5
+
+
+def test_what_also_stopped_the_watchdog_is_told_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    loop, clock = Loop(), Clock()
+    watchdog = watched(loop, clock)
+    watchdog.look()
+    clock.now += 9.5
+    loop.run()
+    watchdog.look()
+    assert caplog.messages == ["The event loop was blocked for 9.5 s."]
+
+
+def stands_still(told: threading.Event) -> None:
+    assert told.wait(60)
+
+
+def test_the_code_that_blocks_a_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    handler = Handler()
+    logging.getLogger("ramify").addHandler(handler)
+
+    async def block() -> None:
+        watchdog = LoopWatchdog(asyncio.get_running_loop(), blocked_s=0.0, every_s=0.001)
+        watchdog.start()
+        try:
+            stands_still(told)
+        finally:
+            watchdog.stop()
+
+    try:
+        asyncio.run(block())
+    finally:
+        logging.getLogger("ramify").removeHandler(handler)
+    assert "stands_still(told)" in caplog.text
+    assert "test_watchdog.py" in caplog.text
+
+
+def test_a_frontend_is_watched_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: RingSupervisor) -> None:
+        pass
+
+    monkeypatch.setattr(RingSupervisor, "start", start)
+
+    async def run() -> None:
+        frontend = Frontend(EngineConfig())
+        await frontend.start()
+        (thread,) = (one for one in threading.enumerate() if one.name == "ramify-watchdog")
+        assert frontend.blocked_s == 0.0
+        await frontend.aclose()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    asyncio.run(run())

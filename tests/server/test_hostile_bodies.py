@@ -1,0 +1,109 @@
+"""Deep nesting, long numbers and long lists in any field: an answer below 500, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake_frontend import MODEL, FakeFrontend
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": "HERE"}}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"default": "HERE"}, "strict": "HERE2"},
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "HERE"}}
+USER = {"role": "user", "content": "hi"}
+BODIES: dict[str, tuple[Any, list[Any]]] = {
+    "/v1/chat/completions": (
+        {"model": MODEL, "messages": [USER], "max_tokens": 2},
+        [
+            {"messages": "HERE"},
+            {"messages": [{"role": "user", "content": "HERE"}]},
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]},
+            {"tools": [TOOL]},
+            {"tools": "HERE"},
+            {"tool_choice": "HERE"},
+            {"response_format": SCHEMA},
+            {"response_format": {"type": "structural_tag", "format": "HERE"}},
+            {"structured_outputs": {"json": "HERE"}},
+            {"guided_json": "HERE"},
+            {"chat_template_kwargs": {"enable_thinking": "HERE"}},
+            {"chat_template_kwargs": "HERE"},
+            {"reasoning": "HERE"},
+            {"logit_bias": "HERE"},
+            {"stop": "HERE"},
+            {"metadata": "HERE"},
+            {"max_tokens": "HERE"},
+            {"seed": "HERE"},
+            {"temperature": "HERE"},
+            {"n": "HERE"},
+            {"no_such_field": "HERE"},
+        ],
+    ),
+    "/v1/completions": (
+        {"model": MODEL, "prompt": "hi", "max_tokens": 2},
+        [{"prompt": "HERE"}, {"prompt": ["HERE"]}, {"logit_bias": {"1": "HERE"}}, {"stop": ["HERE"]}],
+    ),
+    "/v1/responses": (
+        {"model": MODEL, "input": "hi", "max_output_tokens": 2},
+        [
+            {"input": "HERE"},
+            {"input": [{"role": "user", "content": "HERE"}]},
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"const": "HERE"}}}},
+            {"tools": [{"type": "function", "name": "f", "parameters": {"x": "HERE"}}]},
+            {"metadata": {"a": "HERE"}},
+            {"reasoning": {"effort": "HERE"}},
+        ],
+    ),
+    "/generate": (
+        {"text": "hi", "sampling_params": {"max_new_tokens": 2}},
+        [
+            {"text": "HERE"},
+            {"input_ids": "HERE"},
+            {"sampling_params": {"json_schema": "HERE"}},
+            {"sampling_params": {"stop_token_ids": "HERE"}},
+            {"constraint": {"kind": "json_schema", "source": "HERE"}},
+            {"hint": "HERE"},
+            {"hint": {"program": "p", "parts": "HERE"}},
+            {"preambles": "HERE"},
+        ],
+    ),
+    "/tokenize": ({"model": MODEL, "prompt": "hi"}, [{"prompt": "HERE"}, {"messages": "HERE"}]),
+    "/v1/embeddings": ({"model": MODEL, "input": "hi"}, [{"input": "HERE"}, {"dimensions": "HERE"}]),
+}
+HOSTILE = {
+    "deep list": "[" * 900 + "]" * 900,
+    "deeper list": "[" * 30_000 + "]" * 30_000,
+    "deep object": '{"a":' * 900 + "1" + "}" * 900,
+    "unclosed": "[" * 100_000,
+    "long integer": "9" * 5000,
+    "longer integer": "9" * 300_000,
+    "long integer in a list": "[" + "9" * 5000 + "]",
+    "large exponent": "1e400",
+    "larger exponent": "1e" + "9" * 30,
+    "as text": json.dumps('{"const": 1e' + "9" * 30 + "}"),
+    "long integer as text": json.dumps('{"a": ' + "9" * 5000 + "}"),
+    "deep as text": json.dumps("[" * 30_000),
+    "many entries": json.dumps({str(n): 1 for n in range(20_000)}),
+    "many items": json.dumps(list(range(20_000))),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("path", BODIES)
+def test_no_field_of_a_body_is_a_500(
+    http: httpx.Client, frontend: FakeFrontend, path: str, value: str
+) -> None:
+    base, changes = BODIES[path]
+    frontend.script = ["{}"] * 1000  # whatever the constraint is
+    for change in changes:
+        text = json.dumps(base | change).replace('"HERE"', HOSTILE[value]).replace('"HERE2"', '"validate"')
+        response = http.post(path, content=text.encode())
+        assert response.status_code < 500, (change, response.text[:500])
+        assert len(response.text) < 5000 or response.status_code == 200, response.text[:500]
+    assert http.get("/health").status_code == 200
+    assert frontend.running == set()
