@@ -206,6 +206,9 @@ class Generate(Message, frozen=True, kw_only=True):
     chunks leave more processor time for the model."""
     priority: int = 0
     """Higher goes first; see `ramify.priority`."""
+    flow: str = ""
+    """Requests of one flow share a place in the queue, as those of one body do. A request of a program has its
+    program's; others without one are alone."""
     continues: Continuation | None = None
     """The chunks begin with this output again. With `sampling.seed`, what follows is what would have
     followed."""

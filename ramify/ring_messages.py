@@ -73,6 +73,7 @@ class Submit(Message, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
+    flow: str = ""
     continues: Continuation | None = None
     """See `Generate`, as for `every_s`."""
 

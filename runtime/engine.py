@@ -265,9 +265,13 @@ class Engine:
                 remedy="Give a list, or call complete.",
             )
 
+        flow = self._frontend.new_rid()
+
         async def gather() -> list[Completion]:
             calls = (
-                self.acomplete(prompt, constraint=constraint, priority=priority, lora=lora, **sampling)
+                self.acomplete(
+                    prompt, constraint=constraint, priority=priority, lora=lora, flow=flow, **sampling
+                )
                 for prompt in found
             )
             return await asyncio.gather(*calls)
@@ -284,9 +288,11 @@ class Engine:
         scope: str = "",
         priority: int | None = None,
         lora: str | None = None,
+        flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`, on any event loop."""
+        """As `complete`, on any event loop. `flow`: calls that name the same one share a place in the queue, as
+        the prompts of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:
@@ -302,6 +308,7 @@ class Engine:
             every_s=HELD_S,
             priority=(self.priority or 0) if priority is None else priority,
             lora=self.lora if lora is None else lora,
+            flow=flow,
         )
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)
@@ -350,7 +357,7 @@ class Engine:
     ) -> list[bytes]:
         info = await self.info()
         way = pooling_for(info, pooling)
-        room = asyncio.Semaphore(info.max_running)
+        room, flow = asyncio.Semaphore(info.max_running), self._frontend.new_rid()
 
         async def pooled(prompt: tuple[Segment, ...]) -> bytes:
             request = Generate(
@@ -361,6 +368,7 @@ class Engine:
                 scope=scope,
                 priority=priority,
                 lora=lora,
+                flow=flow,
             )
             async with room:
                 last = [chunk async for chunk in self._generate(request)][-1]

@@ -74,6 +74,7 @@ class PromptTokenizer:
             lora_revision=request.lora_revision,
             every_s=request.every_s,
             priority=request.priority,
+            flow=request.flow,
             continues=request.continues,
         )
         if choices is not None:
