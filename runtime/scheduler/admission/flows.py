@@ -71,7 +71,7 @@ class Flows:
     def judge(self, running: Sequence[Request], waiting: Sequence[Request]) -> bool:
         """Decide which flows yield; True where that has changed the rank of a request."""
         flows = self._flows.values()
-        if len(flows) < 2 and not any([flow.yields for flow in flows]):
+        if len(flows) < 2 and not any(flow.yields for flow in flows):
             return False
         for flow in flows:
             flow.running = flow.queued = flow.prefill_tokens = 0
