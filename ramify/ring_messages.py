@@ -230,6 +230,12 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
     constraint: Constraint
 
 
+class DropGrammar(Message, frozen=True, kw_only=True):
+    """To a grammar compiler: nobody waits for this key any more. There is no answer, unless it is on its way."""
+
+    key: str
+
+
 # --- to the detokenizer -----------------------------------------------------------------------------
 
 

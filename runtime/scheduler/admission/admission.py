@@ -160,8 +160,8 @@ class Admission:
         return True, -request.rank, self._policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Of requests of one rank, those of the heavy flow with fewer places go first: two long lists have the
-        same number. The calls of programs are in the order of the policy, which weighs programs."""
+        """Of requests of one rank, those of the heavy flow with fewer places go first: two long lists get as
+        many each. The calls of programs stay in the order of the policy, which weighs programs."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:

@@ -9,9 +9,9 @@ Example, with chunks of 512 tokens:
     list    1,000 prompts of one body, of which 128 run              heavy: more than `FEW` requests
     essay   1 request, 3,000 tokens of its prompt to be computed     heavy: more than a chunk
 
-Beside the chat, list and essay yield: `Request.rank` puts them between the chat's priority and the one below.
-So they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have
-two thirds of the time. Without the chat nobody yields.
+Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
+they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have two
+thirds of the time. Without the chat nobody yields.
 """
 
 from __future__ import annotations
