@@ -76,8 +76,19 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
     Raises `InvalidRequest` and `PromptTooLong`.
     """
     check_types(request)
+    chat = request.chat or ()
+    if len(chat) > most_tokens:
+        raise PromptTooLong(
+            f"The chat has {len(chat)} messages, of a token or more each; this engine takes at most"
+            f" {most_tokens} tokens.",
+            field="messages",
+            remedy="Leave out earlier messages, or give the engine a larger context_length or kv_memory_gb.",
+        )
     texts = [part for part in request.prompt if isinstance(part, str)]
-    texts += [message.content for message in request.chat or ()]
+    for message in chat:
+        texts += (message.content, message.reasoning)
+        texts += [call.arguments for call in message.tool_calls]
+    texts.append(request.tools)
     most = most_tokens * MAX_TOKEN_CHARACTERS
     if (size := sum(map(len, texts))) > most:
         raise PromptTooLong(
