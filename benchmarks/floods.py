@@ -147,13 +147,9 @@ async def run(url: str, args: argparse.Namespace) -> None:
                 _, rate = await load.measure(args.seconds, body, chats=False)
                 beside, together = await load.measure(args.seconds, body, chats=True)
                 rows[name].append((alone, beside, together / rate))
-                print(
-                    f"  {name}: {_said(alone)} alone, {_said(beside)} beside, {together / rate:.2f}",
-                    flush=True,
-                )
-    print(
-        "\n| body | chats alone: p50, p95 | beside it | p95 over alone | tokens/s with chats over without |"
-    )
+                said = f"{_said(alone)} alone, {_said(beside)} beside"
+                print(f"  {name}: {said}, {rate:.0f} tokens/s, {together / rate:.2f}", flush=True)
+    print("\n| body | chats alone: p50, p95 | beside it | p95 over alone | tokens/s, over without chats |")
     print("| --- | --- | --- | --- | --- |")
     for name, rounds in rows.items():
         alone = [each for one in rounds for each in one[0]]

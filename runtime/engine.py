@@ -291,8 +291,8 @@ class Engine:
         flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`, on any event loop. Calls of the same `flow` share a place in the queue, as the prompts
-        of `complete_many` do."""
+        """As `complete`, on any event loop. Calls of the same `flow` share a place in the queue, as the
+        prompts of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:

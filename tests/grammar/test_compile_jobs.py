@@ -185,7 +185,7 @@ async def _dropped() -> list[str]:
             await asyncio.sleep(0.01)
         runner.drop("hang3")
         assert runner._slow.job.key == "hang4"
-        assert not runner._stopped and not runner._queue and not runner._again
+        assert not [*runner._stopped, *runner._queue, *runner._again]
         return answers
     finally:
         runner.close()

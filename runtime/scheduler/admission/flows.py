@@ -10,8 +10,8 @@ Example, with chunks of 512 tokens:
     essay   1 request, 3,000 tokens of its prompt to be computed     heavy: more than a chunk
 
 Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
-they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have two
-thirds of the time. Without the chat nobody yields.
+they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have
+two thirds of the time. Without the chat nobody yields.
 """
 
 from __future__ import annotations
