@@ -231,7 +231,7 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 
 
 class DropGrammar(Message, frozen=True, kw_only=True):
-    """To a grammar compiler: nobody waits for this key any more. There is no answer, unless it is on its way."""
+    """To a grammar compiler: nobody waits for this key any more. It is not answered, unless it has been."""
 
     key: str
 

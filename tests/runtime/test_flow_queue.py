@@ -28,9 +28,8 @@ def asked(rid: str, flow: str = "", program: str = "") -> Generate:
 
 def test_flows_take_turns() -> None:
     body = [asked(f"b{i}", flow="b") for i in range(4)]
-    assert order(
-        *body, asked("chat"), GetStats(rid="~1"), asked("p1", program="p"), asked("p2", program="p")
-    ) == [
+    calls = [asked(f"p{i}", program="p") for i in (1, 2)]
+    assert order(*body, asked("chat"), GetStats(rid="~1"), *calls) == [
         "Generate b0",
         "Generate chat",
         "GetStats ~1",
