@@ -2,12 +2,12 @@
 
     python -m benchmarks.floods [--rounds 3] [--seconds 20] [--every 2] [--only n prompts …]
 
-Each round measures for each body, one after the other: chats alone, the body alone, and chats beside the body,
-for `--seconds` each. A chat of 40 tokens comes every `--every` seconds, a connection each, give or take a
-fifth. A body that is not done by then is hung up on, and one that
-is done is followed by the next. Prints a table for docs/performance.md: the 50th and 95th
-percentile of the chats, the ratio of the 95th to that alone in the same round, and the tokens that the engine
-computes per second beside chats, over those of the body alone.
+Each round measures for each body, one after the other: chats alone, the body alone, and chats beside the
+body, for `--seconds` each. A chat of 40 tokens comes every `--every` seconds, on a connection of its own, give
+or take a fifth. A body that is not done by then is hung up on, and one that is done is followed by the next.
+Prints a table for docs/performance.md: the 50th and 95th percentile of the chats, the ratio of the 95th to that
+alone in the same round, and the tokens that the engine computes per second beside chats, over those of the body
+alone.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ WALL_FACTOR = 4.0
 slow lane, the time in which it wants a core and gets none does not end it."""
 CHECK_S = 0.05
 MAX_STOPPED = 16
-"""Most jobs that are stopped; each keeps the memory that it has allocated. Further ones begin again later, and
-lose at most QUICK_S of work."""
+"""Most jobs that are stopped; each keeps the memory that it has allocated. Further ones begin again later,
+and lose at most QUICK_S of work."""
 
 SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
 
