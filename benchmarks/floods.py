@@ -1,13 +1,12 @@
 """A chat beside one body that asks for very much, on a real server with the default model.
 
-    python -m benchmarks.floods [--rounds 3] [--seconds 20] [--every 2] [--only n prompts …]
+    python -m benchmarks.floods [--rounds 3] [--chats 8] [--every 5] [--only n prompts …] [--threads 2]
 
-Each round measures for each body, one after the other: chats alone, the body alone, and chats beside the
-body, for `--seconds` each. A chat of 40 tokens comes every `--every` seconds, on a connection of its own, give
-or take a fifth. A body that is not done by then is hung up on, and one that is done is followed by the next.
-Prints a table for docs/performance.md: the 50th and 95th percentile of the chats, the ratio of the 95th to that
-alone in the same round, and the tokens that the engine computes per second beside chats, over those of the body
-alone.
+Each round measures for each body, one after the other: `--chats` chats alone, the body alone, and the chats
+beside the body. A chat has 40 tokens, and comes `--every` times the median time of a chat alone after the one
+before. A body that is not done by then is hung up on, and one that is done is followed by the next. Prints a
+table for docs/performance.md: the 50th and 95th percentile of the chats, the ratio of the 95th to that alone in
+the same round, and the tokens that the engine computes per second beside chats, over those of the body alone.
 """
 
 from __future__ import annotations
@@ -22,14 +21,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
 
 MODEL = "default"
 CHAT_TOKENS = 40
+WARM_S = 2.0
+"""A body runs this long before anything is measured."""
+
+T = TypeVar("T")
 
 
 Body = tuple[str, dict[str, Any]]
@@ -65,9 +68,17 @@ def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
+def server(*flags: str) -> Iterator[str]:
     """The address of a server that this process has started."""
-    command = [sys.executable, "-c", "from ramify.cli.main import main; main()", "serve", "--port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        "from ramify.cli.main import main; main()",
+        "serve",
+        "--port",
+        "0",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
@@ -82,27 +93,35 @@ def server() -> Iterator[str]:
 
 
 class Load:
-    def __init__(self, session: aiohttp.ClientSession, every_s: float) -> None:
-        self._session, self._every_s = session, every_s
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
         self._random = random.Random(1)
 
-    async def measure(
-        self, seconds: float, body: Callable[[], Body] | None, *, chats: bool
-    ) -> tuple[list[float], float]:
-        """The times of the chats, and the tokens computed per second."""
-        flood = None if body is None else asyncio.create_task(self._flood(body))
-        before, began = await self._computed(), time.perf_counter()
+    async def chats(self, count: int, every_s: float) -> list[float]:
+        """The times of `count` chats, which begin `every_s` apart, or each when the one before has ended."""
         times = []
-        while time.perf_counter() - began < seconds:
-            await asyncio.sleep(self._every_s * self._random.uniform(0.8, 1.2) if chats else 0.2)
-            if chats:
-                times.append(await self._chat())
-        rate = (await self._computed() - before) / (time.perf_counter() - began)
-        if flood is not None:
+        for _ in range(count):
+            times.append(await self._chat())
+            await asyncio.sleep(max(0.0, every_s - times[-1]))
+        return times
+
+    @contextlib.asynccontextmanager
+    async def flooded(self, body: Callable[[], Body]) -> AsyncIterator[None]:
+        """The body is sent in the block, again when it is done, and hung up on at the end."""
+        flood = asyncio.create_task(self._flood(body))
+        try:
+            await asyncio.sleep(WARM_S)
+            yield
+        finally:
             flood.cancel()
             await asyncio.gather(flood, return_exceptions=True)
             await asyncio.sleep(1.0)  # until its requests have ended
-        return times, rate
+
+    async def rate(self, spending: Awaitable[T]) -> tuple[T, float]:
+        """What `spending` returns, and the tokens that the engine computes per second meanwhile."""
+        before, began = await self._computed(), time.perf_counter()
+        found = await spending
+        return found, (await self._computed() - before) / (time.perf_counter() - began)
 
     async def _flood(self, body: Callable[[], Body]) -> None:
         """One request after the other."""
@@ -137,15 +156,19 @@ async def run(url: str, args: argparse.Namespace) -> None:
     timeout = aiohttp.ClientTimeout(total=3600)
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
-        load = Load(session, args.every)
+        load = Load(session)
         asked = {name: body for name, body in bodies(random.Random(0)).items() if name in args.only}
-        await load.measure(5.0, bodies(random.Random(2))["n"], chats=True)  # compiles what is compiled late
+        async with load.flooded(bodies(random.Random(2))["n"]):
+            await load.chats(2, 0.0)  # compiles what is compiled late
         rows: dict[str, list[tuple[list[float], list[float], float]]] = {name: [] for name in asked}
         for _ in range(args.rounds):
             for name, body in asked.items():
-                alone, _ = await load.measure(args.seconds, None, chats=True)
-                _, rate = await load.measure(args.seconds, body, chats=False)
-                beside, together = await load.measure(args.seconds, body, chats=True)
+                alone = await load.chats(args.chats, 0.0)
+                every_s = args.every * statistics.median(alone)
+                async with load.flooded(body):
+                    _, rate = await load.rate(asyncio.sleep(args.chats * every_s))
+                async with load.flooded(body):
+                    beside, together = await load.rate(load.chats(args.chats, every_s))
                 rows[name].append((alone, beside, together / rate))
                 said = f"{_said(alone)} alone, {_said(beside)} beside"
                 print(f"  {name}: {said}, {rate:.0f} tokens/s, {together / rate:.2f}", flush=True)
@@ -168,11 +191,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--every", type=float, default=2.0)
+    parser.add_argument("--chats", type=int, default=8)
+    parser.add_argument("--every", type=float, default=5.0)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--only", nargs="*", default=["n", "prompts", "lists", "prompt", "messages"])
     args = parser.parse_args()
-    with server() as url:
+    with server(*([] if args.threads is None else ["--threads", str(args.threads)])) as url:
         asyncio.run(run(url, args))
 
 
