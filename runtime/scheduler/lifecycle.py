@@ -68,6 +68,7 @@ class Lifecycle:
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
+        request.uncached = request.prompt_len - min(self.pages.match(request).length, request.prompt_len)
         request.take_rank()
         bisect.insort(self.waiting, request, key=ORDER)
 

@@ -141,11 +141,14 @@ class Request:
         self.continues = submit.continues
         """Output of an engine that has died, until it has been replayed."""
         self.arrival = arrival
+        self.prompt_len = len(submit.ids)
         self.priority = submit.priority
         program = None if submit.hint is None else submit.hint.program
         self.flow_key = (submit.priority, program or submit.flow or submit.rid)
         self.flow = Flow(submit.priority)
         """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
+        self.uncached = self.prompt_len
+        """While it waits: prompt tokens that were not in the tree when it was enqueued."""
         self.rank = 2 * submit.priority
         """Higher goes first: twice the priority, less one while the flow yields."""
         self.order = (-self.rank, arrival)
@@ -158,7 +161,6 @@ class Request:
         """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
         self.seed = self.sampling.seed or 0
 
-        self.prompt_len = len(submit.ids)
         self.length = self.prompt_len
         self.computed_len = 0
         """Tokens whose KV is in pages."""

@@ -116,7 +116,7 @@ def test_a_list_has_its_share_whatever_comes(tiny_model: Any) -> None:
         chats += (timed.now - before) if sitting.sitting_out else 0.0
         if all(timed.local.results[rid].ended for rid in rids):
             break
-    assert 0.4 < chats / (timed.now - began) < 0.6
+    assert 1 / 3 < chats / (timed.now - began) < 0.6
 
 
 def test_two_lists_share_the_places(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], 
 def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
     assert judged(("chat", 1, 20), ("list", FEW + 1, 1)) == (["list"], 1 / 2)
     assert judged(("chat", 1, 20), ("list", FEW, 1)) == ([], 0.0)
-    assert judged(("chat", 1, 100), ("essay", 1, 101), ("list", 50, 9)) == (["essay", "list"], 2 / 3)
+    assert judged(("chat", 1, 200), ("essay", 1, 201), ("list", 50, 9)) == (["essay", "list"], 2 / 3)
     assert judged(("list", 50, 9)) == ([], 0.0)
     assert judged(("list", 50, 9), ("other", 50, 9)) == ([], 0.0)
 
@@ -185,6 +185,31 @@ def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -
         flows.join(one)
     assert not flows.judge(running, [])
     assert flows.share == 0.0
+
+
+def test_a_long_prompt_that_is_cached_is_light(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=16)
+    prompt = prompt_of(120)
+    for _ in range(2):
+        rid = local.submit(prompt, max_tokens=2)
+        uncached = local.scheduler._requests.requests[rid].uncached
+        local.run()
+    assert uncached == 1
+
+
+def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three ranks the middle one could fill the chunk of each step that is shared."""
+    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+    low = local.submit(prompt_of(60, 7), max_tokens=2, priority=-1)
+    for seed in range(300):
+        if seed % 10 == 0:
+            for priority in (0, 1):
+                local.submit(prompt_of(60, 100 + seed + priority), max_tokens=8, priority=priority)
+        local.step()
+        if local.results[low].ended:
+            return
+    pytest.fail("it never ended")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ Example, with chunks of 512 tokens:
 
     chat    1 request, decoding                                      light
     list    1,000 prompts of one body, of which 128 run              heavy: more than `FEW` requests
-    essay   1 request, 3,000 tokens of its prompt to be computed     heavy: more than a chunk
+    essay   1 request, 3,000 tokens of its prompt to be computed     heavy: more than two chunks
 
 Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
 they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 FEW = 8
 """Most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of one."""
 
+CHUNKS = 2
+"""Most chunks of prompts that a light flow has to compute: others wait for as many long steps."""
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
@@ -38,8 +41,7 @@ class Flow:
     queued: int = 0
     """Running and waiting requests. The spans of choices count, so it may exceed `open_requests`."""
     prefill_tokens: int = 0
-    """Prompt tokens of its running requests that are still to be computed. Nobody knows yet how much of a
-    waiting one's is cached."""
+    """Prompt tokens of its running and waiting requests that are still to be computed."""
     heavy: bool = False
     yields: bool = False
     """Its requests go behind others of their priority."""
@@ -48,11 +50,11 @@ class Flow:
 class Flows:
     """The flows that have requests.
 
-    chunk_tokens : a flow with more prompt tokens to compute is heavy
+    chunk_tokens : most prompt tokens of a step
     """
 
     def __init__(self, chunk_tokens: int) -> None:
-        self._chunk_tokens = chunk_tokens
+        self._most_tokens = CHUNKS * chunk_tokens
         self._flows: dict[tuple[int, str], Flow] = {}
         self.share = 0.0
         """Share of the highest priority's flows that yield, from 0 to 1."""
@@ -82,10 +84,11 @@ class Flows:
                 flow.prefill_tokens += request.prompt_len - request.computed_len
         for request in waiting:
             request.flow.queued += 1
+            request.flow.prefill_tokens += request.uncached
         light: set[int] = set()
         for flow in flows:
             flow.queued += flow.running
-            flow.heavy = flow.queued > FEW or flow.prefill_tokens > self._chunk_tokens
+            flow.heavy = flow.queued > FEW or flow.prefill_tokens > self._most_tokens
             if flow.queued and not flow.heavy:
                 light.add(flow.priority)
         changed = False

@@ -60,6 +60,7 @@ class Precedence:
         self._sat_out_s = 0.0
         """Seconds of sitting out that are not paid back."""
         self._share = SHARE
+        self._steps_shared = 0
         self._shared = self._leaves_out = False
 
     def begin(self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0) -> Turn:
@@ -80,11 +81,20 @@ class Precedence:
         if self._shared:
             decoding = [request for request in high if request.decoding]
             prefilling = [request for request in high if not request.decoding]
-            return Turn([*lower, *decoding], prefilling, most=top - 1)
+            return Turn([*self._in_turn(lower), *decoding], prefilling, most=top - 1)
         if high:
             places = int((RIDE - 1) / max(self._cost.of_a_row(len(high), bounded=False), 1e-9))
             high += [request for request in lower if request.decoding][:places]
         return Turn(high, least=top)
+
+    def _in_turn(self, lower: Sequence[Request]) -> list[Request]:
+        """Prefills of one rank could fill the chunk of every shared step: each of the ranks goes first in its
+        turn."""
+        ranks = sorted({request.rank for request in lower}, reverse=True)
+        self._steps_shared += 1
+        first = self._steps_shared % max(1, len(ranks))
+        place = {rank: (index - first) % len(ranks) for index, rank in enumerate(ranks)}
+        return sorted(lower, key=lambda request: place[request.rank])
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all requests: of one rank, or because nobody of the highest can go on."""
