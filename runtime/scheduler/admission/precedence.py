@@ -29,6 +29,10 @@ yield, it is their share of all flows, if that is more."""
 PATIENCE_S = 0.5
 """Seconds of steps that requests may sit out before their share is due."""
 
+PATIENCE_STEPS = 3
+"""And at least as long as this number of steps in which all take part. On a slow machine each of these may take
+longer than a chat does alone."""
+
 RIDE = 1.25
 """Rows of lower rank may make a decoding step this many times as long."""
 
@@ -61,6 +65,8 @@ class Precedence:
         """Seconds of sitting out that are not paid back."""
         self._share = SHARE
         self._steps_shared = 0
+        self._step_s = 0.0
+        """Average time of recent steps in which all took part."""
         self._shared = self._leaves_out = False
 
     def begin(self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0) -> Turn:
@@ -74,7 +80,8 @@ class Precedence:
             return self.begin_all(running)
         self._share = max(SHARE, yielding)
         # Few flows that go before many wait for less: else each would delay the many.
-        self._shared = self._sat_out_s >= PATIENCE_S * min(1.0, 2 * (1 - self._share))
+        patience_s = max(PATIENCE_S, PATIENCE_STEPS * self._step_s) * min(1.0, 2 * (1 - self._share))
+        self._shared = self._sat_out_s >= patience_s
         self._leaves_out = not self._shared
         high = [request for request in running if request.rank == top]
         lower = running[len(high) :]
@@ -104,6 +111,8 @@ class Precedence:
     def end(self, seconds: float) -> None:
         """The step took `seconds`."""
         paid_s = seconds * (1 - self._share) / self._share
+        if not self._leaves_out:
+            self._step_s += (seconds - self._step_s) / 4
         if self._leaves_out:
             self._sat_out_s += seconds
         elif self._shared:
