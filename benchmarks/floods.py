@@ -5,8 +5,8 @@
 Each round measures for each body, one after the other: `--chats` chats alone, the body alone, and the chats
 beside the body. A chat has 40 tokens, and comes `--every` times the median time of a chat alone after the one
 before. A body that is not done by then is hung up on, and one that is done is followed by the next. Prints a
-table for docs/performance.md: the 50th and 95th percentile of the chats; the ratio of the 95th to that alone in
-the same round; and the tokens per second of the engine beside chats, over those of the body alone.
+table for docs/performance.md: the 50th and 95th percentile of the chats; the ratio of the 95th to that alone
+in the same round; and the tokens per second of the engine beside chats, over those of the body alone.
 """
 
 from __future__ import annotations

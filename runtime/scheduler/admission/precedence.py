@@ -30,8 +30,8 @@ PATIENCE_S = 0.5
 """Seconds of steps that requests may sit out before their share is due."""
 
 PATIENCE_STEPS = 3
-"""And at least as long as this number of steps in which all take part. On a slow machine each of these may take
-longer than a chat does alone."""
+"""And at least as long as this number of steps in which all take part. On a slow machine each of these may
+take longer than a chat does alone."""
 
 RIDE = 1.25
 """Rows of lower rank may make a decoding step this many times as long."""
