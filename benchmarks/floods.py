@@ -145,11 +145,13 @@ class Load:
             await response.read()
 
     async def _computed(self) -> float:
-        async with self._session.get("/metrics") as response:
-            text = await response.text()
-        found = re.search(r"^ramify_model_tokens_total\S* ([\d.e+]+)", text, re.MULTILINE)
-        assert found is not None
-        return float(found[1])
+        """Tokens that the engine has computed. A scheduler in a long step may not answer /metrics in time."""
+        while True:
+            async with self._session.get("/metrics") as response:
+                text = await response.text()
+            found = re.search(r"^ramify_model_tokens_total\S* ([\d.e+]+)", text, re.MULTILINE)
+            if found is not None:
+                return float(found[1])
 
 
 async def run(url: str, args: argparse.Namespace) -> None:
