@@ -70,7 +70,7 @@ class Precedence:
         self._shared = self._leaves_out = False
 
     def begin(self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0) -> Turn:
-        """Begin a step. A shared one is given to lower ranks: these prefill and join before others.
+        """Begin a step. A shared one is given to a lower rank: its requests prefill and join before others.
 
         yielding : the share of the flows of the highest priority that yield
         """
@@ -86,22 +86,20 @@ class Precedence:
         high = [request for request in running if request.rank == top]
         lower = running[len(high) :]
         if self._shared:
-            decoding = [request for request in high if request.decoding]
-            prefilling = [request for request in high if not request.decoding]
-            return Turn([*self._in_turn(lower), *decoding], prefilling, most=top - 1)
+            rank = self._next_rank({request.rank for each in (running, waiting) for request in each} - {top})
+            first = [request for request in running if request.decoding or request.rank == rank]
+            last = [request for request in running if not request.decoding and request.rank != rank]
+            return Turn(first, last, most=rank)
         if high:
             places = int((RIDE - 1) / max(self._cost.of_a_row(len(high), bounded=False), 1e-9))
             high += [request for request in lower if request.decoding][:places]
         return Turn(high, least=top)
 
-    def _in_turn(self, lower: Sequence[Request]) -> list[Request]:
-        """Prefills of one rank could fill the chunk of every shared step: each of the ranks goes first in its
-        turn."""
-        ranks = sorted({request.rank for request in lower}, reverse=True)
+    def _next_rank(self, lower: set[int]) -> int:
+        """The rank whose prefills and admissions go first: each in its turn, as those of one could fill the
+        chunk of every shared step."""
         self._steps_shared += 1
-        first = self._steps_shared % max(1, len(ranks))
-        place = {rank: (index - first) % len(ranks) for index, rank in enumerate(ranks)}
-        return sorted(lower, key=lambda request: place[request.rank])
+        return sorted(lower)[self._steps_shared % len(lower)]
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all requests: of one rank, or because nobody of the highest can go on."""
