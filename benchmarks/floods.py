@@ -1,6 +1,6 @@
 """A chat beside one body that asks for very much, on a real server with the default model.
 
-    python -m benchmarks.floods [--rounds 3] [--chats 8] [--every 5] [--only n prompts …] [--threads 2]
+    python -m benchmarks.floods [--rounds 3] [--chats 8] [--every 10] [--only n prompts …] [--threads 2]
 
 Each round measures for each body, one after the other: `--chats` chats alone, the body alone, and the chats
 beside the body. A chat has 40 tokens, and comes `--every` times the median time of a chat alone after the one
@@ -194,7 +194,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chats", type=int, default=8)
-    parser.add_argument("--every", type=float, default=5.0)
+    parser.add_argument("--every", type=float, default=10.0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--only", nargs="*", default=["n", "prompts", "lists", "prompt", "messages"])
     args = parser.parse_args()
