@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import random
 import re
 import signal
@@ -171,9 +172,10 @@ async def run(url: str, args: argparse.Namespace) -> None:
                     _, rate = await load.rate(asyncio.sleep(args.chats * every_s))
                 async with load.flooded(body):
                     beside, together = await load.rate(load.chats(args.chats, every_s))
-                rows[name].append((alone, beside, together / rate))
+                over = together / rate if rate else math.nan  # a body that is refused computes nothing
+                rows[name].append((alone, beside, over))
                 said = f"{_said(alone)} alone, {_said(beside)} beside"
-                print(f"  {name}: {said}, {rate:.0f} tokens/s, {together / rate:.2f}", flush=True)
+                print(f"  {name}: {said}, {rate:.0f} tokens/s, {over:.2f}", flush=True)
     print("\n| body | chats alone: p50, p95 | beside it | p95 over alone | tokens/s, over without chats |")
     print("| --- | --- | --- | --- | --- |")
     for name, rounds in rows.items():
