@@ -206,6 +206,9 @@ class Generate(Message, frozen=True, kw_only=True):
     chunks leave more processor time for the model."""
     priority: int = 0
     """Higher goes first; see `ramify.priority`."""
+    flow: str = ""
+    """Requests of one flow share a place in the queue, as those of one body do. The requests of a program are
+    one; any other request without a flow is alone."""
     continues: Continuation | None = None
     """The chunks begin with this output again. With `sampling.seed`, what follows is what would have
     followed."""

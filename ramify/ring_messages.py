@@ -73,6 +73,7 @@ class Submit(Message, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
+    flow: str = ""
     continues: Continuation | None = None
     """See `Generate`, as for `every_s`."""
 
@@ -227,6 +228,12 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 
     key: str
     constraint: Constraint
+
+
+class DropGrammar(Message, frozen=True, kw_only=True):
+    """To a grammar compiler: nobody waits for this key any more. It is not answered, unless it has been."""
+
+    key: str
 
 
 # --- to the detokenizer -----------------------------------------------------------------------------

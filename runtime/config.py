@@ -314,6 +314,11 @@ class EngineConfig:
         """In the batches of all replicas, each of `max_running` requests, and in the queue together."""
         return self.replicas * max_running + self.max_waiting
 
+    def most_of_a_flow(self, max_running: int) -> int:
+        """`most_requests`, of one body or program: an eighth is left for others."""
+        most = self.most_requests(max_running)
+        return most - most // 8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig(EngineConfig):

@@ -284,9 +284,13 @@ class Engine:
                 remedy="Give a list, or call complete.",
             )
 
+        flow = self._frontend.new_rid()
+
         async def gather() -> list[Completion]:
             calls = (
-                self.acomplete(prompt, constraint=constraint, priority=priority, lora=lora, **sampling)
+                self.acomplete(
+                    prompt, constraint=constraint, priority=priority, lora=lora, flow=flow, **sampling
+                )
                 for prompt in found
             )
             return await asyncio.gather(*calls)
@@ -303,9 +307,11 @@ class Engine:
         scope: str = "",
         priority: int | None = None,
         lora: str | None = None,
+        flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`, on any event loop."""
+        """As `complete`, on any event loop. Calls of the same `flow` share a place in the queue, as the
+        prompts of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:
@@ -321,6 +327,7 @@ class Engine:
             every_s=HELD_S,
             priority=(self.priority or 0) if priority is None else priority,
             lora=self.lora if lora is None else lora,
+            flow=flow,
         )
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)
@@ -369,7 +376,7 @@ class Engine:
     ) -> list[bytes]:
         info = await self.info()
         way = pooling_for(info, pooling)
-        room = asyncio.Semaphore(info.max_running)
+        room, flow = asyncio.Semaphore(info.max_running), self._frontend.new_rid()
 
         async def pooled(prompt: tuple[Segment, ...]) -> bytes:
             request = Generate(
@@ -380,6 +387,7 @@ class Engine:
                 scope=scope,
                 priority=priority,
                 lora=lora,
+                flow=flow,
             )
             async with room:
                 last = [chunk async for chunk in self._generate(request)][-1]

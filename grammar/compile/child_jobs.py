@@ -3,7 +3,10 @@
 There are two lanes with one running job each:
 
     quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish here
-    slow    jobs that did not finish; one runs, on idle cores only, and the others are stopped (SIGSTOP)
+    slow    jobs that did not finish; one runs, on idle cores only, and the others wait, oldest first: stopped
+            (SIGSTOP), or where too many are, to be started again
+
+None is refused for waiting: it waits until it has run, or nobody wants its answer any more (`drop`).
 
 The model comes first. Compiling may take SHARE of one core. Jobs that start while that share is used up run
 on idle cores from the beginning.
@@ -24,10 +27,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from ramify.errors import InvalidConstraint, Overloaded, RamifyError
+from ramify.errors import InvalidConstraint, RamifyError
 from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 Answer = GrammarReady | GrammarFailed
@@ -36,14 +40,13 @@ QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
 """Most unused processor time that counts towards SHARE."""
-MAX_WAIT_S = 30.0
-"""How long a job may wait for the slow lane."""
 WALL_FACTOR = 4.0
-"""A job may run this many times its limit of processor time by the clock, since it may wait for an idle
-core."""
+"""A job may run this many times its limit of processor time by the clock: one that sleeps uses none. In the
+slow lane, the time in which it wants a core and gets none does not end it."""
 CHECK_S = 0.05
 MAX_STOPPED = 16
-"""Most jobs that wait for the slow lane; each keeps the memory that it has allocated."""
+"""Most jobs that are stopped; each keeps the memory that it has allocated. Further ones begin again later,
+and lose at most QUICK_S of work."""
 
 SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
 
@@ -94,6 +97,8 @@ class CompileJobs:
         self._quick: _Child | None = None
         self._slow: _Child | None = None
         self._stopped: deque[_Child] = deque()
+        self._again: deque[CompileGrammar] = deque()
+        """Jobs that wait for the slow lane behind those that are stopped, without a process."""
         self._credit_s = SAVED_S
         self._credit_at = time.monotonic()
 
@@ -101,14 +106,26 @@ class CompileJobs:
         self._queue.append(job)
         self._next_quick()
 
+    def drop(self, key: str) -> None:
+        """Nobody waits for the answer of the job `key`. One that runs in the quick lane goes on there."""
+        self._queue = deque([job for job in self._queue if job.key != key])
+        self._again = deque([job for job in self._again if job.key != key])
+        for child in [child for child in self._stopped if child.job.key == key]:
+            self._stopped.remove(child)
+            self._reap(child)
+        if self._slow is not None and self._slow.job.key == key:
+            self._reap(self._slow)
+            self._slow = None
+            self._next_slow()
+
     def close(self) -> None:
         """Kill all children."""
         for child in (self._quick, self._slow, *self._stopped):
             if child is not None:
                 self._reap(child)
         self._quick = self._slow = None
-        self._stopped.clear()
-        self._queue.clear()
+        for waiting in (self._stopped, self._queue, self._again):
+            waiting.clear()
 
     # --- lanes ------------------------------------------------------------------------------------
 
@@ -126,8 +143,10 @@ class CompileJobs:
     def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
         """Call `over` when `child` has taken `limit_s` of processor time, or WALL_FACTOR times that by the
         clock."""
-        used_s, running_s = _cpu_s(child.pid), child.running_s()
-        left_s = min(limit_s - (running_s if used_s is None else used_s), WALL_FACTOR * limit_s - running_s)
+        usage, running_s = _usage(child.pid), child.running_s()
+        left_s = limit_s - (running_s if usage is None else usage.cpu_s)
+        if usage is None or not usage.wants_core or child is not self._slow:
+            left_s = min(left_s, WALL_FACTOR * limit_s - running_s)
         if left_s <= 0.0:
             over(child)
         else:
@@ -144,15 +163,11 @@ class CompileJobs:
             os.kill(child.pid, signal.SIGSTOP)
             _run_on_idle_cores(child.pid)
             child.wall_s = child.running_s()
-            child.timer = self._loop.call_later(MAX_WAIT_S, self._waited_too_long, child)
             self._stopped.append(child)
         else:
-            self._fail(child, _busy(self._timeout_s))
+            self._reap(child)
+            self._again.append(child.job)
         self._next_quick()
-
-    def _waited_too_long(self, child: _Child) -> None:
-        self._stopped.remove(child)
-        self._fail(child, _busy(self._timeout_s))
 
     def _run_slow(self, child: _Child) -> None:
         self._slow = child
@@ -166,10 +181,12 @@ class CompileJobs:
     def _next_slow(self) -> None:
         if self._slow is None and self._stopped:
             child = self._stopped.popleft()
-            if child.timer is not None:
-                child.timer.cancel()
             child.since = time.monotonic()
             os.kill(child.pid, signal.SIGCONT)
+            self._run_slow(child)
+        elif self._slow is None and self._again:
+            child = self._start(self._again.popleft())
+            _run_on_idle_cores(child.pid)
             self._run_slow(child)
 
     # --- children ---------------------------------------------------------------------------------
@@ -239,13 +256,20 @@ class CompileJobs:
 _PROC = Path("/proc")
 
 
-def _cpu_s(pid: int) -> float | None:
-    """Processor time of a process in user and system mode (proc(5)); None where there is no /proc."""
+class _Usage(NamedTuple):
+    cpu_s: float
+    """Processor time in user and system mode."""
+    wants_core: bool
+    """It runs, or would if it had a core."""
+
+
+def _usage(pid: int) -> _Usage | None:
+    """Of a process (proc(5)); None where there is no /proc."""
     if not _PROC.is_dir():
         return None
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return _Usage((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R")
 
 
 def _run_on_idle_cores(pid: int) -> None:
@@ -259,14 +283,6 @@ def _run_on_idle_cores(pid: int) -> None:
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.setpriority(os.PRIO_PROCESS, pid, 19)
-
-
-def _busy(retry_after: float) -> Overloaded:
-    return Overloaded(
-        "Too many constraints that take long to compile are waiting.",
-        retry_after=retry_after,
-        remedy=SIMPLIFY,
-    )
 
 
 def _overrun(timeout_s: float) -> InvalidConstraint:

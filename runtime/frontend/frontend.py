@@ -398,13 +398,7 @@ class Frontend:
         self._check_open()
         if self._draining:
             raise EngineClosed("The engine is shutting down and takes no new requests.")
-        limit = self._config.most_requests(self._config.max_running or self.info.max_running)
-        if self.in_flight >= limit:
-            raise Overloaded(
-                f"{self.in_flight} requests are running or queued; the limit is {limit}.",
-                remedy="Send it again later.",
-                retry_after=1.0,
-            )
+        self._check_room(request)
         if request.sampling.n != 1:
             raise InvalidRequest("n must be 1 here: send one request per choice.", field="n")
         if request.rid.startswith(INTERNAL):
@@ -427,6 +421,22 @@ class Frontend:
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)
         return self._requests.begin(request)
+
+    def _check_room(self, request: Generate) -> None:
+        """Raises `Overloaded` where no more requests may be in flight, or no more of its flow."""
+        running = self._config.max_running or self.info.max_running
+        most, own = self._config.most_requests(running), self._requests.in_flow(request)
+        told = ""
+        if self.in_flight < most:
+            most = self._config.most_of_a_flow(running)
+            if own < most:
+                return
+            told = " of one body or program"
+        raise Overloaded(
+            f"{own if told else self.in_flight} requests{told} are running or queued; the limit is {most}.",
+            remedy="Send it again later.",
+            retry_after=1.0,
+        )
 
     async def _ask(self, message: Question) -> Reply | Texts:
         self._check_open()

@@ -104,6 +104,14 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             field="prompt",
             remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
         )
+    chat = request.chat or ()
+    if len(chat) > most_tokens:
+        raise PromptTooLong(
+            f"The chat has {len(chat)} messages, of a token or more each; this engine takes at most"
+            f" {most_tokens} tokens.",
+            field="messages",
+            remedy="Leave out earlier messages, or give the engine a larger context_length or kv_memory_gb.",
+        )
     most = most_tokens * MAX_TOKEN_CHARACTERS
     if (size := sum(map(len, _texts(request)))) > most:
         raise PromptTooLong(

@@ -7,6 +7,7 @@ request before is on its way, gets nothing of that one.
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
@@ -35,9 +36,15 @@ class Requests:
         self._ring = ring
         self.outputs: dict[str, OutputQueue] = {}
         """By the client's id."""
+        self._flows: collections.Counter[str] = collections.Counter()
+        """Requests in flight by flow."""
         self._numbers = itertools.count()
         self.quarantine = Quarantine(ring.send_alone, ring.end_alone)
         self._empty = asyncio.Event()
+
+    def in_flow(self, request: Generate) -> int:
+        """The number of requests in flight that share a place in the queue with `request`."""
+        return self._flows[_flow_of(request)]
 
     # --- begin and end ----------------------------------------------------------------------------
 
@@ -53,11 +60,17 @@ class Requests:
         except Exception as error:
             self.outputs.pop(request.rid, None)
             raise unsendable(error) from error
+        if flow := _flow_of(request):
+            self._flows[flow] += 1
         return output
 
     def close(self, rid: str) -> None:
         """Nobody reads its chunks any more: it is aborted unless it has ended."""
         output = self.outputs.pop(rid, None)
+        if output is not None and (flow := _flow_of(output.request)):
+            self._flows[flow] -= 1
+            if not self._flows[flow]:
+                del self._flows[flow]
         if output is not None and not output.ended:
             self._ring.send(Abort(rid=output.request.rid))
             output.ended = True
@@ -158,3 +171,8 @@ class Requests:
             except Exception as error:
                 log.exception("a request could not be sent again: %s", output.request.rid)
                 output.fail(unsendable(error))
+
+
+def _flow_of(request: Generate) -> str:
+    """The flow that `request` shares a place with; "" where it is alone."""
+    return (request.hint.program if request.hint is not None else "") or request.flow

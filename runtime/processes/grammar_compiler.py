@@ -17,7 +17,7 @@ from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.policy import prepare
 from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarReady
+from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, take_orders
@@ -25,7 +25,7 @@ from ramify.runtime.processes.worker_start import finish_startup
 
 
 async def serve(
-    inbox: Inbox[CompileGrammar], scheduler: Outbox, vocabulary: Vocabulary, orders: Orders
+    inbox: Inbox[CompileGrammar | DropGrammar], scheduler: Outbox, vocabulary: Vocabulary, orders: Orders
 ) -> None:
     """Answer the jobs of `inbox` until the process is killed."""
     config = orders.config
@@ -42,7 +42,14 @@ async def serve(
         timeout_s=config.grammar_timeout_s,
         enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),
     )
-    inbox.attach(asyncio.get_running_loop(), jobs.submit)
+
+    def handle(message: CompileGrammar | DropGrammar) -> None:
+        if isinstance(message, DropGrammar):
+            jobs.drop(message.key)
+        else:
+            jobs.submit(message)
+
+    inbox.attach(asyncio.get_running_loop(), handle)
     await asyncio.Event().wait()
 
 
@@ -50,7 +57,7 @@ def main() -> None:
     # The parent is the scheduler, which may outlive this process and needs the sockets.
     orders = take_orders("compiler", remove_sockets=False)
     path, vocab_size, stop_ids = sys.argv[1:]
-    inbox: Inbox[CompileGrammar] = Inbox(Path(path), CompileGrammar)
+    inbox: Inbox[CompileGrammar | DropGrammar] = Inbox(Path(path), CompileGrammar | DropGrammar)
     scheduler = Outbox(Sockets(Path(orders.sockets)).scheduler)
     vocabulary = load_vocabulary(
         Path(orders.tokenizer), vocab_size=int(vocab_size), stop_ids=map(int, stop_ids.split(","))

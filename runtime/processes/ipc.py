@@ -48,7 +48,17 @@ class Inbox(Generic[T]):
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
         if self._socket.poll(timeout_ms) == 0:
             return None
-        message = self._socket.recv()
+        return self.decode(self._socket.recv())
+
+    def recv_encoded(self, *, wait: bool) -> bytes | None:
+        """The next message for `decode`. Without `wait`, None where none has arrived."""
+        try:
+            return self._socket.recv(0 if wait else zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def decode(self, message: bytes) -> T | None:
+        """The message; None where it was refused, as `recv` says."""
         try:
             return self._decoder.decode(message)
         except msgspec.ValidationError as error:

@@ -30,6 +30,7 @@ from ramify.ring_messages import (
 from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
+from ramify.runtime.processes.flow_queue import FlowQueue
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
 from ramify.runtime.processes.time_limit import ProcessorTimeOver, processor_time_limit
@@ -83,6 +84,7 @@ class PromptTokenizer:
             lora_revision=request.lora_revision,
             every_s=request.every_s,
             priority=request.priority,
+            flow=request.flow,
             continues=request.continues,
         )
         if choices is not None:
@@ -331,8 +333,14 @@ def main() -> None:
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
     frontend.send(ready)
     finish_startup()
+    queue = FlowQueue()
     while True:
-        message = inbox.recv()
+        encoded = inbox.recv_encoded(wait=not queue)
+        while encoded is not None:
+            queue.put(encoded)
+            encoded = inbox.recv_encoded(wait=False)
+        taken = queue.take()
+        message = None if taken is None else inbox.decode(taken)
         if message is None:
             continue
         if not isinstance(message, Generate | Tokenize | Detokenize):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import Finish
 from ramify.ring_messages import Abort, Failed, Reply
+from ramify.runtime.scheduler.admission.flows import Flows
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.outputs.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
@@ -44,6 +45,7 @@ class Lifecycle:
     grammars: GrammarStore
     drafter: Drafter
     counters: Counters
+    flows: Flows
     reply: Callable[[Reply | Failed], None]
     clock: Callable[[], float]
     budgets: Budgets = dataclasses.field(default_factory=Budgets)
@@ -51,21 +53,30 @@ class Lifecycle:
     """All that were submitted and have not ended, by id."""
     compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
     waiting: list[Request] = dataclasses.field(default_factory=list)
-    """In the order of priority and arrival, as `running`."""
+    """In the order of rank and arrival, as `running`."""
     running: list[Request] = dataclasses.field(default_factory=list)
     sitting_out: int | None = None
-    """Running requests that the current step leaves out, and with them all waiting ones of lower priority;
+    """Running requests that the current step leaves out, and with them all waiting ones of lower rank;
     None where it leaves out nobody."""
 
     def arrive(self, request: Request) -> None:
         self.requests[request.rid] = request
         self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
+        self.flows.join(request)
         self.budgets.join(request)
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
+        request.uncached = request.prompt_len - min(self.pages.match(request).length, request.prompt_len)
+        request.take_rank()
         bisect.insort(self.waiting, request, key=ORDER)
+
+    def judge_flows(self) -> None:
+        """Decide which flows yield, and bring the lists in order."""
+        if self.flows.judge(self.running, self.waiting):
+            self.running.sort(key=ORDER)
+            self.waiting.sort(key=ORDER)
 
     def start(self, request: Request, now: float) -> None:
         """`request` has been admitted."""
@@ -81,13 +92,13 @@ class Lifecycle:
     def next_step_wants(self, requests: Sequence[Request]) -> bool:
         """The next step goes on with these requests, which are running, if they do not end."""
         running, waiting = self.running, self.waiting
-        joining = waiting and waiting[0].priority >= running[0].priority
+        joining = waiting and waiting[0].rank >= running[0].rank
         if self.sitting_out is not None:
             return not joining and len(requests) >= len(running) - self.sitting_out
-        if running[0].priority != running[-1].priority:
+        if running[0].rank != running[-1].rank:
             return not waiting and len(requests) == len(running)
-        # Others sit out while requests of a higher priority prefill.
-        return not (waiting and waiting[0].priority > running[0].priority)
+        # Others sit out while requests of a higher rank prefill.
+        return not (waiting and waiting[0].rank > running[0].rank)
 
     def next_chunks(self, budget: int) -> list[ScheduledRequest]:
         """The chunks of prompts that the next step computes, within `budget` tokens, if no request ends."""
@@ -172,6 +183,7 @@ class Lifecycle:
                 self.waiting.remove(part)
         self.drafter.ended(request)
         self.programs.leave(request)
+        self.flows.leave(request)
         self.budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
             self.grammars.forget(request.rid)

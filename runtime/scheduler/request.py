@@ -21,9 +21,11 @@ import numpy as np
 from ramify.constraint import Constraint
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
+from ramify.priority import MOST
 from ramify.radix.observe.evicted import Lost
 from ramify.ring_messages import Submit
 from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.scheduler.admission.flows import Flow
 from ramify.runtime.scheduler.outputs.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program
 from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 FORCED_RUN = 16
 """A request whose prompt is computed counts as decoding while at most this number of tokens is to be
 computed: tokens that a grammar forces do not wait for the budget of prefills."""
+
+LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
+"""The range of `Request.rank`."""
 
 Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
 """Token id, its log-probability, and the most likely (id, log-probability) pairs."""
@@ -136,9 +141,18 @@ class Request:
         self.continues = submit.continues
         """Output of an engine that has died, until it has been replayed."""
         self.arrival = arrival
+        self.prompt_len = len(submit.ids)
         self.priority = submit.priority
-        self.order = (-submit.priority, arrival)
-        """Its place among running and among waiting requests: highest priority first, then oldest."""
+        program = None if submit.hint is None else submit.hint.program
+        self.flow_key = (submit.priority, program or submit.flow or submit.rid)
+        self.flow = Flow(submit.priority)
+        """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
+        self.uncached = self.prompt_len
+        """While it waits: prompt tokens that were not in the tree when it was enqueued."""
+        self.rank = 2 * submit.priority
+        """Higher goes first: twice the priority, less one while the flow yields."""
+        self.order = (-self.rank, arrival)
+        """Its place among running and among waiting requests: highest rank first, then oldest."""
         self.max_tokens = max_tokens
         own_limit = any(one.uncounted for one in submit.preambles)
         self.answer_tokens = self.sampling.max_tokens if own_limit else None
@@ -147,7 +161,6 @@ class Request:
         """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
         self.seed = self.sampling.seed or 0
 
-        self.prompt_len = len(submit.ids)
         self.length = self.prompt_len
         self.computed_len = 0
         """Tokens whose KV is in pages."""
@@ -185,6 +198,12 @@ class Request:
         """Once this number of requests has been admitted since the start, no other goes first."""
         self.overdue = False
         """It was `due` when it was admitted, so it yields its place to nobody."""
+
+    def take_rank(self) -> None:
+        """Set `rank` and `order` by what the flow is now. The lists that are sorted by them must be sorted
+        anew."""
+        self.rank = 2 * self.priority - self.flow.yields
+        self.order = (-self.rank, self.arrival)
 
     @property
     def head(self) -> Request:

@@ -23,6 +23,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.admission.admission import Admission
 from ramify.runtime.scheduler.admission.chunk_size import ChunkSize
+from ramify.runtime.scheduler.admission.flows import Flows
 from ramify.runtime.scheduler.admission.policy import POLICIES
 from ramify.runtime.scheduler.admission.precedence import Precedence, Turn
 from ramify.runtime.scheduler.arrival import Arrivals
@@ -98,7 +99,15 @@ class Scheduler:
             rows=rows_of(runner.device),
         )
         self._requests = requests = Lifecycle(
-            pages, programs, self._outputs, grammars, self._drafter, counters, reply, clock
+            pages,
+            programs,
+            self._outputs,
+            grammars,
+            self._drafter,
+            counters,
+            Flows(config.chunk_tokens),
+            reply,
+            clock,
         )
         self._precedence = Precedence(self._drafter.cost)
         target = None if config.itl_target_ms is None else config.itl_target_ms / 1e3
@@ -202,10 +211,11 @@ class Scheduler:
         return output
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
-        """Give the running requests that take part, highest priority and oldest first, what they need, and
+        """Give the running requests that take part, highest rank and oldest first, what they need, and
         admit waiting ones."""
         requests, precedence = self._requests, self._precedence
-        turn = precedence.begin(requests.running, requests.waiting)
+        requests.judge_flows()
+        turn = precedence.begin(requests.running, requests.waiting, requests.flows.share)
         plan = self._schedule(turn, now)
         if not plan and turn.leaves_out:
             plan = self._schedule(precedence.begin_all(requests.running), now)
@@ -323,7 +333,7 @@ class Scheduler:
 
     def _make_room(self, request: Request) -> bool:
         """Find pages for all tokens of `request`, if need be by retracting the newest requests of the lowest
-        priority.
+        rank.
 
         False where `request` itself was retracted.
         """

@@ -96,8 +96,9 @@ class Service:
         return service
 
     def check_count(self, generations: int) -> None:
-        """Raise `InvalidRequest` where a request asks for more generations than batch and queue can hold."""
-        limit = self.config.most_requests(self.max_running)
+        """Raise `InvalidRequest` where a request asks for more generations than one may have in batch and
+        queue."""
+        limit = self.config.most_of_a_flow(self.max_running)
         if generations > limit:
             raise InvalidRequest(
                 f"The request asks for {generations} generations; this server takes at most {limit}.",

@@ -153,11 +153,72 @@ def test_long_jobs_take_turns_and_all_end() -> None:
     assert all(isinstance(outcome, GrammarReady) for outcome in answers)
 
 
-def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_jobs_wait_without_a_process_where_too_many_are_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
-    answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=0.5, quick_s=0.02))
-    codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
-    assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
+    answers = wait(run([told(f"spin{i}") for i in range(6)], behave, quick_s=0.02))
+    assert [outcome.key for outcome in answers] == [f"spin{i}" for i in range(6)]
+    assert all(isinstance(outcome, GrammarReady) for outcome in answers)
+
+
+async def _dropped() -> list[str]:
+    """Five jobs that hang, one in each place, and then one that ends."""
+    answers: list[str] = []
+    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0)
+    try:
+        for job in ("hang1", "hang2", "hang3"):
+            runner.submit(told(job))
+            assert runner._quick is not None
+            runner._quick_over(runner._quick)
+        for job in ("hang4", "hang5", "fine"):
+            runner.submit(told(job))
+        assert runner._slow is not None
+        assert [runner._slow.job.key, *(child.job.key for child in runner._stopped)] == ["hang1", "hang2"]
+        assert [job.key for job in runner._again] == ["hang3"]
+        for job in ("hang5", "hang2", "hang1", "unknown"):
+            runner.drop(job)
+        assert runner._slow.job.key == "hang3"
+        assert runner._quick is not None
+        runner._quick_over(runner._quick)
+        while not answers:
+            await asyncio.sleep(0.01)
+        runner.drop("hang3")
+        assert runner._slow.job.key == "hang4"
+        assert not [*runner._stopped, *runner._queue, *runner._again]
+        return answers
+    finally:
+        runner.close()
+
+
+def test_a_job_that_nobody_waits_for_is_dropped_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
+    assert wait(_dropped()) == ["fine"]
+
+
+async def _starved(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Answer] = []
+    runner = CompileJobs(behave, answers.append, timeout_s=1.0)
+    try:
+        runner.submit(told("hang"))
+        assert runner._quick is not None
+        runner._quick_over(runner._quick)
+        child = runner._slow
+        assert child is not None
+        child.wall_s = 1e6
+        for wants_core in (True, False):
+            usage = child_jobs._Usage(0.2, wants_core)
+            monkeypatch.setattr(child_jobs, "_usage", lambda pid, usage=usage: usage)
+            if child.timer is not None:
+                child.timer.cancel()
+            runner._watch(child, 1.0, runner._overran)
+            assert bool(answers) == (not wants_core)
+    finally:
+        runner.close()
+
+
+def test_a_job_that_gets_no_core_is_not_refused_for_taking_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait(_starved(monkeypatch))
 
 
 def test_children_end_with_their_parent() -> None:

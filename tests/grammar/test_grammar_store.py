@@ -9,7 +9,7 @@ from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.grammar.compile.job import answer
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 
@@ -28,11 +28,17 @@ class Compiler:
         self.store = GrammarStore(
             tiny(),
             find=self.on_disk.get,
-            send=self.jobs.append,
+            send=self._take,
             restart=self._restart,
             clock=lambda: self.now,
             cache_bytes=cache_bytes,
         )
+
+    def _take(self, message: CompileGrammar | DropGrammar) -> None:
+        if isinstance(message, CompileGrammar):
+            self.jobs.append(message)
+        else:
+            self.jobs = [job for job in self.jobs if job.key != message.key]
 
     def _restart(self) -> None:
         self.restarts += 1
@@ -97,9 +103,22 @@ def test_a_busy_compiler_may_be_asked_again_at_once() -> None:
 def test_an_answer_that_nobody_waits_for_is_kept() -> None:
     compiler = Compiler()
     compiler.store.request("1", A)
+    on_its_way = answer(compiler.jobs[0], tiny())
     compiler.store.forget("1")
-    assert compiler.answer() == []
+    assert compiler.store.deliver(on_its_way) == []
     assert compiler.store.request("2", A) is not None
+
+
+def test_a_job_is_dropped_with_the_last_request_that_waits_for_it() -> None:
+    compiler = Compiler()
+    for rid in "12":
+        compiler.store.request(rid, A)
+    compiler.store.forget("1")
+    assert compiler.keys() == [A.key]
+    compiler.store.forget("2")
+    assert compiler.keys() == []
+    assert compiler.store.request("3", A) is None
+    assert compiler.answer() == [("3", "grammar")]
 
 
 def test_a_compiler_that_dies_is_given_its_jobs_again_once() -> None:
@@ -131,7 +150,7 @@ def test_aborted_requests_get_nothing() -> None:
     compiler.store.forget("3")
     compiler.store.forget("unknown")
     assert compiler.answer() == [("2", "grammar")]
-    assert compiler.answer() == []
+    assert compiler.keys() == []
     assert compiler.store.waiting == 0
 
 

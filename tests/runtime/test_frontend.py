@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
-from ramify.messages import Finish, Generate, TextChunk
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, Overloaded, PromptTooLong, WorkerDied
+from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.ring_messages import Abort, Failed, GetStats, StepText
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine import Engine
@@ -148,6 +148,45 @@ def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(ask())
     assert [(type(one), one.rid[0]) for one in sent] == [(GetStats, "~")]
+
+
+def test_one_body_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
+    frontend = Frontend(EngineConfig(max_running=8, max_waiting=8))
+    monkeypatch.setattr(frontend, "_closed", None)
+    monkeypatch.setattr(frontend._ring, "send", lambda message: None)
+    for index in range(14):
+        frontend._open(Generate(rid=f"b{index}", prompt=("Q",), flow="body"))
+    with pytest.raises(
+        Overloaded, match="14 requests of one body or program are running or queued; the limit is 14"
+    ):
+        frontend._open(Generate(rid="b14", prompt=("Q",), flow="body"))
+    for rid in ("chat", "other"):
+        frontend._open(Generate(rid=rid, prompt=("Q",)))
+    with pytest.raises(Overloaded, match="16 requests are running or queued; the limit is 16"):
+        frontend._open(Generate(rid="third", prompt=("Q",)))
+    for rid in ("b3", "b4", "chat"):
+        frontend._requests.close(rid)
+    assert frontend._requests.in_flow(Generate(rid="r", flow="body")) == 12
+    frontend._open(Generate(rid="b14", prompt=("Q",), flow="body"))
+
+
+def test_a_chat_of_more_messages_than_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
+    frontend = Frontend(EngineConfig(max_running=8))
+    monkeypatch.setattr(frontend, "_closed", None)
+    sent: list[Any] = []
+    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    hello = ChatMessage(role="user", content="hi")
+    frontend._open(Generate(rid="a", chat=(hello,) * 9))
+    with pytest.raises(PromptTooLong, match="10 messages") as refused:
+        frontend._open(Generate(rid="b", chat=(hello,) * 10))
+    assert refused.value.field == "messages"
+    assert refused.value.remedy
+    thoughts = ChatMessage(role="assistant", content="", reasoning="x" * 2000)
+    with pytest.raises(PromptTooLong, match="characters"):
+        frontend._open(Generate(rid="c", chat=(hello, thoughts)))
+    assert len(sent) == 1
 
 
 def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ramify.grammar.compile.job import answer
 from ramify.ring_messages import ChoiceTokens, Submit
 from ramify.runtime.scheduler.admission import admission, precedence
 from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES
-from ramify.runtime.scheduler.admission.precedence import PATIENCE_S, SHARE, Precedence
+from ramify.runtime.scheduler.admission.precedence import PATIENCE_S, PATIENCE_STEPS, SHARE, Precedence
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
@@ -251,7 +251,7 @@ def test_lower_priorities_have_their_share_of_the_time(steps: list[tuple[float, 
         seconds = together_s if takes_part else alone_s
         turns.end(seconds)
         total, shared = total + seconds, shared + seconds * takes_part
-        assert shared >= SHARE * (total - PATIENCE_S - longest) - 1e-9
+        assert shared >= SHARE * (total - max(PATIENCE_S, PATIENCE_STEPS * longest) - longest) - 1e-9
         assert shared <= SHARE * total + longest + 1e-9
 
 

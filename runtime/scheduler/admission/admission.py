@@ -1,4 +1,4 @@
-"""Which waiting requests join the batch: by priority, then by the policy, while tokens and pages last.
+"""Which waiting requests join the batch: by rank, then by the policy, while tokens and pages last.
 
 Example, under the policy `prefix` and with a budget of 100 tokens:
 
@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ramify.priority import MOST
 from ramify.radix.lock import Match
+from ramify.runtime.scheduler.admission.flows import Flow
 from ramify.runtime.scheduler.admission.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.request import Request, common_prefix
+from ramify.runtime.scheduler.request import LEAST_RANK, MOST_RANK, Request, common_prefix
 
 WINDOW = 256
 """Waiting requests that the policy looks at, the first ones: matching costs about 20 us each."""
@@ -37,8 +37,8 @@ OVERTAKING_BATCHES = 4
 more admissions."""
 
 
-ALL = (-MOST, MOST)
-"""All priorities."""
+ALL = (LEAST_RANK, MOST_RANK)
+"""All ranks."""
 
 
 class Candidate(NamedTuple):
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 class Admission:
     """Picks from the waiting requests. These, and the running ones, are in the order of `Request.order`.
 
-    Priority and then the policy say who overtakes whom. A request that has been overtaken for long enough
+    Rank and then the policy say who overtakes whom. A request that has been overtaken for long enough
     goes first (`OVERTAKING`), and keeps its place: counted in admissions, so that nobody starves, at any load
     and on any engine. Only branches of the same fork as the first request may still go before it.
 
@@ -81,14 +81,14 @@ class Admission:
         """The requests that join now, pages taken; at most as many as prefill within `budget` tokens.
 
         The first request that does not fit into the pages ends the round: no smaller one overtakes it. Where
-        places or pages are short, running requests of lower priority are retracted.
+        places or pages are short, running requests of lower rank are retracted.
 
-        joining : the least and the greatest priority of requests that may join; who is due may have less
+        joining : the least and the greatest rank of requests that may join; who is due may have less
         """
         admitted: list[Request] = []
         chunk, kept = budget, 0
         least, most = joining
-        if budget <= 0 or not waiting or not (waiting[-1].priority <= most and waiting[0].priority >= least):
+        if budget <= 0 or not waiting or not (waiting[-1].rank <= most and waiting[0].rank >= least):
             return admitted
         if len(running) >= self._max_running and _victim(running, waiting[0]) is None:
             return admitted
@@ -102,6 +102,7 @@ class Admission:
         match = self._pages.match if self._policy.needs_match else _unmatched
         candidates = [Candidate(request, match(request)) for request in window]
         candidates.sort(key=lambda found: self._order(found, now))
+        candidates = self._fairly(candidates)
         if self._policy.siblings_together:
             candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]
@@ -128,12 +129,12 @@ class Admission:
 
     def _may_join(self, request: Request, least: int, most: int) -> bool:
         assert request.due is not None
-        return request.priority <= most and (request.priority >= least or request.due <= self._admitted)
+        return request.rank <= most and (request.rank >= least or request.due <= self._admitted)
 
     def _admit(
         self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
-        """Take the pages of `request`, if need be those of requests of lower priority."""
+        """Take the pages of `request`, if need be those of requests of lower rank."""
         while True:
             others = len(running) + len(admitted)
             if self._pages.try_admit(request, match, RESERVED_PAGES * others):
@@ -144,7 +145,7 @@ class Admission:
                 return False
 
     def _retract_for(self, request: Request, running: Sequence[Request]) -> bool:
-        """Retract one request of lower priority; False where there is none."""
+        """Retract one request of lower rank; False where there is none."""
         victim = _victim(running, request)
         if victim is not None:
             self._retract(victim)
@@ -156,7 +157,24 @@ class Admission:
         if request.due <= self._admitted:
             return False, 0, request.due, request.arrival
         matched = 0 if found.match is None else found.match.length
-        return True, -request.priority, self._policy.key(request, matched, now), request.arrival
+        return True, -request.rank, self._policy.key(request, matched, now), request.arrival
+
+    def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Of requests of one rank, those of the heavy flow with fewer places go first: two long lists get as
+        many each. The calls of programs stay in the order of the policy, which weighs programs."""
+        taken: dict[Flow, int] = {}
+        order: list[tuple[bool, int, int]] = []
+        for request, _ in candidates:
+            assert request.due is not None
+            flow, place = request.flow, 0
+            waits = request.due > self._admitted
+            if waits and flow.heavy and request.hint is None:
+                place = taken.get(flow, flow.running)
+                taken[flow] = place + 1
+            order.append((waits, -request.rank if waits else 0, place))
+        if len(taken) < 2:
+            return candidates
+        return [candidates[index] for index in sorted(range(len(candidates)), key=order.__getitem__)]
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
         """The number of tokens that `request` shares with one that prefills and that are not computed there.
@@ -168,8 +186,8 @@ class Admission:
         if matched >= limit:
             return None
         for other in prefilling:
-            # One of lower priority may sit out.
-            if other.scope == request.scope and other.priority >= request.priority:
+            # One of lower rank may sit out.
+            if other.scope == request.scope and other.rank >= request.rank:
                 shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
                 states = self._pages.states
                 if shared > matched and (
@@ -184,17 +202,25 @@ def _unmatched(request: Request) -> None:
 
 
 def _window(waiting: Sequence[Request]) -> Sequence[Request]:
-    """The first `WINDOW` requests, and the oldest of the others where these are of lower priority."""
-    window = waiting[:WINDOW]
-    if len(waiting) > WINDOW and waiting[-1].priority < waiting[0].priority:
-        return [*window, min(waiting[WINDOW:], key=lambda request: request.arrival)]
+    """The first `WINDOW` requests, the oldest of the others where these are of lower rank, and the first of
+    each heavy flow that has none before."""
+    if len(waiting) <= WINDOW:
+        return waiting
+    window = list(waiting[:WINDOW])
+    if waiting[-1].rank < waiting[0].rank:
+        window.append(min(waiting[WINDOW:], key=lambda request: request.arrival))
+    seen = {request.flow for request in window}
+    for request in waiting[WINDOW:]:
+        if request.flow.heavy and request.flow not in seen:
+            seen.add(request.flow)
+            window.append(request)
     return window
 
 
 def _victim(running: Sequence[Request], request: Request) -> Request | None:
-    """The newest running request of the lowest priority, where that is below the priority of `request`."""
+    """The newest running request of the lowest rank, where that is below the rank of `request`."""
     for other in reversed(running):
-        if other.priority >= request.priority:
+        if other.rank >= request.rank:
             return None
         if not other.overdue:
             return other

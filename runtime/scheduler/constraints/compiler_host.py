@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, CompilerDied
+from ramify.ring_messages import CompileGrammar, CompilerDied, DropGrammar
 from ramify.runtime.processes.ipc import Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, spawn
 
@@ -40,7 +40,7 @@ class CompilerHost:
             target=self._announce_death, args=(self._process, self.generation), daemon=True
         ).start()
 
-    def send(self, message: CompileGrammar) -> None:
+    def send(self, message: CompileGrammar | DropGrammar) -> None:
         if self._outbox is None:
             self.start()
         assert self._outbox is not None

@@ -18,7 +18,7 @@ from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Preamble
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 
@@ -49,7 +49,7 @@ class GrammarStore:
         self,
         vocabulary: Vocabulary,
         *,
-        send: Callable[[CompileGrammar], None],
+        send: Callable[[CompileGrammar | DropGrammar], None],
         restart: Callable[[], None],
         find: Callable[[str], GrammarReady | None] = lambda key: None,
         clock: Callable[[], float] = time.monotonic,
@@ -129,10 +129,14 @@ class GrammarStore:
         return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
 
     def forget(self, rid: str) -> None:
-        """Let `rid` no longer wait for its grammar."""
-        for job in self._jobs.values():
+        """Let `rid` no longer wait for its grammar. A job that nobody waits for is dropped."""
+        for key, job in self._jobs.items():
             if rid in job.waiting:
                 job.waiting.remove(rid)
+                if not job.waiting:
+                    del self._jobs[key]
+                    self._send(DropGrammar(key=key))
+                return
 
     def compiler_died(self) -> Settled:
         """The compiler's process has died: a new one gets its jobs. Jobs that saw two processes die fail.

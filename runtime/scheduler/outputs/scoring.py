@@ -262,7 +262,7 @@ class Scorer:
         request = Request(submit, arrival=head.arrival, max_tokens=0)
         request.adapter, request.scope = head.adapter, head.scope
         request.scoring, request.program = ScoringState(choices, span, head), head.program
-        request.served_before = head.served_before
+        request.served_before, request.flow = head.served_before, head.flow
         # The statistics are kept by the head.
         request.stats.first_pass, request.stats.cached_tokens = head.arrival, 0
         choices.open.add(request)

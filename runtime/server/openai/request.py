@@ -181,6 +181,7 @@ def parse_request(
                 lora=lora_of(service, header["model"]),
                 every_s=0.0 if stream else HELD_S,
                 priority=priority,
+                flow=prompt.rid,
             )
             for index, (prompt, options) in enumerate(choices)
         ],

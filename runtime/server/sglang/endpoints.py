@@ -310,6 +310,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
                 scope=scope,
                 lora=loras[index],
                 priority=priority,
+                flow=rids[0],
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)

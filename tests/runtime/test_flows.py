@@ -1,0 +1,242 @@
+"""Flows: requests that came together share one place, and nobody is worse off where there is one alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.messages import ProgramHint
+from ramify.ring_messages import Submit
+from ramify.runtime.scheduler.admission import admission, precedence
+from ramify.runtime.scheduler.admission.flows import FEW, Flows
+from ramify.runtime.scheduler.request import Request
+from ramify.sampling_params import SamplingParams
+from tests.runtime.local import LocalScheduler
+from tests.runtime.test_overlap import told
+from tests.runtime.test_priority import Mixed, Timed, chat
+from tests.runtime.test_scheduler import prompt_of
+
+ROOM = {"max_running": 16, "num_pages": 400}
+
+
+def listed(
+    local: LocalScheduler, count: int, tokens: int = 40, length: int = 20, name: str = "list"
+) -> list[str]:
+    """`count` prompts of one body."""
+    first = sum(map(ord, name))
+    return [
+        local.submit(prompt_of(length, first + row), max_tokens=tokens, ignore_eos=True, flow=name)
+        for row in range(count)
+    ]
+
+
+def alone(model: Any, **options: Any) -> float:
+    timed = Timed(model, **options)
+    return timed.time_of(chat(timed.local))
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda local: listed(local, 60),
+        lambda local: [
+            local.submit(prompt_of(20), max_tokens=60, ignore_eos=True, flow="n") for _ in range(32)
+        ],
+        lambda local: listed(local, 12, length=500, tokens=4),
+        lambda local: listed(local, 1, length=1500, tokens=4),
+    ],
+    ids=["many-prompts", "many-choices", "long-prompts", "one-long-prompt"],
+)
+@pytest.mark.parametrize("policy", ["program", "fcfs"])
+def test_a_chat_beside_any_one_body_takes_at_most_three_times_as_long(
+    tiny_model: Any, flood: Any, policy: str
+) -> None:
+    options = {
+        "max_running": 32,
+        "num_pages": 100,
+        "chunk_tokens": 64,
+        "context_length": 1600,
+        "policy": policy,
+    }
+    usual = alone(tiny_model, **options)
+    timed = Timed(tiny_model, **options)
+    flood(timed.local)
+    for begun in range(2):
+        for _ in range(4):
+            timed.local.step()
+        assert timed.time_of(chat(timed.local, seed=90 + begun)) < 3 * usual
+
+
+def test_a_chat_is_admitted_in_the_next_step(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=4)
+    rids = listed(local, 12, tokens=10)
+    for _ in range(5):
+        local.step()
+    running = local.scheduler._requests.running
+    assert [request.rid for request in running] == rids[:4]
+    new = chat(local)
+    local.step()
+    assert [request.rid for request in running] == [new, *rids[:3]]
+    local.run()
+    assert [len(local.results[rid].ids) for rid in rids] == [10] * 12
+    assert sum(local.results[rid].usage.retractions for rid in rids) == 1  # type: ignore[union-attr]
+
+
+def test_a_list_beside_chats_loses_little_time(tiny_model: Any) -> None:
+    """A chat in every half second, whose 0.13 s are its own."""
+
+    def seconds(chats: bool) -> tuple[float, int]:
+        timed = Timed(tiny_model, **ROOM)
+        rids, began, sent = listed(timed.local, 80), timed.now, 0
+        while not all(timed.local.results[rid].ended for rid in rids):
+            if chats and timed.now > began + sent / 2:
+                chat(timed.local, seed=sent)
+                sent += 1
+            timed.local.step()
+        return timed.now - began, sent
+
+    apart, _ = seconds(chats=False)
+    beside, sent = seconds(chats=True)
+    assert sent > 2
+    assert beside - apart < 1.1 * sent * alone(tiny_model)
+
+
+def test_a_list_has_its_share_whatever_comes(tiny_model: Any) -> None:
+    """With a chat at any time, the list and the chats have half of the time each."""
+    timed = Timed(tiny_model, **ROOM)
+    rids, told_at, began = listed(timed.local, 32), "", timed.now
+    chats = 0.0
+    for seed in range(10_000):
+        if not told_at or timed.local.results[told_at].ended:
+            told_at = chat(timed.local, seed=seed)
+        before, sitting = timed.now, timed.local.scheduler._requests
+        timed.local.step()
+        chats += (timed.now - before) if sitting.sitting_out else 0.0
+        if all(timed.local.results[rid].ended for rid in rids):
+            break
+    assert 1 / 3 < chats / (timed.now - began) < 0.6
+
+
+def test_two_lists_share_the_places(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WINDOW", 16)
+    local = LocalScheduler(tiny_model, max_running=10, policy="fcfs")
+    listed(local, 40, tokens=12)
+    for _ in range(3):
+        local.step()
+    listed(local, 40, tokens=12, name="other")
+    for _ in range(40):
+        local.step()
+    running = [request.flow_key[1] for request in local.scheduler._requests.running]
+    assert 3 <= running.count("list") <= 7
+    assert len(running) == 10
+
+
+def test_the_calls_of_a_program_are_one_flow(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=10)
+    for row in range(30):
+        hint = ProgramHint(program="p", name="p")
+        local.submit(prompt_of(20, row), max_tokens=40, ignore_eos=True, hint=hint)
+    for _ in range(3):
+        local.step()
+    new = chat(local)
+    local.step()
+    assert local.scheduler._requests.running[0].rid == new
+
+
+# --- who yields -----------------------------------------------------------------------------------
+
+
+def request(flow: str, priority: int = 0, prompt: int = 1, rid: str = "r") -> Request:
+    submit = Submit(rid=rid, ids=(1,) * prompt, sampling=SamplingParams(), priority=priority, flow=flow)
+    return Request(submit, arrival=0.0, max_tokens=1)
+
+
+def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], float]:
+    """The flows that yield, of (name, requests, prompt tokens of each); and the share of flows that do."""
+    flows = Flows(chunk)
+    running = [request(name, prompt=length) for name, count, length in groups for _ in range(count)]
+    for one in running:
+        flows.join(one)
+    flows.judge(running, [])
+    assert {one.flow_key[1] for one in running if one.rank < 0} == {
+        one.flow_key[1] for one in running if one.flow.yields
+    }
+    yielding = sorted({one.flow_key[1] for one in running if one.flow.yields})
+    for one in running:
+        flows.leave(one)
+    assert not flows._flows
+    return yielding, flows.share
+
+
+def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
+    assert judged(("chat", 1, 20), ("list", FEW + 1, 1)) == (["list"], 1 / 2)
+    assert judged(("chat", 1, 20), ("list", FEW, 1)) == ([], 0.0)
+    assert judged(("chat", 1, 200), ("essay", 1, 201), ("list", 50, 9)) == (["essay", "list"], 2 / 3)
+    assert judged(("list", 50, 9)) == ([], 0.0)
+    assert judged(("list", 50, 9), ("other", 50, 9)) == ([], 0.0)
+
+
+def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -> None:
+    flows = Flows(100)
+    running = [request("list") for _ in range(20)] + [request("chat", priority=-1)]
+    for one in running:
+        flows.join(one)
+    assert not flows.judge(running, [])
+    assert flows.share == 0.0
+
+
+def test_a_long_prompt_that_is_cached_is_light(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=16)
+    prompt = prompt_of(120)
+    for _ in range(2):
+        rid = local.submit(prompt, max_tokens=2)
+        uncached = local.scheduler._requests.requests[rid].uncached
+        local.run()
+    assert uncached == 1
+
+
+def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three ranks the middle one could fill the chunk of each step that is shared."""
+    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+    low = local.submit(prompt_of(60, 7), max_tokens=2, priority=-1)
+    for seed in range(300):
+        if seed % 10 == 0:
+            for priority in (0, 1):
+                local.submit(prompt_of(60, 100 + seed + priority), max_tokens=8, priority=priority)
+        local.step()
+        if local.results[low].ended:
+            return
+    pytest.fail("it never ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience_s", [0.5, 0.03])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": True, "longest": 40, "speculation": True},
+        {"overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
+    ],
+    ids=["overlap-and-drafts", "short-of-pages"],
+)
+def test_the_same_tokens(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, patience_s: float
+) -> None:
+    expected = Mixed(tiny_folder, (0,), **options).run()
+    monkeypatch.setattr(precedence, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(precedence, "RIDE", 1.0)
+    load = Mixed(tiny_folder, (0,), **options)
+    chosen, submit = load.random.__class__(5), load.local.submit
+
+    def submitted(ids: Any, **given: Any) -> str:
+        return submit(ids, flow=chosen.choice(("", "list", "list", "list")), **given)
+
+    load.local.submit = submitted  # type: ignore[method-assign]
+    monkeypatch.setattr("ramify.runtime.scheduler.admission.flows.FEW", 1)
+    found = load.run()
+    assert [told(result) for result in found] == [told(result) for result in expected]
+    assert load.sat_out > 20
+    assert load.local.cache.counts().in_use == 0
