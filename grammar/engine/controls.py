@@ -72,7 +72,3 @@ class ControlMatcher:
     @property
     def complete(self) -> bool:
         return self._inner.complete
-
-    @property
-    def free(self) -> bool:
-        return self._inner.free

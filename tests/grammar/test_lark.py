@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.constraint import Constraint
-from ramify.errors import EngineError, InvalidConstraint
+from ramify.errors import InvalidConstraint
 from ramify.grammar.engine import lark_rules
 from ramify.grammar.engine.llguidance import LLGuidanceGrammar, LLGuidanceMatcher, compile_constraint
 from ramify.grammar.engine.load import prepare_library
@@ -239,6 +239,30 @@ def test_a_prefix_comes_first() -> None:
     assert matcher.complete
 
 
+ALTERNATIVES = {
+    "texts": lambda count: "start: " + " | ".join(f'"word{i}"' for i in range(count)),
+    "rules": lambda count: "\n".join(
+        ["start: " + " | ".join(f"r{i}" for i in range(count))] + [f'r{i}: "w{i}"' for i in range(count)]
+    ),
+    "after a word": lambda count: "start: WORD (" + " | ".join(f'"w{i}"' for i in range(count)) + ")\nWORD: /[a-b]/",
+    "a terminal": lambda count: "start: WORD\nWORD: " + " | ".join(f'"word{i}"' for i in range(count)),
+}
+
+
+@pytest.mark.parametrize("form", ALTERNATIVES)
+def test_many_alternatives_are_taken_or_refused_at_once(form: str) -> None:
+    make = ALTERNATIVES[form]
+    compile_lark(make(500), tiny())
+    compile_lark(make(1900), tiny())
+    if form == "a terminal":
+        compile_lark(make(2100), tiny())
+        return
+    with pytest.raises(InvalidConstraint, match="max is 2000") as error:
+        compile_lark(make(2100), tiny())
+    assert error.value.field == "lark"
+    assert "as one terminal" in (error.value.remedy or "")
+
+
 def test_a_grammar_that_grows_too_ambiguous_ends_with_its_reason() -> None:
     matcher = grammar('start: start start start | start start | "a" | ""').matcher()
 
@@ -247,14 +271,14 @@ def test_a_grammar_that_grows_too_ambiguous_ends_with_its_reason() -> None:
             mask_of(matcher, tiny())
             assert matcher.accept_bytes(b"a")
 
-    with pytest.raises(EngineError, match="max is 500"):
+    with pytest.raises(InvalidConstraint, match="max is 2000"):
         go_on()
 
 
 def test_a_grammar_that_is_too_large_is_refused() -> None:
     rules = "\n".join(f'r{i}: "a" r{(i * 7) % 12_000} | "x{i}"' for i in range(12_000))
     start = " | ".join(f"r{i}" for i in range(12_000))
-    with pytest.raises(InvalidConstraint, match=r"too complex|max is 500"):
+    with pytest.raises(InvalidConstraint, match=r"too complex|max is 2000"):
         compile_lark(f"start: {start}\n{rules}", tiny())
 
 
