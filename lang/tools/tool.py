@@ -41,6 +41,7 @@ class Tool(Generic[P, R]):
         parameters: dict[str, Any],
         read: Callable[[str], Mapping[str, Any]],
         *,
+        strict: bool = True,
         timeout: float | None = None,
         concurrency: int | None = None,
     ) -> None:
@@ -50,6 +51,10 @@ class Tool(Generic[P, R]):
         self.description = description
         self.parameters = parameters
         """The JSON schema of the arguments: an object with the parameters in their order."""
+        self.strict = strict
+        """A keyword of `parameters` that cannot be enforced while tokens are chosen is refused. Otherwise it is
+        left out, and told in the ``unenforced`` of the turn's `get_meta_info`; the arguments are validated when
+        the call is read."""
         self.timeout = timeout
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
@@ -69,6 +74,7 @@ class Tool(Generic[P, R]):
         parameters: Mapping[str, Any],
         call: Callable[..., Any],
         *,
+        strict: bool = False,
         timeout: float | None = None,
         concurrency: int | None = None,
     ) -> Tool[..., Any]:
@@ -80,6 +86,8 @@ class Tool(Generic[P, R]):
             parameters: A JSON Schema of type object, of draft 2020-12 or older.
             call: A function, plain or ``async``, which is given the arguments as keywords, as JSON values.
                 A function for any schema takes ``**arguments``.
+            strict: Refuse keywords that cannot be enforced while the model writes. Without it they are left
+                out, and told in the ``unenforced`` of the turn's `get_meta_info`.
             timeout, concurrency: As of `tool`.
 
         Raises `InvalidConstraint` with the JSON pointer of what is wrong in `parameters`, and
@@ -90,7 +98,14 @@ class Tool(Generic[P, R]):
             raise InvalidRequest(f"{call!r} is no function, so {name} cannot call it.", field="call")
         read = _reader_of(name, parameters)
         found: Tool[..., Any] = Tool(
-            call, name, description, dict(parameters), read, timeout=timeout, concurrency=concurrency
+            call,
+            name,
+            description,
+            dict(parameters),
+            read,
+            strict=strict,
+            timeout=timeout,
+            concurrency=concurrency,
         )
         return found
 
@@ -104,7 +119,9 @@ class Tool(Generic[P, R]):
     def described(self) -> DescribedTool:
         """The tool as chat templates and grammars take it."""
         parameters = json.dumps(self.parameters, ensure_ascii=False, separators=(",", ":"))
-        return DescribedTool(name=self.name, description=self.description, parameters=parameters)
+        return DescribedTool(
+            name=self.name, description=self.description, parameters=parameters, strict=self.strict
+        )
 
     def read(self, arguments: str) -> dict[str, Any]:
         """Parse JSON text to keyword arguments of their declared types; raises ValueError."""

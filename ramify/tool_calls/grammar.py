@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ramify.constraint import Constraint, structural_tag, with_controls
-from ramify.errors import InvalidConstraint
-from ramify.messages import Preamble
+from ramify.messages import Enforcement, Preamble
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.parser import common_start
 
@@ -19,11 +19,15 @@ _CONTENT = "/json_schema"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON text of an object schema."""
+    """A function that the model may call. `parameters` is the JSON text of an object schema.
+
+    Without `strict`, keywords of it that cannot be enforced are left out and told (`Enforcement.unenforced`).
+    """
 
     name: str
     parameters: str
     description: str = ""
+    strict: bool = True
 
 
 def tools_json(tools: Sequence[Tool]) -> str:
@@ -98,7 +102,8 @@ def _calls(
             {
                 "type": "tag",
                 "begin": tool.name + with_controls(between),
-                "content": {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())},
+                "content": {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
+                | ({} if tool.strict else {"strict": False}),
                 "end": after,
             }
             for tool in tools
@@ -122,10 +127,23 @@ def _structural_tag(structure: dict[str, Any]) -> Constraint:
     return structural_tag(source)
 
 
-def blamed_tool(error: InvalidConstraint, tools: Sequence[Tool]) -> tuple[int, str] | None:
-    """(index of a tool, pointer into its parameters) if `error` is about a tool's parameters, else None."""
-    before, found, inside = (error.pointer or "").partition(f"/content{_CONTENT}")
+def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | None:
+    """(index of a tool, pointer into its parameters) of a `pointer` into the constraint on calls of `tools`;
+    None where it leads to no tool's parameters."""
+    before, found, inside = (pointer or "").partition(f"/content{_CONTENT}")
     if not found:
         return None
     index = before.rpartition("/")[2]
     return (int(index), inside) if index.isdigit() and int(index) < len(tools) else None
+
+
+def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement:
+    """`enforcement` of a constraint on calls, with the tool's name and the pointer into its parameters in
+    what is left out."""
+    told = []
+    for left in enforcement.unenforced:
+        found = tool_at(left.schema, tools)
+        told.append(
+            left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1])
+        )
+    return replace(enforcement, unenforced=tuple(told))

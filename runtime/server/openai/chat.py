@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
-from ramify.messages import ChatFormat, ChatMessage, Generate, Preamble
+from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import take_output_format
@@ -72,6 +72,10 @@ class Chat:
             if self.constraint != self.found[1] and error.pointer:
                 # The grammar has the content as one of its alternatives.
                 error.pointer = error.pointer.partition("/json_schema")[2]
+
+    def tell(self, enforcement: Enforcement) -> Enforcement:
+        """`enforcement` with the names of the tools whose keywords are left out."""
+        return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:

@@ -78,7 +78,8 @@ class ChatFormatter:
         if thinking:
             self._reasoning_tokens += ids_in(pieces_of(chunk), len(chunk.text) - parser.answered)
         first = index not in self._begun
-        if first and not (chunk.text or chunk.finish or chunk.logprobs):
+        extras = choice_extras(chunk)
+        if first and not (chunk.text or chunk.finish or chunk.logprobs or extras is not UNSET):
             return []
         self._begun.add(index)
         if chunk.finish is not None:
@@ -96,7 +97,8 @@ class ChatFormatter:
         if chunk.finish is not None:
             choices[-1].finish_reason = _chat_finish(chunk.finish, parser.called)
             choices[-1].matched_stop = chunk.finish.matched
-            choices[-1].ramify = choice_extras(chunk)
+        if choices:
+            choices[-1].ramify = extras
         return choices
 
     def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
@@ -177,7 +179,8 @@ class CompletionFormatter:
     def stream_choices(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
         text = self._unsent_echo.pop(index, "") + chunk.text
         runs = [run for run in (chunk.prompt_logprobs, chunk.logprobs) if run is not None]
-        if not (text or chunk.finish or runs):
+        extras = choice_extras(chunk)
+        if not (text or chunk.finish or runs or extras is not UNSET):
             return []
         choice = CompletionChoice(index=index, text=text)
         if runs and self._want_logprobs:
@@ -185,7 +188,7 @@ class CompletionFormatter:
             self._offsets[index] += sum(len(token) for token in choice.logprobs.tokens)
         if chunk.finish is not None:
             choice.finish_reason, choice.matched_stop = chunk.finish.reason, chunk.finish.matched
-            choice.ramify = choice_extras(chunk)
+        choice.ramify = extras
         return [choice]
 
     def stream_body(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:

@@ -24,6 +24,7 @@ from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import (
     Explain,
     check_sampling,
+    Tell,
     explained,
     split_choices,
     take_priority,
@@ -83,6 +84,7 @@ class ParsedRequest:
     requests: list[Generate]
     """One per choice, by index. Each prompt has n successive ones."""
     explain: Explain
+    tell: Tell | None
     n: int
     stream: bool
     include_usage: bool
@@ -100,6 +102,7 @@ class ParsedRequest:
                 service.generate(request, endpoint, self.user, prompts[index // self.n]),
                 self.explain,
                 self.spelled,
+                self.tell,
             )
             for index, request in enumerate(self.requests)
         ]
@@ -145,6 +148,7 @@ def parse_request(
     sampling: SamplingParams,
     *,
     explain: Explain,
+    tell: Tell | None = None,
     spelled: Mapping[str, str],
     unsupported: Mapping[str, str],
     ignored: Ignored,
@@ -182,6 +186,7 @@ def parse_request(
             for index, (prompt, options) in enumerate(choices)
         ],
         explain=explain,
+        tell=tell,
         n=sampling.n,
         stream=stream,
         include_usage=include_usage,
