@@ -96,7 +96,9 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
     channels = marks is not None and marks.channels
     if marks is not None and channels:
         resumed = calls and bool(tool_format.answer)
-        preambles = channel_preambles(marks, reasoning, bound=calls or found is not None, resumed=resumed)
+        whole = found is not None or not calls or use is None or use.mode == "required"
+        bound = calls or found is not None
+        preambles = channel_preambles(marks, reasoning, bound=bound, resumed=resumed, whole=whole)
     if use is not None and calls:
         before, wanted = use.constrained(found, thought=bool(preambles))
         preambles += before

@@ -16,6 +16,7 @@ from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
+    FREE,
     Tool,
     calls_after_trigger,
     calls_or_answer,
@@ -65,9 +66,15 @@ class ToolUse:
         content; with `thought` reasoning comes before it."""
         tools = self._callable
         if self.tool_format.answer:
-            content: dict[str, Any] | None = {"type": "any_text"} if found is None else _tag_format(*found)
-            content = None if self.mode == "required" else content
-            return (), calls_or_answer(self.tool_format, tools, thought=thought, content=content)
+            required = self.mode == "required"
+            content = FREE if found is None else _tag_format(*found)
+            return (), calls_or_answer(
+                self.tool_format,
+                tools,
+                thought=thought,
+                content=None if required else content,
+                words=not required,
+            )
         if self.mode == "required" or found is None:
             preamble = preamble_of(self.tool_format, required=self.mode == "required")
             return (preamble,), calls_after_trigger(self.tool_format, tools, parallel=self.parallel)
