@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
-from ramify.errors import InvalidRequest, RequestTimeout
+from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
 from ramify.lang.program.caller import caller_names
 from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
@@ -212,7 +212,12 @@ def make_tool(
     summary, arguments = read_docstring(inspect.getdoc(function) or "")
     adapter = _adapter_of(name, function, arguments, caller_names())
     description = summary if description is None else description
-    return Tool(function, name, description, _schema_of(adapter), adapter.validate_json, **options)
+    try:
+        parameters = _schema_of(adapter)
+    except InvalidConstraint as error:
+        error.field, error.message = name, f"The parameters of {name} cannot be generated. {error.message}"
+        raise
+    return Tool(function, name, description, parameters, adapter.validate_json, **options)
 
 
 def check_name(name: object) -> None:
@@ -334,9 +339,9 @@ def _adapter_of(
 
 
 def _schema_of(adapter: Any) -> dict[str, Any]:
-    from pydantic.json_schema import GenerateJsonSchema
+    from ramify.lang.typed.type_schema import TypeSchema
 
-    class Untitled(GenerateJsonSchema):
+    class Untitled(TypeSchema):
         """Without titles, which repeat the names of the parameters and cost tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:

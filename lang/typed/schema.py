@@ -154,7 +154,10 @@ def _json_of(kind: Any) -> Schema:
     try:
         adapter = pydantic.TypeAdapter(modern(kind))
         source = adapter.json_schema(schema_generator=TypeSchema)
-    except (pydantic.errors.PydanticUserError, RecursionError) as error:
+    except InvalidConstraint as error:
+        error.message = f"{kind!r} cannot be generated. {error.message}"
+        raise
+    except (pydantic.errors.PydanticUserError, RecursionError, ImportError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InvalidConstraint(f"{kind!r} has no JSON schema: {reason}.", field="schema") from error
     _close(source)
