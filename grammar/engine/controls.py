@@ -6,9 +6,9 @@ the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
     the grammar allows      4 bytes of S; "assistant"; 4 bytes of C; "final"; 4 bytes of M; JSON
     this matcher allows     <|start|>;    "assistant"; <|channel|>;  "final"; <|message|>;  JSON
 
-A control token is allowed where its stand-in may come and `NO_CONTROL`, which stands for no token, may not. So the
-same characters remain text inside a JSON string, and free text that excludes `NO_CONTROL` may end in a control
-token.
+A control token is allowed where its stand-in may come and `NO_CONTROL`, which stands for no token, may not.
+So the same characters remain text inside a JSON string, and free text that excludes `NO_CONTROL` may end in a
+control token.
 """
 
 from __future__ import annotations

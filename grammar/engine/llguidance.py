@@ -26,8 +26,8 @@ from ramify.messages import Enforcement
 from ramify.text import shortened
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
-"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all requests. With
-rows of 2,000 items a step of such a grammar takes 0.1 s."""
+"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all requests.
+With rows of 2,000 items a step of such a grammar takes 0.1 s."""
 
 WALKS, WALK_TOKENS = 4, 16
 """Random texts that a grammar is tried with when it is compiled, and most tokens of each."""

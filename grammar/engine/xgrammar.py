@@ -123,7 +123,7 @@ def _telling(call: Callable[P, R]) -> Callable[P, R]:
         except RuntimeError as error:
             raise InvalidConstraint(
                 f"XGrammar cannot go on with it: {_reason(error)}.",
-                remedy="Simplify it, or start the engine with grammar_backend='auto' (--grammar-backend auto).",
+                remedy="Simplify it, or use grammar_backend='auto' (--grammar-backend auto).",
             ) from None
 
     return checked

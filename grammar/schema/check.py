@@ -43,6 +43,8 @@ class SchemaDocument:
     def __init__(self, root: Any) -> None:
         self.root = root
         self.draft = _draft(root)
+        self.unread: dict[str, str] = {}
+        """By pointer, the keywords that are newer than the draft, and so say nothing."""
         self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
@@ -214,9 +216,10 @@ class SchemaDocument:
         content: list[Any] = [base]
         newer = self.newer(schema)
         for keyword, value in schema.items():
-            if keyword in newer:
-                continue
             where = f"{pointer}/{escape(keyword)}"
+            if keyword in newer:
+                self.unread[where] = keyword
+                continue
             check = _VALUES.get(keyword)
             if check is not None and not self._is_older_form(keyword, value):
                 check(where, keyword, value)
@@ -331,9 +334,8 @@ _SCHEMA_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 _SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"])
 
 
-_TEXTS = frozenset(["const", "enum", "pattern", "required", "dependentRequired", "dependencies"])
-_TEXTS |= {"properties", "patternProperties", "dependentSchemas"}
-"""Keywords whose texts, or names, instances have."""
+_TEXTS = _SCHEMA_MAPS | {"const", "enum", "pattern", "required", "dependentRequired", "dependencies"}
+"""Keywords with texts and names that instances have, or errors tell."""
 
 
 def _refuse(pointer: str, message: str) -> NoReturn:

@@ -35,6 +35,7 @@ from ramify.errors import (
 )
 from ramify.loop import in_background
 from ramify.retry import Retry
+from ramify.text import not_unicode
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
@@ -195,7 +196,7 @@ class HttpClient:
             try:
                 data = msgspec.json.encode(body)
             except UnicodeEncodeError:
-                raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+                raise not_unicode(body) from None
             headers["content-type"] = "application/json"
         with self._plainly(self.base_url + path):
             async with self._session() as session:

@@ -131,7 +131,13 @@ def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
 
 
 async def send_calls(
-    branch: Branch, node: CallTools, call: Call, view: View, sampling: SamplingParams, constraint: Constraint, variable: Variable
+    branch: Branch,
+    node: CallTools,
+    call: Call,
+    view: View,
+    sampling: SamplingParams,
+    constraint: Constraint,
+    variable: Variable,
 ) -> Output:
     """`send` for the calls of `node`. Errors and what is left out name the tool and the place in its schema."""
     described = [tool.described for tool in node.tools]

@@ -83,7 +83,9 @@ accepts, and what to write instead."""
 
 def _refuse(why: str, remedy: str) -> NoReturn:
     raise InvalidConstraint(
-        f"{why}, so that a text of the schema may still be no value of the type.", field="schema", remedy=remedy
+        f"{why}, so that a text of the schema may still be no value of the type.",
+        field="schema",
+        remedy=remedy,
     )
 
 

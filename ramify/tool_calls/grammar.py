@@ -114,7 +114,10 @@ def _call(tool_format: ToolFormat, tools: Sequence[Tool]) -> dict[str, Any]:
     others_before, others_between = tool_format.also
     elements = [
         _sequence(
-            _text(tool.name), _one_of(between, *others_between), _schema_format(tool), *([_text(after)] if after else [])
+            _text(tool.name),
+            _one_of(between, *others_between),
+            _schema_format(tool),
+            *([_text(after)] if after else []),
         )
         for tool in tools
     ]
@@ -187,7 +190,5 @@ def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement
     told = []
     for left in enforcement.unenforced:
         found = tool_at(left.schema, tools)
-        told.append(
-            left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1])
-        )
+        told.append(left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1]))
     return replace(enforcement, unenforced=tuple(told))

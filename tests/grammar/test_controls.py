@@ -126,7 +126,9 @@ def test_words_may_come_before_a_call(matcher: Matcher, vocabulary: Vocabulary) 
     twin = matcher.fork()
     advance(twin, vocabulary, "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "No.")
     assert twin.complete
-    advance(matcher, vocabulary, "<|start|>", "assistant", " to=functions.wait", "<|channel|>", "commentary json")
+    advance(
+        matcher, vocabulary, "<|start|>", "assistant", " to=functions.wait", "<|channel|>", "commentary json"
+    )
     advance(matcher, vocabulary, "<|message|>", "{}")
     assert matcher.complete
 

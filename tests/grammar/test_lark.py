@@ -244,7 +244,9 @@ ALTERNATIVES = {
     "rules": lambda count: "\n".join(
         ["start: " + " | ".join(f"r{i}" for i in range(count))] + [f'r{i}: "w{i}"' for i in range(count)]
     ),
-    "after a word": lambda count: "start: WORD (" + " | ".join(f'"w{i}"' for i in range(count)) + ")\nWORD: /[a-b]/",
+    "after a word": lambda count: (
+        "start: WORD (" + " | ".join(f'"w{i}"' for i in range(count)) + ")\nWORD: /[a-b]/"
+    ),
     "a terminal": lambda count: "start: WORD\nWORD: " + " | ".join(f'"word{i}"' for i in range(count)),
 }
 

@@ -400,7 +400,11 @@ def test_a_control_token_cannot_be_one_of_two_alternatives(
 
 # --- strict ---
 
-WORD = {"type": "object", "properties": {"word": {"type": "string", "pattern": r"\bfoo\b"}}, "required": ["word"]}
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "pattern": r"\bfoo\b"}},
+    "required": ["word"],
+}
 LEFT_OUT = Enforcement(
     unenforced=(
         Unenforced(

@@ -23,8 +23,8 @@ from ramify.runtime.server.admin.metrics import ChoiceUsages
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import (
     Explain,
-    check_sampling,
     Tell,
+    check_sampling,
     explained,
     split_choices,
     take_priority,
