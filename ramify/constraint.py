@@ -25,8 +25,8 @@ CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 """Control tokens that a constraint may contain, where it says what comes next (`with_controls`)."""
 
 NO_CONTROL = chr(0x10F0FF)
-"""A private character like the stand-ins of `CONTROLS`, that stands for no token. Free text up to a control token
-excludes it: where it may come, text may, and so a stand-in is text as well."""
+"""A private character like the stand-ins of `CONTROLS`, that stands for no token. Free text up to a control
+token excludes it: where it may come, a stand-in is text as well."""
 
 MAX_WHITESPACE = 100
 """Largest number that `whitespace` may be, in characters between two JSON tokens."""

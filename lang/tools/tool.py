@@ -52,9 +52,9 @@ class Tool(Generic[P, R]):
         self.parameters = parameters
         """The JSON schema of the arguments: an object with the parameters in their order."""
         self.strict = strict
-        """A keyword of `parameters` that cannot be enforced while tokens are chosen is refused. Otherwise it is
-        left out, and told in the ``unenforced`` of the turn's `get_meta_info`; the arguments are validated when
-        the call is read."""
+        """A keyword of `parameters` that cannot be enforced while tokens are chosen is refused. Otherwise it
+        is left out, and told in the ``unenforced`` of the turn's `get_meta_info`; the arguments are validated
+        when the call is read."""
         self.timeout = timeout
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")

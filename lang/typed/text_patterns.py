@@ -21,7 +21,7 @@ NAIVE_DATETIME = (
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9a-f]{1,4}"
 NETWORK = {
-    4: f"^({_BYTE}\\.0\\.0\\.0/8|({_BYTE}\\.){{2}}0\\.0/16|({_BYTE}\\.){{3}}0/24|({_BYTE}\\.){{3}}{_BYTE}/32)$",
+    4: f"^({_BYTE}\\.0\\.0\\.0/8|({_BYTE}\\.){{2}}0\\.0/16|({_BYTE}\\.){{3}}(0/24|{_BYTE}/32))$",
     6: f"^(({_HEX}:){{2}}:/32|({_HEX}:){{3}}:/48|({_HEX}:){{4}}:/64|({_HEX}:){{7}}{_HEX}/128)$",
 }
 """Networks by version of the protocol, of the usual sizes: the bits behind the prefix must be 0."""
@@ -37,10 +37,11 @@ BASE64 = {
 }
 """By name of the alphabet (RFC 4648)."""
 
-# Of three bytes below 0x80, each has a bit of 0 in front: in the first, second and third of the four characters.
+# Of three bytes below 0x80, each has a bit of 0 in front: in the first, second and third of four characters.
 _FIRST, _SECOND, _THIRD = "[A-Za-f]", "[A-HQ-Xg-nw-z0-3]", "[ABEFIJMNQRUVYZcdghklopstwx014589]"
 BASE64_TEXT = {
-    name: f"^({_FIRST}{_SECOND}{_THIRD}[A-Za-z0-9{last}])*({_FIRST}[AQgw]==|{_FIRST}{_SECOND}[AEIMQUYcgkosw048]=)?$"
+    name: f"^({_FIRST}{_SECOND}{_THIRD}[A-Za-z0-9{last}])*"
+    f"({_FIRST}[AQgw]==|{_FIRST}{_SECOND}[AEIMQUYcgkosw048]=)?$"
     for name, last in _LAST.items()
 }
 """As `BASE64`, of texts in ASCII, so that the bytes are valid UTF-8."""

@@ -172,7 +172,7 @@ class TypeSchema(GenerateJsonSchema):
         return {**super().complex_schema(schema), "pattern": COMPLEX}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """UTF-8 is decoded. A limit counts bytes, so that only characters of one byte are written under it."""
+        """ASCII where there is a limit: that counts bytes."""
         if self._config.val_json_bytes != "utf8":
             _refuse("Bytes have an encoding of their own", "Leave val_json_bytes out of the configuration.")
         found = super().bytes_schema(schema)

@@ -38,7 +38,7 @@ class ToolFormat:
     also: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Other texts, in place of those of `call`, before a call's name, and between it and the arguments."""
     words: tuple[str, str] | None = None
-    """The texts around content that comes before a call, if that is a message of its own; `resume` follows."""
+    """The texts around content before a call, if that is a message of its own; `resume` follows."""
     shown: str = ""
     """How templates write past calls, if not as the model does: `shown`, the name, `between`."""
     between: str = ""
@@ -128,8 +128,8 @@ HARMONY = ToolFormat(
     between="<|channel|>commentary json<|message|>",
 )
 """gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. The recipient of a call
-stands in the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so a turn has
-one."""
+stands behind the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so a
+turn has one."""
 
 FORMATS: dict[str, ToolFormat] = {
     row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, HARMONY, GENERIC)

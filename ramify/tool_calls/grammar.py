@@ -87,8 +87,8 @@ def calls_or_answer(
 ) -> Constraint:
     """As `calls_or_content`, for a format with an `answer`: one call, or where `content` is given that.
 
-    `thought`: the text follows the end of the reasoning. `words`: content may come before a call, and before the
-    answer where that is free text.
+    `thought`: the text follows the end of the reasoning. `words`: content may come before a call, and before
+    the answer where that is free text.
     """
     answer = None
     if content is not None:

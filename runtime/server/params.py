@@ -201,8 +201,8 @@ async def explained(
     spelled: Mapping[str, str],
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, with `explain` applied to its errors in constraints, and `tell` to what it says of the grammar.
-    For other errors `spelled` maps our name of a field to the client's."""
+    """`stream`, with `explain` applied to its errors in constraints, and `tell` to what it says of the
+    grammar. For other errors `spelled` maps our name of a field to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:

@@ -239,15 +239,17 @@ def test_a_prefix_comes_first() -> None:
     assert matcher.complete
 
 
+def listed(count: int, form: str = '"word{}"') -> str:
+    return " | ".join(form.format(number) for number in range(count))
+
+
 ALTERNATIVES = {
-    "texts": lambda count: "start: " + " | ".join(f'"word{i}"' for i in range(count)),
+    "texts": lambda count: f"start: {listed(count)}",
     "rules": lambda count: "\n".join(
-        ["start: " + " | ".join(f"r{i}" for i in range(count))] + [f'r{i}: "w{i}"' for i in range(count)]
+        [f"start: {listed(count, 'r{}')}", *(f'r{number}: "w{number}"' for number in range(count))]
     ),
-    "after a word": lambda count: (
-        "start: WORD (" + " | ".join(f'"w{i}"' for i in range(count)) + ")\nWORD: /[a-b]/"
-    ),
-    "a terminal": lambda count: "start: WORD\nWORD: " + " | ".join(f'"word{i}"' for i in range(count)),
+    "after a word": lambda count: f"start: WORD ({listed(count)})\nWORD: /[a-b]/",
+    "a terminal": lambda count: f"start: WORD\nWORD: {listed(count)}",
 }
 
 

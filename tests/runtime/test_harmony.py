@@ -131,9 +131,7 @@ def test_a_short_turn_that_may_call_is_cut(local: Local) -> None:
 
 @pytest.mark.parametrize("options", [{"tool_choice": "required"}, {"reasoning_effort": "none"}])
 def test_too_few_tokens_are_refused_with_the_tools_named(local: Local, options: dict[str, Any]) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"The shortest answer that fits the tools .* has [0-9]+ tokens"
-    ) as error:
+    with pytest.raises(InvalidRequest, match=r"answer that fits the tools .* has [0-9]+ tokens") as error:
         local.chat(most=8, messages=MESSAGES, tools=[TOOL], **options)
     assert error.value.field == "max_tokens"
 
