@@ -31,6 +31,7 @@ from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.grammar.schema.long_numbers import place_of_long_number
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
@@ -64,6 +65,15 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: 
     Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
     """
     constraint.check()
+    try:
+        return _compile(constraint, vocabulary, backend)
+    except InvalidConstraint as error:
+        if error.pointer is None and constraint.kind in ("json_schema", "structural_tag"):
+            error.pointer = place_of_long_number(constraint.source)
+        raise
+
+
+def _compile(constraint: Constraint, vocabulary: Vocabulary, backend: str) -> Compiled:
     if constraint.kind == "choices":
         _check_choices(constraint.source, vocabulary)
     if backend not in ("auto", "ramify"):

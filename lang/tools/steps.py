@@ -139,7 +139,7 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """`send` for the calls of `node`, with the tool and the place in its schema in what it tells of schemas."""
+    """`send` for the calls of `node`. What it tells of a schema names the tool and the place in its schema."""
     described = [tool.described for tool in node.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")

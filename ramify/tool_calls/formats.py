@@ -127,9 +127,9 @@ HARMONY = ToolFormat(
     shown="<|start|>assistant to=functions.",
     between="<|channel|>commentary json<|message|>",
 )
-"""gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. The recipient of a call
-stands behind the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so a
-turn has one."""
+"""gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. The recipient of a
+call stands behind the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so
+a turn has one."""
 
 FORMATS: dict[str, ToolFormat] = {
     row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, HARMONY, GENERIC)
