@@ -139,7 +139,7 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """`send` for the calls of `node`. What it tells of a schema names the tool and the place in its schema."""
+    """`send` for the calls of `node`. What it tells of a schema names the tool and the place in that."""
     described = [tool.described for tool in node.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")

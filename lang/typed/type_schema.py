@@ -45,9 +45,10 @@ DECIMAL_DIGITS = 18
 
 HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
 """No punycode, no two dashes in a row, and no IP addresses, as most texts of that form are invalid."""
-PATH = "(:[1-9][0-9]{0,3})?([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
+PORT = "(:[1-9][0-9]{0,3})?"
+PATH = "([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
 LONGEST_URL = 300
-"""Most characters of a text that matches `HOST` and `PATH`."""
+"""Most characters of a text that matches `HOST`, `PORT` and `PATH`."""
 
 UUIDS = {f"uuid{version}": f"^.{{14}}{version}.{{4}}[89abAB]" for version in range(1, 9)}
 """The digits of version and variant (RFC 9562, section 4)."""
@@ -236,8 +237,9 @@ def _dates(
 
 
 def _url(schema: JsonSchemaValue, schemes: list[str] | None) -> JsonSchemaValue:
-    names = "|".join(map(re.escape, schemes or ["https", "http"]))
-    found = _with_pattern(schema, f"^({names})://{HOST}{PATH}$")
+    schemes = schemes or ["https", "http"]
+    port = "" if "file" in schemes else PORT
+    found = _with_pattern(schema, f"^({'|'.join(map(re.escape, schemes))})://{HOST}{port}{PATH}$")
     for keyword in ("format", "minLength"):
         del found[keyword]  # implied by the pattern
     if found.get("maxLength", 0) >= LONGEST_URL:
