@@ -191,4 +191,5 @@ def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement
     for left in enforcement.unenforced:
         found = tool_at(left.schema, tools)
         told.append(left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1]))
-    return replace(enforcement, unenforced=tuple(told))
+    # The schema of a tool stands in the constraint twice where there may be several calls.
+    return replace(enforcement, unenforced=tuple(dict.fromkeys(told)))

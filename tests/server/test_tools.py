@@ -472,7 +472,7 @@ def test_best_effort_leaves_out_what_cannot_be_enforced() -> None:
         Tool(name="other", parameters='{"type":"object","properties":{},"additionalProperties":false}'),
         Tool(name="say", parameters=json.dumps(WORD), strict=False),
     ]
-    compiled = compile_constraint(calls_after_trigger(GENERIC, tools, parallel=False), tiny())
+    compiled = compile_constraint(calls_after_trigger(GENERIC, tools, parallel=True), tiny())
     (left,) = naming_tools(compiled.enforcement, tools).unenforced
     assert (left.tool, left.schema) == ("say", "/properties/word/pattern")
     assert "word boundary" in left.message
