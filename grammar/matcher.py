@@ -68,11 +68,6 @@ class Matcher(Protocol):
         """The grammar allows the text to end here."""
         ...
 
-    @property
-    def free(self) -> bool:
-        """Any text may come here, without end: an output that runs out of tokens is cut, not complete."""
-        ...
-
 
 class Grammar(Protocol):
     """A compiled constraint, shared by the requests that asked for it."""

@@ -303,6 +303,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    strict: bool = True,
     timeout: float | None = None,
     concurrency: int | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
@@ -315,6 +316,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     Args:
         name: The name that the model is shown; by default the function's.
         description: Replaces the docstring.
+        strict: Refuse a keyword of the schema that cannot be enforced while the model writes. Without it the
+            keyword is left out, and told in the ``unenforced`` of the turn's `get_meta_info`; arguments are
+            validated in either case.
         timeout: Seconds after which a call fails.
         concurrency: Most calls of the tool that run at once, over all branches, rows and programs of this
             process. The time that a call waits for its turn does not count for `timeout`.

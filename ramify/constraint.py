@@ -21,8 +21,12 @@ Strict = bool | Literal["validate"]
 """How a schema keyword that cannot be enforced token by token is treated: True refuses the schema,
 "validate" checks the complete value, False ignores the keyword."""
 
-CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
+CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 """Control tokens that a constraint may contain, where it says what comes next (`with_controls`)."""
+
+NO_CONTROL = chr(0x10F0FF)
+"""A private character like the stand-ins of `CONTROLS`, that stands for no token. Free text up to a control
+token excludes it: where it may come, a stand-in is text as well."""
 
 MAX_WHITESPACE = 100
 """Largest number that `whitespace` may be, in characters between two JSON tokens."""

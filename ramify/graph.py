@@ -224,6 +224,8 @@ class ToolDescription(
     description: str = ""
     parameters: dict[str, Any]
     """A JSON Schema of type object."""
+    strict: bool = True
+    """Refuse keywords in it that cannot be enforced; without it they are left out, and told."""
 
 
 class Tools(Node, frozen=True, kw_only=True, tag="tools"):

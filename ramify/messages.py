@@ -320,12 +320,14 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With reason "abort": the limit of its program that ended it."""
 
 
-class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
+class Unenforced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schema keyword that the grammar leaves out, as was asked for (`Constraint.strict`)."""
 
     schema: str
     """JSON pointer of the keyword."""
     message: str
+    tool: str = ""
+    """The name of the tool whose parameters have the keyword; "" where it is no tool's."""
 
 
 class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

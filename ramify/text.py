@@ -1,4 +1,4 @@
-"""Texts for people to read, shortened; tokens that are a part of a character; and JSON that a model wrote."""
+"""Texts: shortened for people to read, of tokens that are a part of a character, in JSON, and none at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import re
 from typing import Any
+
+from ramify.errors import InvalidRequest
 
 _BYTES = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
 
@@ -50,3 +52,31 @@ def finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"The number {shortened(text, 24)} does not fit a double.")
     return value
+
+
+def not_unicode(message: Any) -> InvalidRequest:
+    """The error for a message with a half of a surrogate pair, which no UTF-8 can say, in its texts or keys.
+
+    message : dicts, lists and texts
+    """
+    path = _half_in(message, "") or "the request"
+    return InvalidRequest(
+        f"{path} has half of a surrogate pair (\\ud800 to \\udfff), which is no character.",
+        field=path,
+        remedy='Decode the text with errors="replace", or write the whole character.',
+    )
+
+
+def _half_in(value: Any, path: str) -> str | None:
+    """The path of the first text with a half of a surrogate pair."""
+    match value:
+        case str():
+            return path if any("\ud800" <= char <= "\udfff" for char in value) else None
+        case dict():
+            inside = ((key, f"{path}.{key}" if path else str(key)) for key in value)
+            found = (_half_in(key, path) or _half_in(value[key], below) for key, below in inside)
+        case list() | tuple():
+            found = (_half_in(one, f"{path}[{index}]") for index, one in enumerate(value))
+        case _:
+            return None
+    return next(filter(None, found), None)

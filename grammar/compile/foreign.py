@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile import keywords
@@ -125,10 +127,15 @@ def _check_size(constraint: Constraint) -> None:
 def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforcement:
     whole = backend == "outlines"
     if constraint.kind == "structural_tag":
-        tag = parse_json(constraint.source)
-        for schema, pointer in _schemas_in(tag):
-            _refuse_widened(keywords.unenforced(_document(schema, pointer), backend), pointer)
-        return Enforcement(backend=backend, narrowed=(IN_ORDER, CLOSED), whole=whole)
+        unenforced: list[Unenforced] = []
+        for schema, pointer, strict in _schemas_in(parse_json(constraint.source)):
+            left_out = keywords.unenforced(_document(schema, pointer), backend)
+            if strict:
+                _refuse_widened(left_out, pointer)
+            unenforced += [msgspec.structs.replace(one, schema=pointer + one.schema) for one in left_out]
+        return Enforcement(
+            backend=backend, unenforced=tuple(unenforced), narrowed=(IN_ORDER, CLOSED), whole=whole
+        )
     if constraint.kind not in ("json_schema", "json_object"):
         return Enforcement(backend=backend, whole=whole)
     if constraint.any_order:
@@ -190,14 +197,14 @@ def _refuse_widened(left_out: tuple[Unenforced, ...], pointer: str = "") -> None
         )
 
 
-def _schemas_in(tag: Any, pointer: str = "") -> list[tuple[Any, str]]:
-    """The JSON schemas in a structural tag, each with its pointer."""
+def _schemas_in(tag: Any, pointer: str = "") -> list[tuple[Any, str, bool]]:
+    """The JSON schemas in a structural tag, each with its pointer, and whether all of it must be enforced."""
     found = []
     if isinstance(tag, dict):
         for name, value in tag.items():
             where = f"{pointer}/{name}"
             if name in ("json_schema", "schema") and isinstance(value, dict | bool):
-                found.append((value, where))
+                found.append((value, where, tag.get("strict") is not False))
             else:
                 found += _schemas_in(value, where)
     elif isinstance(tag, list):

@@ -14,7 +14,7 @@ another process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,17 +24,18 @@ from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compi
 from ramify.grammar.automaton.nodes import NotCounted, TooLarge
 from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.compile.foreign import IN_ORDER, compile_foreign, no_such_kind, spacing
-from ramify.grammar.compile.structural_tag import structural_tag_rules
+from ramify.grammar.compile.structural_tag import compile_tag
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import Expression, alt, size, text
 from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.grammar.schema.long_numbers import place_of_long_number
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import Enforcement
+from ramify.messages import Enforcement, Unenforced
 
 MAX_SIZE = 50_000
 """Most characters of a pattern with its repetitions expanded."""
@@ -64,6 +65,15 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: 
     Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
     """
     constraint.check()
+    try:
+        return _compile(constraint, vocabulary, backend)
+    except InvalidConstraint as error:
+        if error.pointer is None and constraint.kind in ("json_schema", "structural_tag"):
+            error.pointer = place_of_long_number(constraint.source)
+        raise
+
+
+def _compile(constraint: Constraint, vocabulary: Vocabulary, backend: str) -> Compiled:
     if constraint.kind == "choices":
         _check_choices(constraint.source, vocabulary)
     if backend not in ("auto", "ramify"):
@@ -72,6 +82,8 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: 
         if backend == "auto":
             return compile_foreign(constraint, vocabulary, "llguidance")
         raise no_such_kind(constraint, "Ramify's own engine")
+    if constraint.kind == "structural_tag":
+        return _structural_tag(constraint, vocabulary)
     if constraint.kind not in ("json_schema", "json_object"):
         return Compiled("pushdown", _COMPILERS[constraint.kind](constraint.source, vocabulary))
     if backend == "ramify":
@@ -138,26 +150,26 @@ def _bad_choice(i: int, what: str) -> InvalidConstraint:
 def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
     options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
-    found: list[CompiledSchema] = []
-
-    def compiled(counted: bool) -> Mapping[str, Expression]:
-        found.append(compile_schema(schema, options._replace(counted=counted)))
-        return found[-1].rules
-
-    payload = _rules(compiled, vocabulary)
+    payload, unenforced = _rules(
+        lambda counted: compile_schema(schema, options._replace(counted=counted)), vocabulary
+    )
     order = () if constraint.any_order else (IN_ORDER,)
     narrowed = (*order, spacing(constraint))
-    return Compiled("pushdown", payload, Enforcement(unenforced=found[-1].unenforced, narrowed=narrowed))
+    return Compiled("pushdown", payload, Enforcement(unenforced=unenforced, narrowed=narrowed))
 
 
-def _rules(compiled: Callable[[bool], Mapping[str, Expression]], vocabulary: Vocabulary) -> bytes:
-    """The automaton of the rules that `compiled` makes; without counting, those of shorter strings and
-    arrays."""
+def _rules(
+    compiled: Callable[[bool], CompiledSchema], vocabulary: Vocabulary
+) -> tuple[bytes, tuple[Unenforced, ...]]:
+    """The automaton of the rules that `compiled` makes, and the keywords that they leave out; without
+    counting, the rules of shorter strings and arrays."""
     try:
         try:
-            return compile_grammar(compiled(True), vocabulary).to_bytes()
+            found = compiled(True)
+            return compile_grammar(found.rules, vocabulary).to_bytes(), found.unenforced
         except NotCounted:
-            return compile_grammar(compiled(False), vocabulary, counting=False).to_bytes()
+            found = compiled(False)
+            return compile_grammar(found.rules, vocabulary, counting=False).to_bytes(), found.unenforced
     except TooLarge:
         raise Unenforceable(
             "The constraint has too many states with its repetitions written out.",
@@ -166,18 +178,18 @@ def _rules(compiled: Callable[[bool], Mapping[str, Expression]], vocabulary: Voc
 
 
 def _ebnf(source: str, vocabulary: Vocabulary) -> bytes:
-    rules = without_left_recursion(grammar_rules(source))
-    return _rules(lambda counted: rules, vocabulary)
+    rules = CompiledSchema(without_left_recursion(grammar_rules(source)), ())
+    return _rules(lambda counted: rules, vocabulary)[0]
 
 
-def _structural_tag(source: str, vocabulary: Vocabulary) -> bytes:
-    tag = parse_json(source)
-    return _rules(lambda counted: structural_tag_rules(tag, counted=counted), vocabulary)
+def _structural_tag(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+    tag = parse_json(constraint.source)
+    payload, unenforced = _rules(lambda counted: compile_tag(tag, counted=counted), vocabulary)
+    return Compiled("pushdown", payload, Enforcement(unenforced=unenforced))
 
 
 _COMPILERS: dict[Kind, Callable[[str, Vocabulary], bytes]] = {
     "regex": _regex,
     "choices": _choices,
     "ebnf": _ebnf,
-    "structural_tag": _structural_tag,
 }

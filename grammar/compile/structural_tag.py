@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import gbnf, regex_syntax
 from ramify.grammar.rules.expression import (
@@ -31,12 +33,13 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.check import escape
-from ramify.grammar.schema.compiler import Options, schema_rules
+from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.messages import Unenforced
 
 _FIELDS: dict[str, frozenset[str]] = {
     "const_string": frozenset(["value"]),
     "any_text": frozenset(["excludes"]),
-    "json_schema": frozenset(["json_schema"]),
+    "json_schema": frozenset(["json_schema", "strict"]),
     "regex": frozenset(["pattern"]),
     "grammar": frozenset(["grammar"]),
     "sequence": frozenset(["elements"]),
@@ -56,8 +59,9 @@ Ends = tuple[str, ...]
 """The strings that close the tag around a format, and so end its free text. Empty at the top level."""
 
 
-def structural_tag_rules(tag: Any, *, counted: bool = True) -> dict[str, Expression]:
-    """The grammar of the texts that `tag` describes: its rules by name.
+def compile_tag(tag: Any, *, counted: bool = True) -> CompiledSchema:
+    """The grammar of the texts that `tag` describes: its rules by name, and the keywords that they do not
+    enforce of the schemas with ``"strict": false`` beside them.
 
     `counted` is the option of the schemas in it (`schema.compiler.Options`).
 
@@ -77,7 +81,7 @@ def structural_tag_rules(tag: Any, *, counted: bool = True) -> dict[str, Express
     rules = productive({**builder.rules.bodies, ROOT: root})
     if not rules:
         _refuse("", "No text satisfies the structural tag")
-    return rules
+    return CompiledSchema(rules, tuple(builder.unenforced))
 
 
 def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +101,8 @@ class _TagRules:
 
     def __init__(self, options: Options) -> None:
         self.rules = Rules()
+        self.unenforced: list[Unenforced] = []
         self._options = options
-        self._contents: dict[str, Expression] = {}
 
     def format(self, pointer: str, form: Any, ends: Ends) -> Expression:
         """The texts of `form`, each followed by one of `ends` unless `ends` is empty."""
@@ -125,7 +129,8 @@ class _TagRules:
             case "const_string":
                 return text(_string(form, "value", pointer))
             case "json_schema":
-                return self._schema(f"{pointer}/json_schema", form.get("json_schema"))
+                strict = _flag(form, "strict", pointer, default=True)
+                return self._schema(f"{pointer}/json_schema", form.get("json_schema"), strict)
             case "regex":
                 pattern = _string(form, "pattern", pointer)
                 return _pointing(f"{pointer}/pattern", lambda: regex_syntax.full_match(pattern))
@@ -247,8 +252,13 @@ class _TagRules:
 
     # --- contents ---------------------------------------------------------------------------------
 
-    def _schema(self, pointer: str, schema: Any) -> Expression:
-        return self._merged(_pointing(pointer, lambda: schema_rules(schema, self._options)))
+    def _schema(self, pointer: str, schema: Any, strict: bool) -> Expression:
+        options = self._options._replace(strict=strict)
+        compiled = _pointing(pointer, lambda: compile_schema(schema, options))
+        self.unenforced += [
+            msgspec.structs.replace(left, schema=pointer + left.schema) for left in compiled.unenforced
+        ]
+        return self._merged(compiled.rules)
 
     def _merged(self, rules: Mapping[str, Expression]) -> Expression:
         """The root of the grammar `rules`, whose rules are added under new names."""
@@ -352,8 +362,8 @@ def _string(form: dict[str, Any], field: str, pointer: str) -> str:
     return value if isinstance(value, str) else _refuse(f"{pointer}/{field}", "This is a string")
 
 
-def _flag(form: dict[str, Any], field: str, pointer: str) -> bool:
-    value = form.get(field, False)
+def _flag(form: dict[str, Any], field: str, pointer: str, *, default: bool = False) -> bool:
+    value = form.get(field, default)
     return value if isinstance(value, bool) else _refuse(f"{pointer}/{field}", "This is true or false")
 
 

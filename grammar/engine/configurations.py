@@ -32,8 +32,6 @@ class ConfigurationMatcher(Generic[C]):
     """The base class. A subclass defines `accept_bytes` and `forced_bytes`, and overrides what else
     differs."""
 
-    free = False
-
     def __init__(self, grammar: PushdownGrammar, step: Step[C]) -> None:
         self._grammar = grammar
         self._step = step

@@ -6,19 +6,25 @@ the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
     the grammar allows      4 bytes of S; "assistant"; 4 bytes of C; "final"; 4 bytes of M; JSON
     this matcher allows     <|start|>;    "assistant"; <|channel|>;  "final"; <|message|>;  JSON
 
-A control token is allowed where nothing but its stand-in may come next. So the same characters remain text
-inside a JSON string, and a grammar must not leave the choice between a control token and text.
+A control token is allowed where its stand-in may come and `NO_CONTROL`, which stands for no token, may not.
+So the same characters remain text inside a JSON string, and free text that excludes `NO_CONTROL` may end in a
+control token.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from ramify.grammar.matcher import Matcher, allow, allowed_among
-from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
+from ramify.constraint import NO_CONTROL
+from ramify.grammar.matcher import Matcher, allow, allows
+from ramify.grammar.vocabulary import Vocabulary
 
 _LEAD = b"\xf4"
 """The first byte of the stand-ins, U+10F000 and on, in UTF-8."""
+
+_NO_CONTROL = NO_CONTROL.encode()
 
 
 def with_controls(matcher: Matcher, vocabulary: Vocabulary) -> Matcher:
@@ -32,7 +38,7 @@ class ControlMatcher:
     def __init__(self, inner: Matcher, vocabulary: Vocabulary) -> None:
         self._inner, self._vocabulary = inner, vocabulary
         self._stand_ins = dict(vocabulary.controls)
-        self._leads = [token for _, token in tokens_beginning_with(_LEAD, vocabulary, whole=True)]
+        self._leads = _leading(vocabulary)
 
     def accept(self, token: int) -> bool:
         stand_in = self._stand_ins.get(token)
@@ -44,13 +50,17 @@ class ControlMatcher:
     def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
         if not self._inner.fill_mask(row, budget):
             return False
-        if allowed_among(row, self._leads):
-            stand_ins = self._stand_ins.items()
-            fitting = [token for token, data in stand_ins if self._inner.fork().accept_bytes(data)]
+        if allows(row, self._leads).any() and not self._inner.fork().accept_bytes(_NO_CONTROL):
+            fitting = [token for token, data in self._stand_ins.items() if self._takes(data, budget)]
             if fitting:
-                row[:] = 0
+                allow(row, self._leads, allowed=False)
                 allow(row, fitting)
         return True
+
+    def _takes(self, data: bytes, budget: int | None) -> bool:
+        """Text may go on with `data`, one token, and be completed within `budget`."""
+        after = self._inner.fork()
+        return after.accept_bytes(data) and (budget is None or (after.completion_tokens or 0) < budget)
 
     def forced_bytes(self) -> bytes:
         return self._inner.forced_bytes().partition(_LEAD)[0]
@@ -73,6 +83,8 @@ class ControlMatcher:
     def complete(self) -> bool:
         return self._inner.complete
 
-    @property
-    def free(self) -> bool:
-        return self._inner.free
+
+@lru_cache(maxsize=8)
+def _leading(vocabulary: Vocabulary) -> np.ndarray:
+    """The tokens of text in which a stand-in may begin."""
+    return np.array([token for token, data in enumerate(vocabulary.tokens) if _LEAD in data], np.int64)

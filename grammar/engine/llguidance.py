@@ -6,9 +6,11 @@ In Lark's notation token-level constructs and sampling attributes are refused: a
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llguidance
@@ -18,14 +20,22 @@ from ramify.constraint import Constraint, Kind, alternation
 from ramify.errors import EngineError, InvalidConstraint
 from ramify.grammar.engine.lark_rules import endless_rule
 from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
-from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
+from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 from ramify.text import shortened
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
-"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all
-requests."""
+"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all requests.
+With rows of 2,000 items a step of such a grammar takes 0.1 s."""
+
+WALKS, WALK_TOKENS = 4, 16
+"""Random texts that a grammar is tried with when it is compiled, and most tokens of each."""
+
+_SIMPLIFY = (
+    'In Lark\'s notation, write a long list of alternatives as one terminal (WORD: "a" | "b" | …) and '
+    "repetitions left-recursively; or write the grammar in GBNF, which has no such limit."
+)
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|#[^\n]*')
 _REFUSED = {
@@ -94,7 +104,35 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
         raise InvalidConstraint(
             f"No text that this model's tokenizer can spell satisfies the {_NAMES[kind]}.", field=kind
         )
+    with _naming(kind):
+        _try(inner, vocabulary)
     return payload
+
+
+def _try(inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+    """Raise `InvalidConstraint` where llguidance reaches a limit in one of a few random texts: nearly all
+    grammars beyond its limits do so within the first words."""
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
+    for seed in range(WALKS):
+        chooser = random.Random(seed)
+        matcher = LLGuidanceMatcher(inner.deep_copy(), vocabulary, ())
+        with contextlib.suppress(_DeadEnd):
+            for _ in range(WALK_TOKENS):
+                matcher.fill_mask(row)
+                allowed = tokens_of(row)
+                if not allowed or not matcher.accept(chooser.choice(allowed)) or matcher.finished:
+                    break
+
+
+@contextlib.contextmanager
+def _naming(kind: Kind) -> Iterator[None]:
+    """Set the field of an error of the matcher, and say what is too complex."""
+    try:
+        yield
+    except InvalidConstraint as error:
+        error.field = kind
+        error.message = f"The {_NAMES[kind]} is too complex: {error.message}"
+        raise
 
 
 def check_lark(grammar: str) -> None:
@@ -126,13 +164,11 @@ def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary, kind: 
     """Whether no token may come first and the text may not be empty. Raises `InvalidConstraint` where
     llguidance's limits end the search."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
-    try:
-        LLGuidanceMatcher(inner, vocabulary, ()).fill_mask(row)
-    except EngineError as error:
-        if "NoExtension" not in inner.get_error():
-            message = f"The {_NAMES[kind]} is too complex: {error.message}"
-            raise InvalidConstraint(message, field=kind) from None
-        return True
+    with _naming(kind):
+        try:
+            LLGuidanceMatcher(inner, vocabulary, ()).fill_mask(row)
+        except _DeadEnd:
+            return True
     return not row.any()
 
 
@@ -174,16 +210,24 @@ def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
 def _reason(message: str, kind: Kind = "lark") -> str:
     """The first line of llguidance's message, and the reason that its parser of regexes gives in another; the
     rest may repeat the grammar or list all tokens."""
-    lines = message.strip().splitlines() or ["it is not valid"]
+    lines = message.strip().splitlines() or [""]
     if lines[0].endswith("parse error:"):
         lines[0] += "".join(
             [f" {line.removeprefix('error: ')}" for line in lines if line.startswith("error: ")]
         )
-    first = shortened(lines[0], 300).rstrip(" .:")
+    first = _first_line(lines[0])
     found = _PLACE.match(first)
     if found is None or kind != "lark":
         return f"The {_NAMES[kind]}: {first}."
     return f"The grammar, line {found[1]}, column {found[2]}: {found[3]}."
+
+
+def _first_line(message: str) -> str:
+    return shortened((message.strip().splitlines() or ["it is not valid"])[0], 300).rstrip(" .:")
+
+
+class _DeadEnd(InvalidConstraint):
+    """No token may come next, though the text is not complete."""
 
 
 class LLGuidanceGrammar:
@@ -212,7 +256,6 @@ class LLGuidanceMatcher:
     """
 
     completion_tokens = None
-    free = False
 
     def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary, steps: Sequence[int]) -> None:
         self._inner = inner
@@ -258,8 +301,12 @@ class LLGuidanceMatcher:
     def _check(self) -> None:
         """Raise the error that llguidance has recorded, mostly a limit. llguidance does not raise by
         itself."""
-        if self._inner.is_error():
-            raise EngineError(_reason(self._inner.get_error()))
+        if not self._inner.is_error():
+            return
+        reason = self._inner.get_error()
+        if "NoExtension" in reason:
+            raise _DeadEnd(f"llguidance finds no token that may come here: {_first_line(reason)}.")
+        raise InvalidConstraint(f"llguidance reached a limit: {_first_line(reason)}.", remedy=_SIMPLIFY)
 
     def forced_bytes(self) -> bytes:
         if self._finished or self.complete:

@@ -165,7 +165,3 @@ class PrefixMatcher:
     @property
     def complete(self) -> bool:
         return not self._steps[-1].rest and self._inner.complete
-
-    @property
-    def free(self) -> bool:
-        return self._inner.free

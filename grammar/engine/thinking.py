@@ -47,7 +47,6 @@ class FreeMatcher:
     """Allows every token until a stop token."""
 
     completion_tokens = 0
-    free = True
 
     def __init__(self, vocabulary: Vocabulary, accepted: int = 0, finished: bool = False) -> None:
         self._vocabulary = vocabulary
@@ -212,10 +211,6 @@ class PreambleMatcher:
         if self._inner is not None:
             return self._inner.complete
         return self._preamble.optional and not self._stopped and not self._forced
-
-    @property
-    def free(self) -> bool:
-        return self._inner is None or self._inner.free
 
     @property
     def answer_tokens(self) -> int | None:

@@ -5,10 +5,12 @@ Importing it imports torch and transformers (2 s), so only a process that uses i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import xgrammar
@@ -20,6 +22,9 @@ from ramify.grammar.matcher import Matcher, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 from ramify.text import shortened
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _tokenizers: weakref.WeakKeyDictionary[Vocabulary, xgrammar.TokenizerInfo] = weakref.WeakKeyDictionary()
@@ -108,22 +113,39 @@ class XGrammarGrammar:
         return with_prefix(inner, prefix, self._vocabulary)
 
 
+def _telling(call: Callable[P, R]) -> Callable[P, R]:
+    """`call`, whose failures in XGrammar, mostly at a limit, are errors of the constraint."""
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            raise InvalidConstraint(
+                f"XGrammar cannot go on with it: {_reason(error)}.",
+                remedy="Simplify it, or use grammar_backend='auto' (--grammar-backend auto).",
+            ) from None
+
+    return checked
+
+
 class XGrammarMatcher:
     """XGrammar cannot say how many tokens complete the text: a budget has no effect."""
 
     completion_tokens = None
-    free = False
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary, accepted: int = 0) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
         self._accepted = accepted
 
+    @_telling
     def accept(self, token: int) -> bool:
         if self.finished or not 0 <= token < self._vocabulary.size:
             return False
         return self._count(self._inner.accept_token(token))
 
+    @_telling
     def accept_bytes(self, data: bytes) -> bool:
         return not self.finished and self._count(self._inner.accept_string(data))
 
@@ -131,6 +153,7 @@ class XGrammarMatcher:
         self._accepted += taken
         return taken
 
+    @_telling
     def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
         if self.finished:
             row[:] = 0
@@ -138,6 +161,7 @@ class XGrammarMatcher:
             self._inner.fill_next_token_bitmask(row.reshape(1, -1))
         return True
 
+    @_telling
     def forced_bytes(self) -> bytes:
         if self.finished or self.complete:
             return b""

@@ -6,6 +6,7 @@ as the specification says. What the keywords mean is not looked at here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
@@ -42,6 +43,8 @@ class SchemaDocument:
     def __init__(self, root: Any) -> None:
         self.root = root
         self.draft = _draft(root)
+        self.unread: dict[str, str] = {}
+        """By pointer, the keywords that are newer than the draft, and so say nothing."""
         self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
@@ -95,7 +98,12 @@ class SchemaDocument:
         assert isinstance(schema, dict)
         if self.draft <= 7 and "$ref" in schema:
             return {"$ref": schema["$ref"]}
-        return schema
+        newer = self.newer(schema)
+        return {name: value for name, value in schema.items() if name not in newer} if newer else schema
+
+    def newer(self, schema: dict[str, Any]) -> set[str]:
+        """The keywords of a subschema that are newer than the document's draft, in which they say nothing."""
+        return {name for name in _SINCE.keys() & schema.keys() if _SINCE[name] > self.draft}
 
     def canonical(self, pointer: str) -> str:
         """The first pointer with an equal subschema, so that equal subschemas share one formula."""
@@ -206,11 +214,17 @@ class SchemaDocument:
         base = self._enter(schema, pointer, base)
         self._bases[pointer] = base
         content: list[Any] = [base]
+        newer = self.newer(schema)
         for keyword, value in schema.items():
             where = f"{pointer}/{escape(keyword)}"
+            if keyword in newer:
+                self.unread[where] = keyword
+                continue
             check = _VALUES.get(keyword)
             if check is not None and not self._is_older_form(keyword, value):
                 check(where, keyword, value)
+            if keyword in _TEXTS:
+                _check_characters(where, keyword, list(value) if keyword in _SCHEMA_MAPS else value)
             keys = [
                 (below, self._check(child, where + below, depth + 1, base))
                 for below, child in _children(keyword, value)
@@ -303,6 +317,15 @@ unevaluatedProperties unevaluatedItems nullable
 KEYWORDS = frozenset([*_ASSERTING.split(), *REFERENCES])
 """Assertions and applicators: the keywords that decide which values are valid."""
 
+_SINCE = {
+    **dict.fromkeys(["const", "contains", "propertyNames"], 6),
+    **dict.fromkeys(["if", "then", "else"], 7),
+    **dict.fromkeys(["dependentRequired", "dependentSchemas", "minContains", "maxContains"], 8),
+    **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems", "$recursiveRef"], 8),
+    **dict.fromkeys(["prefixItems", "$dynamicRef"], 9),
+}
+"""By keyword that draft-04 does not have, the first draft that has it."""
+
 _ONE_SCHEMA = frozenset(
     ["additionalProperties", "additionalItems", "propertyNames", "contains", "not", "if", "then", "else"]
 )
@@ -311,8 +334,25 @@ _SCHEMA_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 _SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"])
 
 
+_TEXTS = _SCHEMA_MAPS | {"const", "enum", "pattern", "required", "dependentRequired", "dependencies"}
+"""Keywords with texts and names that instances have, or errors tell."""
+
+
 def _refuse(pointer: str, message: str) -> NoReturn:
     raise InvalidConstraint(f"{message}.", pointer=pointer)
+
+
+def _check_characters(pointer: str, keyword: str, value: Any) -> None:
+    """Raise `InvalidConstraint` for half of a surrogate pair in texts that an instance would have."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidConstraint(
+            f"{keyword} has {half!r}, half of a surrogate pair, which is no character.",
+            pointer=pointer,
+            remedy="Write the whole character.",
+        ) from None
 
 
 Check = Callable[[str, str, Any], None]
@@ -398,7 +438,7 @@ def _type(pointer: str, keyword: str, value: Any) -> None:
 
 _VALUES: dict[str, Check] = {
     "type": _type,
-    "enum": _some,
+    "enum": _list,
     "multipleOf": _multiple,
     "required": _names,
     "dependentRequired": _names_by_name,

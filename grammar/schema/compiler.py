@@ -88,7 +88,11 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
                     raise
                 left_out[pointer] = Unenforced(schema=pointer, message=str(error))
             else:
-                return CompiledSchema(rules, tuple(left_out.values()))
+                unread = [
+                    Unenforced(schema=where, message=f"The draft that $schema names has no {keyword}.")
+                    for where, keyword in document.unread.items()
+                ]
+                return CompiledSchema(rules, (*left_out.values(), *unread))
 
 
 class SchemaGrammar:

@@ -34,6 +34,7 @@ from ramify.lang.backends.http_errors import (
 from ramify.lang.backends.sse import DONE, EventParser, SentEvent
 from ramify.loop import in_background
 from ramify.retry import Retry
+from ramify.text import not_unicode
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
@@ -226,7 +227,7 @@ class HttpClient:
             try:
                 data = msgspec.json.encode(body)
             except UnicodeEncodeError:
-                raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+                raise not_unicode(body) from None
             headers["content-type"] = "application/json"
         with self._plainly(self.base_url + path):
             async with self._session() as session:

@@ -227,4 +227,4 @@ def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
     def call(**arguments: Any) -> NoReturn:
         raise BackendError(f"No one here runs the tool {tool.name}.")
 
-    return Tool.from_schema(tool.name, tool.description, tool.parameters, call)
+    return Tool.from_schema(tool.name, tool.description, tool.parameters, call, strict=tool.strict)

@@ -195,7 +195,9 @@ class GraphBuilder(Run):
 
 def _described(tools: Sequence[Tool[..., Any]]) -> tuple[graph.ToolDescription, ...]:
     return tuple(
-        graph.ToolDescription(name=tool.name, description=tool.description, parameters=tool.parameters)
+        graph.ToolDescription(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
         for tool in tools
     )
 

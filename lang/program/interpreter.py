@@ -53,9 +53,9 @@ from ramify.lang.tools.steps import (
     describe,
     form_of,
     in_turns,
-    naming_tools,
     open_calls,
     run_calls,
+    send_calls,
     warn_of_untold,
 )
 from ramify.lang.tools.tool import ToolCalls
@@ -256,8 +256,7 @@ class Interpreter:
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             constraint = form.constraint(node.tools, node.required, node.max_calls)
             async with _within(node.timeout, branch.limits):
-                with naming_tools(node.tools):
-                    output = await send(branch, call, opened, sampling, constraint, variable, next_use="tool")
+                output = await send_calls(branch, node, call, opened, sampling, constraint, variable)
             text, written = form.read(opening + output.text)
         try:
             async with _within(None, branch.limits):

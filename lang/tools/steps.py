@@ -9,31 +9,33 @@ without turns they are plain text in the generic format.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.lang.calls import retries
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.calls.limits import LIMITS
-from ramify.lang.calls.request import Output, all_of
+from ramify.lang.calls.request import Output, all_of, send
 from ramify.lang.calls.target import Target
 from ramify.lang.calls.transcript import Piece, append_marked, append_output, append_text, marked
 from ramify.lang.calls.view import View
 from ramify.lang.program.nodes import CallTools
 from ramify.lang.program.place import placed
+from ramify.lang.program.variables import Variable
 from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
 from ramify.messages import ToolPieces
+from ramify.sampling_params import SamplingParams
 from ramify.tool_calls.formats import FORMATS, GENERIC
-from ramify.tool_calls.grammar import blamed_tool
+from ramify.tool_calls.grammar import naming_tools, tool_at
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -128,18 +130,28 @@ def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
     )
 
 
-@contextlib.contextmanager
-def naming_tools(tools: Tools) -> Iterator[None]:
-    """Raise an `InvalidConstraint` about the schema of one of `tools` with the tool's name and the pointer
-    into its schema."""
+async def send_calls(
+    branch: Branch,
+    node: CallTools,
+    call: Call,
+    view: View,
+    sampling: SamplingParams,
+    constraint: Constraint,
+    variable: Variable,
+) -> Output:
+    """`send` for the calls of `node`. What it tells of a schema names the tool and the place in that."""
+    described = [tool.described for tool in node.tools]
     try:
-        yield
+        output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
     except InvalidConstraint as error:
-        found = blamed_tool(error, [tool.described for tool in tools])
+        found = tool_at(error.pointer, described)
         if found is None:
             raise
-        message = f"The parameters of the tool {tools[found[0]].name}: {error.message}"
+        message = f"The parameters of the tool {described[found[0]].name}: {error.message}"
         raise InvalidConstraint(message, pointer=found[1], remedy=error.remedy) from error
+    if output.enforcement is None:
+        return output
+    return dataclasses.replace(output, enforcement=naming_tools(output.enforcement, described))
 
 
 def open_calls(view: View, opening: str, turns: bool) -> View:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
-from ramify.errors import InvalidRequest, RequestTimeout
+from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
 from ramify.lang.program.caller import caller_names
 from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
@@ -42,6 +42,7 @@ class Tool(Generic[P, R]):
         parameters: dict[str, Any],
         read: Callable[[str], Mapping[str, Any]],
         *,
+        strict: bool = True,
         timeout: float | None = None,
         concurrency: int | None = None,
     ) -> None:
@@ -51,6 +52,10 @@ class Tool(Generic[P, R]):
         self.description = description
         self.parameters = parameters
         """The JSON schema of the arguments: an object with the parameters in their order."""
+        self.strict = strict
+        """A keyword of `parameters` that cannot be enforced while tokens are chosen is refused. Otherwise it
+        is left out, and told in the ``unenforced`` of the turn's `get_meta_info`; the arguments are validated
+        when the call is read."""
         self.timeout = timeout
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
@@ -70,6 +75,7 @@ class Tool(Generic[P, R]):
         parameters: Mapping[str, Any],
         call: Callable[..., Any],
         *,
+        strict: bool = False,
         timeout: float | None = None,
         concurrency: int | None = None,
     ) -> Tool[..., Any]:
@@ -81,6 +87,8 @@ class Tool(Generic[P, R]):
             parameters: A JSON Schema of type object, of draft 2020-12 or older.
             call: A function, plain or ``async``, which is given the arguments as keywords, as JSON values.
                 A function for any schema takes ``**arguments``.
+            strict: Refuse keywords that cannot be enforced while the model writes. Without it they are left
+                out, and told in the ``unenforced`` of the turn's `get_meta_info`.
             timeout, concurrency: As of `tool`.
 
         Raises `InvalidConstraint` with the JSON pointer of what is wrong in `parameters`, and
@@ -91,7 +99,14 @@ class Tool(Generic[P, R]):
             raise InvalidRequest(f"{call!r} is no function, so {name} cannot call it.", field="call")
         read = _reader_of(name, parameters)
         found: Tool[..., Any] = Tool(
-            call, name, description, dict(parameters), read, timeout=timeout, concurrency=concurrency
+            call,
+            name,
+            description,
+            dict(parameters),
+            read,
+            strict=strict,
+            timeout=timeout,
+            concurrency=concurrency,
         )
         return found
 
@@ -105,7 +120,9 @@ class Tool(Generic[P, R]):
     def described(self) -> DescribedTool:
         """The tool as chat templates and grammars take it."""
         parameters = json.dumps(self.parameters, ensure_ascii=False, separators=(",", ":"))
-        return DescribedTool(name=self.name, description=self.description, parameters=parameters)
+        return DescribedTool(
+            name=self.name, description=self.description, parameters=parameters, strict=self.strict
+        )
 
     def read(self, arguments: str) -> dict[str, Any]:
         """Parse JSON text to keyword arguments of their declared types; raises ValueError."""
@@ -196,7 +213,12 @@ def make_tool(
     summary, arguments = read_docstring(inspect.getdoc(function) or "")
     adapter = _adapter_of(name, function, arguments, caller_names())
     description = summary if description is None else description
-    return Tool(function, name, description, _schema_of(adapter), adapter.validate_json, **options)
+    try:
+        parameters = _schema_of(adapter)
+    except InvalidConstraint as error:
+        error.field, error.message = name, f"The parameters of {name} cannot be generated. {error.message}"
+        raise
+    return Tool(function, name, description, parameters, adapter.validate_json, **options)
 
 
 def check_name(name: object) -> None:
@@ -318,9 +340,9 @@ def _adapter_of(
 
 
 def _schema_of(adapter: Any) -> dict[str, Any]:
-    from pydantic.json_schema import GenerateJsonSchema
+    from ramify.lang.typed.type_schema import TypeSchema
 
-    class Untitled(GenerateJsonSchema):
+    class Untitled(TypeSchema):
         """Without titles, which repeat the names of the parameters and cost tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:

@@ -147,6 +147,7 @@ def _one_of(values: Mapping[str, Any]) -> Schema:
 
 def _json_of(kind: Any) -> Schema:
     import pydantic
+    import pydantic_core
 
     from ramify.lang.typed.type_schema import TypeSchema
 
@@ -155,7 +156,13 @@ def _json_of(kind: Any) -> Schema:
     try:
         adapter = pydantic.TypeAdapter(modern(kind))
         source = adapter.json_schema(schema_generator=TypeSchema)
-    except (pydantic.errors.PydanticUserError, RecursionError) as error:
+    except InvalidConstraint as error:
+        error.message = f"{kind!r} cannot be generated. {error.message}"
+        raise
+    except (
+        *(pydantic.errors.PydanticUserError, pydantic_core.SchemaError, RecursionError),
+        *(ImportError, TypeError),  # an extra of pydantic's is missing; a part of an annotation is no type
+    ) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InvalidConstraint(f"{kind!r} has no JSON schema: {reason}.", field="schema") from error
     _close(source)

@@ -1,16 +1,31 @@
 """JSON schemas of Python types, narrowed to the values that pydantic accepts.
 
 pydantic's own schemas allow more than pydantic accepts: any keys in ``dict[int, str]``, any scheme in a URL.
-Without this, an output could satisfy its schema and still fail to parse.
+Without this, an output could satisfy its schema and still fail to parse. A type of which no schema can say
+what pydantic accepts, such as the path of a file that exists, is refused.
 """
 
 from __future__ import annotations
 
+import datetime
 import re
-from typing import Any
+import zoneinfo
+from typing import Any, NoReturn
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
+
+from ramify.errors import InvalidConstraint
+from ramify.lang.typed.text_patterns import (
+    BASE64,
+    BASE64_TEXT,
+    COMPLEX,
+    FRACTION,
+    INTERFACE,
+    NAIVE_DATETIME,
+    NETWORK,
+    dates_between,
+)
 
 KEYS = {
     "integer": "^(0|-?[1-9][0-9]{0,17})$",
@@ -28,34 +43,108 @@ SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
 DECIMAL_DIGITS = 18
 """Most digits before the point of a Decimal. pydantic reads it by way of a float, and refuses infinity."""
 
-HOST = r"(localhost|([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.){1,4}[a-z]{2,10})"
-"""No punycode and no IP addresses, as most texts of that form are invalid."""
-PATH = "(:[1-9][0-9]{0,3})?([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
+HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
+"""No punycode, no two dashes in a row, and no IP addresses, as most texts of that form are invalid."""
+PORT = "(:[1-9][0-9]{0,3})?"
+PATH = "([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
 LONGEST_URL = 300
-"""Most characters of a text that matches `HOST` and `PATH`."""
+"""Most characters of a text that matches `HOST`, `PORT` and `PATH`."""
 
 UUIDS = {f"uuid{version}": f"^.{{14}}{version}.{{4}}[89abAB]" for version in range(1, 9)}
 """The digits of version and variant (RFC 9562, section 4)."""
 
 
+SIZE = "^[0-9]{1,9}(\\.[0-9]{1,3})?(B|KB|MB|GB|TB|PB|EB|KiB|MiB|GiB|TiB|PiB|EiB)$"
+"""Texts of pydantic's ByteSize."""
+
+_FORMATS: dict[str, JsonSchemaValue] = {
+    "ipvanyaddress": {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}]},
+    "ipv4network": {"type": "string", "pattern": NETWORK[4]},
+    "ipv6network": {"type": "string", "pattern": NETWORK[6]},
+    "ipvanynetwork": {"type": "string", "pattern": f"{NETWORK[4]}|{NETWORK[6]}"},
+    "ipv4interface": {"type": "string", "pattern": INTERFACE[4]},
+    "ipv6interface": {"type": "string", "pattern": INTERFACE[6]},
+    "ipvanyinterface": {"type": "string", "pattern": f"{INTERFACE[4]}|{INTERFACE[6]}"},
+}
+"""By pydantic's name of a format, the schema of its texts."""
+
+_EXISTING = "Use str or pathlib.Path, and look for the file in the program."
+_REFUSED: dict[str, tuple[str, str]] = {
+    "PathType.validate_file": ("A file has to exist", _EXISTING),
+    "PathType.validate_directory": ("A folder has to exist", _EXISTING),
+    "PathType.validate_new": ("A folder has to exist", _EXISTING),
+    "import_string": ("A Python object has to be importable", "Use Literal with the names that you mean."),
+    "ImportString._serialize": ("A Python object has to be importable", "Use Literal with the names."),
+    "PaymentCardNumber.validate": ("A card number has check digits", "Use str with a pattern."),
+    "pattern_bytes_validator": ("JSON has no bytes", "Use re.Pattern[str]."),
+}
+"""By the name of a function by which pydantic validates a type, the reason why no schema can say what it
+accepts, and what to write instead."""
+
+
+def _refuse(why: str, remedy: str) -> NoReturn:
+    raise InvalidConstraint(
+        f"{why}, so that a text of the schema may still be no value of the type.",
+        field="schema",
+        remedy=remedy,
+    )
+
+
 class TypeSchema(GenerateJsonSchema):
-    """Narrows the schemas that pydantic generates."""
+    """Narrows the schemas that pydantic generates.
+
+    Raises `InvalidConstraint` for types whose values no schema describes.
+    """
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         found = super().dict_schema(schema)
+        keys: Any = schema.get("keys_schema", {})
+        if keys.get("type") == "enum" and keys.get("sub_type") == "int":
+            return found | {"propertyNames": {"enum": [str(member.value) for member in keys["members"]]}}
+        if not keys:
+            return found
+        pattern = _key_pattern(self.resolved(self.generate_inner(keys)))
+        if pattern == "":
+            _refuse("A key of an object is a text", "Use str, int, float or bool for the keys.")
         if "patternProperties" in found:
             found.setdefault("additionalProperties", False)
-        elif "propertyNames" not in found and "keys_schema" in schema:
-            pattern = KEYS.get(self.generate_inner(schema["keys_schema"]).get("type", ""))
-            if pattern is not None:
-                found["propertyNames"] = {"pattern": pattern}
+        elif "propertyNames" not in found and pattern is not None:
+            found["propertyNames"] = {"pattern": pattern}
         return found
 
+    def resolved(self, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """`schema`, or the definition that it is a reference to."""
+        reference = schema.get("$ref")
+        return schema if reference is None else self.get_schema_from_definitions(reference) or schema
+
     def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
-        return _with_pattern(super().date_schema(schema), YEARS)
+        day = datetime.timedelta(days=1)
+        low, high = schema.get("ge"), schema.get("le")
+        if (above := schema.get("gt")) is not None:
+            low = max(above + day, low or datetime.date.min)
+        if (below := schema.get("lt")) is not None:
+            high = min(below - day, high or datetime.date.max)
+        return _dates(super().date_schema(schema), schema, low, high, day)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
-        return _with_pattern(super().datetime_schema(schema), YEARS)
+        found = super().datetime_schema(schema)
+        if schema.get("tz_constraint") == "naive":
+            found = {"type": "string", "pattern": NAIVE_DATETIME}
+        # A bound and a text may differ in their time zones by up to two days.
+        margin = datetime.timedelta(days=2)
+        low, high = (schema.get("ge") or schema.get("gt")), (schema.get("le") or schema.get("lt"))
+        return _dates(
+            found,
+            schema,
+            None if low is None else low.date() + margin,
+            None if high is None else high.date() - margin,
+            margin,
+        )
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
+        if _BOUNDS & schema.keys():
+            _refuse("A time of day has bounds", "Leave the bounds out, and check them in the program.")
+        return super().time_schema(schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         """Numbers alone: pydantic's schema has any text beside them."""
@@ -70,25 +159,105 @@ class TypeSchema(GenerateJsonSchema):
         return {**found, "allOf": [*found.get("allOf", ()), bounds]}
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        if _BOUNDS & schema.keys():
+            _refuse("A duration has bounds", "Use a number of seconds with the same bounds.")
         return _with_pattern(super().timedelta_schema(schema), SHORT_NUMBERS)
 
     def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
-        schemes = "|".join(map(re.escape, schema.get("allowed_schemes") or ["https", "http"]))
-        found = _with_pattern(super().url_schema(schema), f"^({schemes})://{HOST}{PATH}$")
-        for keyword in ("format", "minLength"):
-            del found[keyword]  # implied by the pattern
-        if found.get("maxLength", 0) >= LONGEST_URL:
-            del found["maxLength"]
-        return found
+        return _url(super().url_schema(schema), schema.get("allowed_schemes"))
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
+        return _url(super().multi_host_url_schema(schema), schema.get("allowed_schemes"))
+
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        return {**super().complex_schema(schema), "pattern": COMPLEX}
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+        """ASCII where there is a limit: that counts bytes."""
+        if self._config.val_json_bytes != "utf8":
+            _refuse("Bytes have an encoding of their own", "Leave val_json_bytes out of the configuration.")
+        found = super().bytes_schema(schema)
+        limited = {"min_length", "max_length"} & schema.keys()
+        return {**found, "pattern": r"^[\x00-\x7f]*$"} if limited else found
+
+    def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
+        _refuse("The text of a JSON string has to be JSON itself", "Use the type inside of Json[…].")
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        _refuse("JSON has no classes", "Use Literal with the names that you mean.")
+
+    def chain_schema(self, schema: core_schema.ChainSchema) -> JsonSchemaValue:
+        if any(step["type"] == "is-instance" for step in schema["steps"]):
+            _refuse("A value has to be of a class", "Use the types of JSON that you mean.")
+        return super().chain_schema(schema)
 
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        function = schema.get("function")
+        if isinstance(function, dict):
+            name = getattr(function.get("function"), "__qualname__", "")
+            module = getattr(function.get("function"), "__module__", None) or ""
+            if name in _REFUSED and module.startswith("pydantic"):
+                _refuse(*_REFUSED[name])
         found = super().generate_inner(schema)
         kind = found.get("format")
         if kind in UUIDS:
             return {**found, "format": "uuid", "pattern": UUIDS[kind]}
-        if kind == "ipvanyaddress":
-            return {"anyOf": [{**found, "format": "ipv4"}, {**found, "format": "ipv6"}]}
+        if kind in _FORMATS:
+            return _FORMATS[kind]
+        if kind in BASE64:
+            text = schema.get("type") == "function-after" and "decode_str" in repr(schema["function"])
+            return {"type": "string", "pattern": (BASE64_TEXT if text else BASE64)[kind]}
+        if any(option.get("format") == "fraction" for option in found.get("anyOf", ())):
+            return {"type": "string", "pattern": FRACTION}
+        if kind == "zoneinfo":
+            return {"enum": sorted(zoneinfo.available_timezones())}
+        if str(found.get("pattern")).startswith(r"^\s*(\d*\.?\d+)\s*(\w+)"):
+            return {"type": "string", "pattern": SIZE}
         return found
+
+
+_BOUNDS = {"ge", "gt", "le", "lt"}
+
+
+def _dates(
+    found: JsonSchemaValue, schema: Any, low: Any, high: Any, margin: datetime.timedelta
+) -> JsonSchemaValue:
+    """`found`, a schema of texts that begin with a date, with the dates between the bounds."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    if schema.get("now_op") == "past":
+        high = min(today - margin, high or datetime.date.max)
+    elif schema.get("now_op") == "future":
+        low = max(today + margin, low or datetime.date.min)
+    low, high = low or datetime.date.min, high or datetime.date.max
+    if low > high:
+        _refuse("No date lies between the bounds", "Widen them by two days or more.")
+    if (low, high) == (datetime.date.min, datetime.date.max):
+        return found if "pattern" in found else _with_pattern(found, YEARS)
+    return {"allOf": [found, {"type": "string", "pattern": dates_between(low, high)}]}
+
+
+def _url(schema: JsonSchemaValue, schemes: list[str] | None) -> JsonSchemaValue:
+    schemes = schemes or ["https", "http"]
+    port = "" if "file" in schemes else PORT
+    found = _with_pattern(schema, f"^({'|'.join(map(re.escape, schemes))})://{HOST}{port}{PATH}$")
+    for keyword in ("format", "minLength"):
+        del found[keyword]  # implied by the pattern
+    if found.get("maxLength", 0) >= LONGEST_URL:
+        del found["maxLength"]
+    return found
+
+
+def _key_pattern(schema: JsonSchemaValue) -> str | None:
+    """The pattern of the texts of a dict's keys; "" where none is a key; None where its schema is about texts
+    already."""
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        patterns = [_key_pattern(option) for option in options]
+        return None if None in patterns else "|".join(filter(None, patterns))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [""])
+    if schema.get("type") in ("array", "object", "null") or not any(isinstance(one, str) for one in values):
+        return ""
+    return KEYS.get(str(schema.get("type")))
 
 
 def _with_pattern(schema: JsonSchemaValue, pattern: str) -> JsonSchemaValue:

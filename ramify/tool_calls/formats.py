@@ -35,6 +35,10 @@ class ToolFormat:
     """The text between the end of the reasoning and a call or the content: a message of its own."""
     answer: str = ""
     """The text that begins the content, if calls and content are told apart by how they begin."""
+    also: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Other texts, in place of those of `call`, before a call's name, and between it and the arguments."""
+    words: tuple[str, str] | None = None
+    """The texts around content before a call, if that is a message of its own; `resume` follows."""
     shown: str = ""
     """How templates write past calls, if not as the model does: `shown`, the name, `between`."""
     between: str = ""
@@ -115,11 +119,17 @@ HARMONY = ToolFormat(
     control=True,
     resume="<|start|>assistant",
     answer="<|channel|>final<|message|>",
+    also=(
+        (" to=functions.",),
+        ("<|channel|>commentary json<|message|>", "<|channel|>commentary <|constrain|>json<|message|>"),
+    ),
+    words=("<|channel|>commentary<|message|>", "<|end|>"),
     shown="<|start|>assistant to=functions.",
     between="<|channel|>commentary json<|message|>",
 )
-"""gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. A call ends with the
-stop token ``<|call|>``, so a turn has one."""
+"""gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. The recipient of a
+call stands behind the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so
+a turn has one."""
 
 FORMATS: dict[str, ToolFormat] = {
     row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, HARMONY, GENERIC)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from ramify.constraint import Constraint, structural_tag, with_controls
-from ramify.errors import InvalidConstraint
-from ramify.messages import Preamble
+from ramify.constraint import CONTROLS, NO_CONTROL, Constraint, structural_tag, with_controls
+from ramify.messages import Enforcement, Preamble
 from ramify.tool_calls.formats import ToolFormat
-from ramify.tool_calls.parser import common_start
 
-_CONTENT = "/json_schema"
+FREE: dict[str, Any] = {"type": "any_text"}
+"""The structural tag format of content without a constraint."""
+
+_ARGUMENTS = re.compile(r"/elements/(\d+)(?:/content|/elements/2)/json_schema(.*)", re.DOTALL)
+"""The pointer of a tool's parameters in the constraint on calls: the tool's index, and the pointer inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON text of an object schema."""
+    """A function that the model may call. `parameters` is the JSON text of an object schema.
+
+    Without `strict`, keywords of it that cannot be enforced are left out and told (`Enforcement.unenforced`).
+    """
 
     name: str
     parameters: str
     description: str = ""
+    strict: bool = True
 
 
 def tools_json(tools: Sequence[Tool]) -> str:
@@ -70,22 +78,68 @@ def calls_or_content(
 
 
 def calls_or_answer(
-    tool_format: ToolFormat, tools: Sequence[Tool], *, thought: bool, content: dict[str, Any] | None
+    tool_format: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    thought: bool,
+    content: dict[str, Any] | None,
+    words: bool = False,
 ) -> Constraint:
     """As `calls_or_content`, for a format with an `answer`: one call, or where `content` is given that.
 
-    `thought`: the text follows the end of the reasoning.
+    `thought`: the text follows the end of the reasoning. `words`: content may come before a call, and before
+    the answer where that is free text.
     """
-    opening, answer = tool_format.opening, tool_format.answer
-    common = common_start((opening, answer)) if content is not None else ""
-    call = _calls(tool_format, tools, False, with_controls(opening.removeprefix(common)), None)
-    options = [call]
+    answer = None
     if content is not None:
-        begin = {"type": "const_string", "value": with_controls(answer.removeprefix(common))}
-        options.append({"type": "sequence", "elements": [begin, content]})
-    before = with_controls((tool_format.resume if thought else "") + common)
-    start = [{"type": "const_string", "value": before}] if before else []
-    return _structural_tag({"type": "sequence", "elements": [*start, {"type": "or", "elements": options}]})
+        answer = _sequence(_text(with_controls(tool_format.answer)), content)
+    call = _call(tool_format, tools)
+    if words and tool_format.words is not None:
+        begin, end = map(with_controls, tool_format.words)
+        others = [one for one in (*map(with_controls, CONTROLS), NO_CONTROL) if one != end]
+        said = {"type": "tag", "begin": begin, "content": FREE | {"excludes": others}, "end": end}
+        before = {"type": "star", "content": _sequence(said, _text(with_controls(tool_format.resume)))}
+        if answer is not None and content == FREE:
+            call, answer = _sequence(before, {"type": "or", "elements": [call, answer]}), None
+        else:
+            call = _sequence(before, call)
+    options = [call] if answer is None else [call, answer]
+    start = [_text(with_controls(tool_format.resume))] if thought else []
+    return _structural_tag(_sequence(*start, {"type": "or", "elements": options}))
+
+
+def _call(tool_format: ToolFormat, tools: Sequence[Tool]) -> dict[str, Any]:
+    """One call, in each way in which it may be written."""
+    opening, between, after = tool_format.call
+    others_before, others_between = tool_format.also
+    elements = [
+        _sequence(
+            _text(tool.name),
+            _one_of(between, *others_between),
+            _schema_format(tool),
+            *([_text(after)] if after else []),
+        )
+        for tool in tools
+    ]
+    return _sequence(_one_of(opening, *others_before), {"type": "or", "elements": elements})
+
+
+def _one_of(*texts: str) -> dict[str, Any]:
+    return {"type": "or", "elements": [_text(with_controls(one)) for one in texts]}
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _schema_format(tool: Tool) -> dict[str, Any]:
+    """The arguments of a call."""
+    form = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
+    return form if tool.strict else {**form, "strict": False}
 
 
 def _calls(
@@ -97,24 +151,23 @@ def _calls(
         "elements": [
             {
                 "type": "tag",
-                "begin": tool.name + with_controls(between),
-                "content": {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())},
+                "begin": tool.name + between,
+                "content": _schema_format(tool),
                 "end": after,
             }
             for tool in tools
         ],
     }
-    elements: list[dict[str, Any]] = [{"type": "const_string", "value": opening}, one]
+    elements: list[dict[str, Any]] = [_text(opening), one]
     if parallel and tool_format.separator is not None:
-        another = [{"type": "const_string", "value": tool_format.separator + before}, one]
-        more: dict[str, Any] = {"type": "sequence", "elements": another}
+        more = _sequence(_text(tool_format.separator + before), one)
         if most is None:
             elements.append({"type": "star", "content": more})
         elif most > 1:
             elements.append({"type": "repeat", "content": more, "min": 0, "max": most - 1})
     if tool_format.end:
-        elements.append({"type": "const_string", "value": tool_format.end})
-    return {"type": "sequence", "elements": elements}
+        elements.append(_text(tool_format.end))
+    return _sequence(*elements)
 
 
 def _structural_tag(structure: dict[str, Any]) -> Constraint:
@@ -122,10 +175,21 @@ def _structural_tag(structure: dict[str, Any]) -> Constraint:
     return structural_tag(source)
 
 
-def blamed_tool(error: InvalidConstraint, tools: Sequence[Tool]) -> tuple[int, str] | None:
-    """(index of a tool, pointer into its parameters) if `error` is about a tool's parameters, else None."""
-    before, found, inside = (error.pointer or "").partition(f"/content{_CONTENT}")
-    if not found:
+def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | None:
+    """(index of a tool, pointer into its parameters) of a `pointer` into the constraint on calls of `tools`;
+    None where it leads to no tool's parameters."""
+    found = _ARGUMENTS.search(pointer or "")
+    if found is None or int(found[1]) >= len(tools):
         return None
-    index = before.rpartition("/")[2]
-    return (int(index), inside) if index.isdigit() and int(index) < len(tools) else None
+    return int(found[1]), found[2]
+
+
+def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement:
+    """`enforcement` of a constraint on calls, with the tool's name and the pointer into its parameters in
+    what is left out."""
+    told = []
+    for left in enforcement.unenforced:
+        found = tool_at(left.schema, tools)
+        told.append(left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1]))
+    # The schema of a tool stands in the constraint twice where there may be several calls.
+    return replace(enforcement, unenforced=tuple(dict.fromkeys(told)))

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ramify.errors import InvalidRequest, RamifyError, WorkerDied
+from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Generate, TextChunk
 from ramify.ring_messages import Abort
 from ramify.runtime.faults import unsendable
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.quarantine import Quarantine
+from ramify.text import not_unicode
 
 if TYPE_CHECKING:
     from ramify.runtime.fleet.rings import RingFleet
@@ -56,7 +57,7 @@ class Requests:
             self._ring.send(in_ring)
         except UnicodeEncodeError:
             self.outputs.pop(request.rid, None)
-            raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+            raise not_unicode(msgspec.to_builtins(request)) from None
         except Exception as error:
             self.outputs.pop(request.rid, None)
             raise unsendable(error) from error

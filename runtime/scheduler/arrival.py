@@ -127,8 +127,22 @@ class Arrivals:
             needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
             most = request.answer_tokens
         if 0 < most < needed:
+            what = _NAMES["" if request.constraint is None else request.constraint.kind]
             raise InvalidRequest(
-                f"The shortest text that satisfies the constraint has {needed} tokens; max_tokens is {most}.",
+                f"The shortest answer that fits {what} has {needed} tokens; max_tokens is {most}.",
                 field="max_tokens",
                 remedy=f"Allow at least {needed} tokens.",
             )
+
+
+_NAMES = {
+    "": "the preambles",
+    "json_schema": "the schema",
+    "json_object": "a JSON object",
+    "regex": "the regular expression",
+    "ebnf": "the grammar",
+    "lark": "the grammar",
+    "choices": "the choices",
+    "structural_tag": "the tools or the structural tag",
+}
+"""By kind of constraint, the thing that an answer has to fit."""

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ramify.errors import EngineError, RamifyError
+from ramify.errors import EngineError, InvalidConstraint, RamifyError
 from ramify.messages import Finish
 from ramify.ring_messages import Abort, Failed, Reply
 from ramify.runtime.scheduler.admission.flows import Flows
@@ -148,6 +148,8 @@ class Lifecycle:
         if request.rid not in self.requests:
             return  # another span of its choices has failed before
         self.outputs.drop(request)
+        if isinstance(error, InvalidConstraint) and error.field is None and request.constraint is not None:
+            error.field = request.constraint.kind  # a matcher does not know of which kind its grammar is
         self.refuse(request.rid, error)
         self._end(request)
 

@@ -347,14 +347,6 @@ class Request:
         return self.reported_len - 1
 
     @property
-    def in_free_text(self) -> bool:
-        """The constraint is a structural tag with free text, and the matcher cannot tell text from tags."""
-        wanted = self.constraint
-        if wanted is None or wanted.kind != "structural_tag":
-            return False
-        return any(word in wanted.source for word in ("any_text", "trigger"))
-
-    @property
     def wants_logprobs(self) -> bool:
         """Log-probabilities of tokens that are not sampled are asked for: of the prompt's, or forced ones."""
         params = self.sampling

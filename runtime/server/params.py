@@ -14,7 +14,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
-from ramify.messages import ProgramHint, Segment, TextChunk
+from ramify.messages import Enforcement, ProgramHint, Segment, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.server.fields import Fields
 from ramify.sampling_params import SamplingParams
@@ -198,6 +198,9 @@ def _nesting(raw: msgspec.Raw) -> str:
 Explain = Callable[[InvalidConstraint], None]
 """Sets the field of an error in a constraint to the one that the client wrote the constraint in."""
 
+Tell = Callable[[Enforcement], Enforcement]
+"""What a client is told of the grammar, in the client's terms."""
+
 
 def explain_by_field(path: str | None) -> Explain:
     """An `Explain` that sets `path`; with None the error keeps its field."""
@@ -209,13 +212,18 @@ def explain_by_field(path: str | None) -> Explain:
 
 
 async def explained(
-    stream: AsyncGenerator[TextChunk, None], explain: Explain, spelled: Mapping[str, str]
+    stream: AsyncGenerator[TextChunk, None],
+    explain: Explain,
+    spelled: Mapping[str, str],
+    tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, with `explain` applied to its errors in constraints. For other errors `spelled` maps our name
-    of a field to the client's."""
+    """`stream`, with `explain` applied to its errors in constraints, and `tell` to what it says of the
+    grammar. For other errors `spelled` maps our name of a field to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:
+                if chunk.enforcement is not None and tell is not None:
+                    chunk = msgspec.structs.replace(chunk, enforcement=tell(chunk.enforcement))
                 yield chunk
         except InvalidConstraint as error:
             explain(error)

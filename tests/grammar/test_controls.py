@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.tool_calls.formats import HARMONY
-from ramify.tool_calls.grammar import Tool, calls_or_answer
+from ramify.tool_calls.grammar import FREE, Tool, calls_or_answer
 from tests.model.harmony import SPECIAL, write_harmony_tokenizer
 
 RETURN = 256
@@ -37,7 +38,11 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 @pytest.fixture
 def matcher(vocabulary: Vocabulary) -> Matcher:
-    constraint = calls_or_answer(HARMONY, TOOLS, thought=True, content={"type": "any_text"})
+    return matcher_of(vocabulary, content=FREE, words=True)
+
+
+def matcher_of(vocabulary: Vocabulary, *, content: dict[str, Any] | None, words: bool) -> Matcher:
+    constraint = calls_or_answer(HARMONY, TOOLS, thought=True, content=content, words=words)
     done = answer(CompileGrammar(key="k", constraint=constraint), vocabulary)
     assert isinstance(done, GrammarReady)
     grammar = load_grammar(done.engine, done.payload, done.enforcement, vocabulary)
@@ -50,14 +55,13 @@ def allowed(matcher: Matcher) -> set[int]:
 
 
 def advance(matcher: Matcher, vocabulary: Vocabulary, *parts: str) -> None:
-    """Take each part token by token; a mask must allow each, and a control token must be alone in its."""
+    """Take each part token by token; a mask must allow each."""
     spelled = {spelling: token for token, spelling in enumerate(vocabulary.tokens) if spelling}
     for part in parts:
         tokens = [ID[part]] if part in ID else [spelled[bytes([byte])] for byte in part.encode()]
         for token in tokens:
             found = allowed(matcher)
             assert token in found
-            assert part not in ID or found == {token}
             assert matcher.accept(token)
 
 
@@ -91,6 +95,69 @@ def test_no_other_channel_and_no_other_tool(matcher: Matcher, vocabulary: Vocabu
     assert first == {b"c", b"f"}
     advance(matcher, vocabulary, "commentary to=functions.")
     assert {vocabulary.tokens[token] for token in allowed(matcher)} == {b"f", b"w"}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ["<|channel|>", "commentary json", "<|message|>"],
+        ["<|channel|>", "commentary ", "<|constrain|>", "json", "<|message|>"],
+    ],
+)
+def test_the_recipient_may_come_first(matcher: Matcher, vocabulary: Vocabulary, between: list[str]) -> None:
+    advance(matcher, vocabulary, "<|start|>", "assistant")
+    assert allowed(matcher) == {ID["<|channel|>"], vocabulary.tokens.index(b" ")}
+    advance(matcher, vocabulary, " to=functions.find", *between, '{"q": "a"}')
+    assert matcher.complete
+
+
+def test_words_may_come_before_a_call(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    """Text and the control token that ends it may both come: text is not mistaken for it, nor are others."""
+    advance(matcher, vocabulary, "<|start|>", "assistant", "<|channel|>", "commentary")
+    assert allowed(matcher) == {ID["<|message|>"], vocabulary.tokens.index(b" ")}
+    advance(matcher, vocabulary, "<|message|>", "I look <|end|>")
+    found = allowed(matcher)
+    assert {ID["<|end|>"]} == found & set(ID.values())
+    assert not any(b"\xf4" in vocabulary.tokens[token] for token in found)
+    assert len(found) > 150
+    assert not matcher.complete
+    advance(matcher, vocabulary, "<|end|>")
+    assert allowed(matcher) == {ID["<|start|>"]}
+    twin = matcher.fork()
+    advance(twin, vocabulary, "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "No.")
+    assert twin.complete
+    advance(
+        matcher, vocabulary, "<|start|>", "assistant", " to=functions.wait", "<|channel|>", "commentary json"
+    )
+    advance(matcher, vocabulary, "<|message|>", "{}")
+    assert matcher.complete
+
+
+def test_words_before_a_call_end_in_time(matcher: Matcher, vocabulary: Vocabulary) -> None:
+    advance(matcher, vocabulary, "<|start|>", "assistant", "<|channel|>", "commentary", "<|message|>", "Hm")
+    row = np.zeros(mask_words(320), np.int32)
+    while not matcher.complete:
+        assert matcher.fill_mask(row, matcher.completion_tokens)
+        assert matcher.accept(tokens_of(row)[0])
+
+
+def test_words_before_a_format_lead_to_a_call(vocabulary: Vocabulary) -> None:
+    """Content of a format would not be alone after them."""
+    digits = {"type": "regex", "pattern": "[0-9]+"}
+    matcher = matcher_of(vocabulary, content=digits, words=True)
+    advance(matcher, vocabulary, "<|start|>", "assistant", "<|channel|>")
+    twin = matcher.fork()
+    advance(twin, vocabulary, "final", "<|message|>", "12")
+    assert twin.complete
+    advance(matcher, vocabulary, "commentary", "<|message|>", "Hm", "<|end|>", "<|start|>", "assistant")
+    advance(matcher, vocabulary, "<|channel|>", "commentary")
+    assert b"f" not in {vocabulary.tokens[token] for token in allowed(matcher)}
+
+
+def test_a_call_that_is_required_comes_at_once(vocabulary: Vocabulary) -> None:
+    matcher = matcher_of(vocabulary, content=None, words=False)
+    advance(matcher, vocabulary, "<|start|>", "assistant", "<|channel|>", "commentary")
+    assert {vocabulary.tokens[token] for token in allowed(matcher)} == {b" "}
 
 
 def test_without_such_tokens_nothing_is_wrapped() -> None:

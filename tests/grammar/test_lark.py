@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.constraint import Constraint
-from ramify.errors import EngineError, InvalidConstraint
+from ramify.errors import InvalidConstraint
 from ramify.grammar.engine import lark_rules
 from ramify.grammar.engine.llguidance import LLGuidanceGrammar, LLGuidanceMatcher, compile_constraint
 from ramify.grammar.engine.load import prepare_library
@@ -239,6 +239,33 @@ def test_a_prefix_comes_first() -> None:
     assert matcher.complete
 
 
+def listed(count: int, form: str = '"word{}"') -> str:
+    return " | ".join(form.format(number) for number in range(count))
+
+
+ALTERNATIVES = {
+    "texts": lambda count: f"start: {listed(count)}",
+    "rules": lambda count: "\n".join(
+        [f"start: {listed(count, 'r{}')}", *(f'r{number}: "w{number}"' for number in range(count))]
+    ),
+    "after a word": lambda count: f"start: WORD ({listed(count)})\nWORD: /[a-b]/",
+    "a terminal": lambda count: f"start: WORD\nWORD: {listed(count)}",
+}
+
+
+@pytest.mark.parametrize("form", ALTERNATIVES)
+def test_many_alternatives_are_taken_or_refused_at_once(form: str) -> None:
+    make = ALTERNATIVES[form]
+    compile_lark(make(490), tiny())
+    if form == "a terminal":
+        compile_lark(make(2100), tiny())
+        return
+    with pytest.raises(InvalidConstraint, match="max is 500") as error:
+        compile_lark(make(510), tiny())
+    assert error.value.field == "lark"
+    assert "as one terminal" in (error.value.remedy or "")
+
+
 def test_a_grammar_that_grows_too_ambiguous_ends_with_its_reason() -> None:
     matcher = grammar('start: start start start | start start | "a" | ""').matcher()
 
@@ -247,7 +274,7 @@ def test_a_grammar_that_grows_too_ambiguous_ends_with_its_reason() -> None:
             mask_of(matcher, tiny())
             assert matcher.accept_bytes(b"a")
 
-    with pytest.raises(EngineError, match="max is 500"):
+    with pytest.raises(InvalidConstraint, match="max is 500"):
         go_on()
 
 

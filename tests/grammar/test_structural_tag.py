@@ -8,7 +8,7 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.compile.structural_tag import structural_tag_rules
+from ramify.grammar.compile.structural_tag import compile_tag
 from tests.grammar.vocabularies import accepts, compiled
 from tests.grammar.xgrammar_oracle import of_structural_tag
 
@@ -209,5 +209,5 @@ def test_the_formats_mean_what_xgrammar_has_them_mean(name: str) -> None:
 )
 def test_what_is_wrong_is_pointed_at(form: dict[str, Any], pointer: str) -> None:
     with pytest.raises(InvalidConstraint) as error:
-        structural_tag_rules({"type": "structural_tag", "format": form})
+        compile_tag({"type": "structural_tag", "format": form})
     assert error.value.pointer == pointer

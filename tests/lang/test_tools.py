@@ -701,13 +701,18 @@ def test_a_real_model_calls_exactly_to_schema(engine, endpoint):
 
 def test_a_schema_that_cannot_be_enforced_names_its_tool(engine):
     text = {"type": "string", "pattern": "(?=a)b"}
-    odd = rm.Tool.from_schema("odd", "", {"type": "object", "properties": {"a": text}}, print)
+    parameters = {"type": "object", "properties": {"a": text}}
+    odd = rm.Tool.from_schema("odd", "", parameters, print, strict=True)
 
     @rm.function
-    def program(s):
-        s += rm.user("Go.", tools=[add, odd])
-        s.call_tools([add, odd], "calls")
+    def program(s, tool):
+        s += rm.user("Go.", tools=[add, tool])
+        s.call_tools([add, tool], "calls", max_tokens=60)
 
-    error = program.run(backend=engine).error()
+    error = program.run(odd, backend=engine).error()
     assert "failed: The parameters of the tool odd: A lookahead is not supported" in str(error)
     assert error.pointer == "/properties/a/pattern"
+    # By default it is left out, and told.
+    state = program.run(rm.Tool.from_schema("odd", "", parameters, print), backend=engine)
+    (left,) = state.get_meta_info("calls")["unenforced"]
+    assert (left.tool, left.schema) == ("odd", "/properties/a/pattern")

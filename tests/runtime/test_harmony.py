@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tokenizers import pre_tokenizers
 
+from ramify.errors import InvalidRequest
 from ramify.grammar.compile.job import answer
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.ring_messages import CompileGrammar, StepOutput, TokenChunk
@@ -56,11 +57,11 @@ class Local(LocalScheduler):
         self.format = chat_format(self.tokenizer)
         self.detokenizer = Detokenizer(load_backend(folder), refuse, refuse)
 
-    def chat(self, **fields: Any) -> tuple[str, Turn]:
+    def chat(self, most: int = 120, **fields: Any) -> tuple[str, Turn]:
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
         parsed: Chat = take_chat(Fields(raw), self.format, CHAT_COMPLETIONS)
         rid = f"c{len(self.results)}"
-        sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=120).check()
+        sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=most).check()
         submit = self.prompts.submit(msgspec.structs.replace(parsed.generation(rid), sampling=sampling))
         self.results[rid] = Result()
         self.scheduler.receive(submit)
@@ -69,7 +70,8 @@ class Local(LocalScheduler):
         self.jobs.clear()
         self.run()
         result = self.results[rid]
-        assert result.error is None
+        if result.error is not None:
+            raise result.error
         ids = [token for token in result.ids if token != 256]
         chunk = TokenChunk(
             rid=rid, ids=tuple(ids), first=True, sampling=submit.sampling, finish=Finish(reason="stop")
@@ -118,6 +120,20 @@ def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
     assert json.loads(call.arguments)["n"] in (1, 22, 333)
     assert text.count("<|start|>assistant") == (effort is None)
     assert (turn.reasoning != "") == (effort is None)
+
+
+def test_a_short_turn_that_may_call_is_cut(local: Local) -> None:
+    """Nobody has asked for a whole answer, so that few tokens are no error. Each token is a byte."""
+    _, turn = local.chat(most=len("_analysis_") + 4, messages=MESSAGES, tools=[TOOL])
+    assert not turn.called
+    assert local.results[f"c{len(local.results) - 1}"].finish == Finish(reason="length")
+
+
+@pytest.mark.parametrize("options", [{"tool_choice": "required"}, {"reasoning_effort": "none"}])
+def test_too_few_tokens_are_refused_with_the_tools_named(local: Local, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"answer that fits the tools .* has [0-9]+ tokens") as error:
+        local.chat(most=8, messages=MESSAGES, tools=[TOOL], **options)
+    assert error.value.field == "max_tokens"
 
 
 # --- marks spelled in tokens of text ---

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said(engine: Engine) -> None:
         ({"prompt": ""}, "empty"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x" * 600}, "600 tokens"),
-        ({"prompt": "\ud800"}, "Unicode"),
+        ({"prompt": "\ud800"}, r"prompt\[0\] has half of a surrogate pair"),
         ({"prompt": "x", "n": 2}, "n must be 1"),
     ):
         with pytest.raises(InvalidRequest, match=error):

@@ -163,7 +163,7 @@ def test_choice_and_format_are_about_the_final_channel(client: openai.OpenAI, ha
     assert json.loads(constraint.source) == schema
 
     for options, elements in (
-        ({"tools": TOOLS}, 2),
+        ({"tools": TOOLS}, 1),
         ({"tools": TOOLS, "response_format": wanted}, 2),
         ({"tools": TOOLS, "tool_choice": "required"}, 1),
     ):
@@ -194,7 +194,8 @@ def test_budgets_effort_and_no_thoughts(client: openai.OpenAI, harmony: FakeFron
     assert ends(harmony) == []
     constraint = harmony.requests[-1].constraint
     assert constraint is not None
-    assert "assistant" not in constraint.source
+    (options,) = json.loads(constraint.source)["format"]["elements"]
+    assert options["type"] == "or", "no text between the thoughts and the answer"
 
 
 # --- the Responses API ---

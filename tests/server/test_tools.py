@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -11,8 +13,12 @@ import openai
 import pytest
 
 from ramify.errors import InvalidConstraint
-from ramify.messages import ChatFormat, ChatMessage, Preamble
-from ramify.tool_calls.formats import FORMATS
+from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.engine.load import load_grammar
+from ramify.messages import ChatFormat, ChatMessage, Enforcement, Preamble, TextChunk, Unenforced
+from ramify.tool_calls.formats import FORMATS, GENERIC
+from ramify.tool_calls.grammar import Tool, calls_after_trigger, naming_tools, tool_at
+from tests.grammar.vocabularies import tiny
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 WEATHER: Any = {
@@ -420,3 +426,89 @@ def test_a_call_without_arguments_in_a_history(
     items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
     response = http.post("/v1/responses", json={"model": MODEL, "input": [messages[0], *items]})
     assert response.status_code == 200, response.text
+# --- strict ---
+
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "pattern": r"\bfoo\b"}},
+    "required": ["word"],
+}
+LEFT_OUT = Enforcement(
+    unenforced=(
+        Unenforced(
+            schema="/format/elements/1/elements/1/content/json_schema/properties/word/pattern", message="No."
+        ),
+    )
+)
+
+
+def named(strict: bool | None, parameters: Any = WORD) -> dict[str, Any]:
+    return {"name": "say", "parameters": parameters} | ({} if strict is None else {"strict": strict})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "strict", "enforced"),
+    [
+        ("/v1/chat/completions", None, False),
+        ("/v1/chat/completions", False, False),
+        ("/v1/chat/completions", True, True),
+        ("/v1/responses", None, True),
+        ("/v1/responses", False, False),
+        ("/v1/responses", True, True),
+    ],
+)
+def test_strict_is_what_the_apis_make_of_it(
+    http: httpx.Client, frontend: FakeFrontend, endpoint: str, strict: bool | None, enforced: bool
+) -> None:
+    chat = endpoint == "/v1/chat/completions"
+    tool = {"type": "function"} | ({"function": named(strict)} if chat else named(strict))
+    turns = {"messages": USER} if chat else {"input": "Weather?"}
+    frontend.script = [ONE]
+    assert http.post(endpoint, json={"model": MODEL, "tools": [tool]} | turns).status_code == 200
+    (form,) = tag_of(frontend)["elements"][1]["elements"]
+    assert form["content"].get("strict", True) == enforced
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_left_out_is_told_with_the_tool(
+    http: httpx.Client, frontend: FakeFrontend, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = frontend.generate
+
+    async def telling(*args: Any, **options: Any) -> AsyncGenerator[TextChunk, None]:
+        told: Enforcement | None = LEFT_OUT
+        async for chunk in whole(*args, **options):
+            yield msgspec.structs.replace(chunk, enforcement=told)
+            told = None
+
+    monkeypatch.setattr(frontend, "generate", telling)
+    frontend.script = [ONE]
+    tools = [WEATHER, {"type": "function", "function": named(False)}]
+    body = ASK | {"tools": tools, "stream": stream}
+    if stream:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            choices = [chunk["choices"][0] for chunk in events(response) if chunk != "[DONE]"]
+    else:
+        choices = http.post("/v1/chat/completions", json=body).json()["choices"]
+    found = [choice["ramify"] for choice in choices if "ramify" in choice]
+    told = {"schema": "/properties/word/pattern", "message": "No.", "tool": "say"}
+    assert found == [{"unenforced": [told]}]
+
+
+def test_best_effort_leaves_out_what_cannot_be_enforced() -> None:
+    tools = [
+        Tool(name="other", parameters='{"type":"object","properties":{},"additionalProperties":false}'),
+        Tool(name="say", parameters=json.dumps(WORD), strict=False),
+    ]
+    compiled = compile_constraint(calls_after_trigger(GENERIC, tools, parallel=True), tiny())
+    (left,) = naming_tools(compiled.enforcement, tools).unenforced
+    assert (left.tool, left.schema) == ("say", "/properties/word/pattern")
+    assert "word boundary" in left.message
+    held = load_grammar(*compiled, tiny()).matcher()
+    opening = GENERIC.opening.removeprefix(GENERIC.trigger)
+    assert held.accept_bytes((opening + 'say", "arguments": {"word": "bar"}}\n</tool_call>').encode())
+    assert held.complete
+    strict = [tools[0], dataclasses.replace(tools[1], strict=True)]
+    with pytest.raises(InvalidConstraint) as error:
+        compile_constraint(calls_after_trigger(GENERIC, strict, parallel=False), tiny())
+    assert tool_at(error.value.pointer, strict) == (1, "/properties/word/pattern")

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from ramify.grammar.retokenize import Retokenizer
 
 
+PROSE = [bytes([byte]) for byte in (0x0A, *range(0x20, 0x7F))]
+"""The characters of ordinary text, in ASCII."""
+
+MOST_MISSED = 12
+"""Characters of `PROSE` that free text may lack: those that end a trigger, or an excluded text."""
+
+
 class Jump(NamedTuple):
     """Forced tokens, already accepted by the matcher.
 
@@ -49,8 +56,20 @@ class ConstrainedOutput:
 
     @property
     def complete(self) -> bool:
-        """The output may end here. Always False in free text, which is cut when its tokens run out."""
-        return self._matcher.complete and not self._matcher.free
+        """The output may end here."""
+        return self._matcher.complete
+
+    @property
+    def whole(self) -> bool:
+        """The output is complete, and not cut inside free text: there the model itself has to end it.
+
+        In free text nearly any character may come next, and the output is complete after it as well.
+        """
+        if not self._matcher.complete:
+            return False
+        matcher = self._matcher.fork()
+        missed = sum(not _goes_on(matcher, char) for char in PROSE)
+        return missed > MOST_MISSED
 
     @property
     def needed(self) -> int:
@@ -147,3 +166,13 @@ class ConstrainedOutput:
     def _accept_all(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.accept(token)
+
+
+def _goes_on(matcher: Matcher, data: bytes) -> bool:
+    """Advance over `data` if it may come here and the text is complete after it; whether that is so."""
+    if not matcher.accept_bytes(data):
+        return False
+    if matcher.complete:
+        return True
+    matcher.rollback(1)
+    return False

@@ -144,7 +144,7 @@ class OutputAppender:
         if self._is_stop(request, last):
             self.finish(request, Finish(reason="stop", matched=last))
         elif request.budget_left <= 0:
-            whole = constrained is not None and constrained.complete and not request.in_free_text
+            whole = constrained is not None and constrained.whole
             self.finish(request, Finish(reason="stop" if whole else "length"))
         elif constrained is not None and request.sampling.logprobs is None and self.jump_forward:
             stop = constrained.only_end(request.budget_left)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
-from ramify.messages import ChatFormat, ChatMessage, Generate, Preamble
+from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import take_output_format
@@ -73,6 +73,10 @@ class Chat:
                 # The grammar has the content as one of its alternatives.
                 error.pointer = error.pointer.partition("/json_schema")[2]
 
+    def tell(self, enforcement: Enforcement) -> Enforcement:
+        """`enforcement` with the names of the tools whose keywords are left out."""
+        return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
+
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:
     """The chat in `fields`. Raises `InvalidRequest` that names the field."""
@@ -92,7 +96,9 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
     channels = marks is not None and marks.channels
     if marks is not None and channels:
         resumed = calls and bool(tool_format.answer)
-        preambles = channel_preambles(marks, reasoning, bound=calls or found is not None, resumed=resumed)
+        whole = found is not None or not calls or use is None or use.mode == "required"
+        bound = calls or found is not None
+        preambles = channel_preambles(marks, reasoning, bound=bound, resumed=resumed, whole=whole)
     if use is not None and calls:
         before, wanted = use.constrained(found, thought=bool(preambles))
         preambles += before

@@ -98,6 +98,7 @@ async def chat_completions(request: Request) -> Response:
         [chat.generation(header["id"])],
         sampling,
         explain=chat.explain,
+        tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
         unsupported=UNSUPPORTED_CHAT,
         ignored=IGNORED_CHAT,

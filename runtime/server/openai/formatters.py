@@ -78,7 +78,8 @@ class ChatFormatter:
         if thinking:
             self._reasoning_tokens += ids_in(pieces_of(chunk), len(chunk.text) - parser.answered)
         first = index not in self._begun
-        if first and not (chunk.text or chunk.finish or chunk.logprobs):
+        extras = choice_extras(chunk)
+        if first and not (chunk.text or chunk.finish or chunk.logprobs or extras is not UNSET):
             return []
         self._begun.add(index)
         if chunk.finish is not None:
@@ -96,7 +97,8 @@ class ChatFormatter:
         if chunk.finish is not None:
             choices[-1].finish_reason = _chat_finish(chunk.finish, parser.called)
             choices[-1].matched_stop = chunk.finish.matched
-            choices[-1].ramify = choice_extras(chunk)
+        if choices:
+            choices[-1].ramify = extras
         return choices
 
     def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
@@ -176,14 +178,15 @@ class CompletionFormatter:
     def stream_choices(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
         text = self._unsent_echo.pop(index, "") + chunk.text
         prompt, output = ([] if run is None else [run] for run in (chunk.prompt_logprobs, chunk.logprobs))
-        if not (text or chunk.finish or prompt or output):
+        extras = choice_extras(chunk)
+        if not (text or chunk.finish or prompt or output or extras is not UNSET):
             return []
         choice = CompletionChoice(index=index, text=text)
         if (prompt or output) and self._want_logprobs:
             choice.logprobs = completion_logprobs(prompt, output, self._echoes[index])
         if chunk.finish is not None:
             choice.finish_reason, choice.matched_stop = chunk.finish.reason, chunk.finish.matched
-            choice.ramify = choice_extras(chunk)
+        choice.ramify = extras
         return [choice]
 
     def stream_body(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:

@@ -157,12 +157,13 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
 
 
 def channel_preambles(
-    marks: ThinkingFormat, reasoning: ReasoningUse, *, bound: bool, resumed: bool
+    marks: ThinkingFormat, reasoning: ReasoningUse, *, bound: bool, resumed: bool, whole: bool
 ) -> tuple[Preamble, ...]:
     """What comes before the answer of a model that thinks in a channel (`ThinkingFormat.channels`).
 
     `bound`: the answer has a constraint, which must not begin in the reasoning. With `resumed` the constraint
-    itself leads from the reasoning to the answer.
+    itself leads from the reasoning to the answer. `whole`: tokens are kept for the answer, which must be
+    complete; otherwise the turn may end in the reasoning.
     """
 
     def written(text: str) -> Preamble:
@@ -173,7 +174,7 @@ def channel_preambles(
     limit = None if reasoning.preamble is None else reasoning.preamble.max_tokens
     if limit is None and not bound:
         return ()  # the model chooses its channels
-    thoughts = Preamble(end=marks.end, max_tokens=limit, apart=True, counted=True)
+    thoughts = Preamble(end=marks.end, max_tokens=limit, apart=True, counted=True, optional=not whole)
     return (written(marks.on), thoughts) if resumed else (written(marks.on), thoughts, written(marks.gap))
 
 

@@ -23,6 +23,7 @@ from ramify.runtime.server.admin.metrics import ChoiceUsages
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import (
     Explain,
+    Tell,
     check_sampling,
     explained,
     split_choices,
@@ -86,6 +87,7 @@ class ParsedRequest:
     requests: list[Generate]
     """One per choice, by index. Each prompt has n successive ones."""
     explain: Explain
+    tell: Tell | None
     n: int
     stream: bool
     include_usage: bool
@@ -103,6 +105,7 @@ class ParsedRequest:
                 service.generate(request, endpoint, self.user, prompts[index // self.n]),
                 self.explain,
                 self.spelled,
+                self.tell,
             )
             for index, request in enumerate(self.requests)
         ]
@@ -148,6 +151,7 @@ def parse_request(
     sampling: SamplingParams,
     *,
     explain: Explain,
+    tell: Tell | None = None,
     spelled: Mapping[str, str],
     unsupported: Mapping[str, str],
     ignored: Ignored,
@@ -186,6 +190,7 @@ def parse_request(
             for index, (prompt, options) in enumerate(choices)
         ],
         explain=explain,
+        tell=tell,
         n=sampling.n,
         stream=stream,
         include_usage=include_usage,

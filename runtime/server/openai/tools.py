@@ -11,17 +11,19 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.messages import Preamble
+from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
+    FREE,
     Tool,
-    blamed_tool,
     calls_after_trigger,
     calls_or_answer,
     calls_or_content,
+    naming_tools,
     preamble_of,
+    tool_at,
 )
 
 MAX_TOOLS = 128
@@ -62,11 +64,17 @@ class ToolUse:
     ) -> tuple[tuple[Preamble, ...], Constraint]:
         """The preambles and the constraint of a turn that may call. `found` is the constraint on its
         content; with `thought` reasoning comes before it."""
-        tools = [self.tools[i] for i in self.callable]
+        tools = self._callable
         if self.tool_format.answer:
-            content: dict[str, Any] | None = {"type": "any_text"} if found is None else _tag_format(*found)
-            content = None if self.mode == "required" else content
-            return (), calls_or_answer(self.tool_format, tools, thought=thought, content=content)
+            required = self.mode == "required"
+            content = FREE if found is None else _tag_format(*found)
+            return (), calls_or_answer(
+                self.tool_format,
+                tools,
+                thought=thought,
+                content=None if required else content,
+                words=not required,
+            )
         if self.mode == "required" or found is None:
             preamble = preamble_of(self.tool_format, required=self.mode == "required")
             return (preamble,), calls_after_trigger(self.tool_format, tools, parallel=self.parallel)
@@ -83,11 +91,19 @@ class ToolUse:
 
     def explain(self, error: InvalidConstraint) -> None:
         """Set the field of an error in a tool's schema to that tool's field."""
-        blamed = blamed_tool(error, [self.tools[i] for i in self.callable])
+        blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
             inside = ".function" if self.nested else ""
             error.field = f"tools[{self.callable[index]}]{inside}.parameters"
+
+    def tell(self, enforcement: Enforcement) -> Enforcement:
+        """`enforcement` with the names of the tools whose keywords are left out."""
+        return naming_tools(enforcement, self._callable)
+
+    @property
+    def _callable(self) -> list[Tool]:
+        return [self.tools[i] for i in self.callable]
 
 
 class _Choice(NamedTuple):
@@ -148,7 +164,8 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
         raise InvalidRequest(f"{path} is {name!r}, which another tool is called.", field=path)
     description: str = function.take("description", str, "")
     parameters = function.take_text("parameters")
-    function.take("strict", bool)  # arguments always satisfy their schema
+    # As the APIs have it where it is left out: best effort in chat completions, strict in responses.
+    strict: bool = function.take("strict", bool, not nested)
     function.refuse_rest(_UNSUPPORTED_TOOL)
     if nested:
         item.refuse_rest()
@@ -156,6 +173,7 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
         name=name,
         description=description,
         parameters=_NO_PARAMETERS if parameters is None else _object_schema(parameters, function),
+        strict=strict,
     )
 
 

@@ -91,6 +91,7 @@ async def responses(request: Request) -> Response:
         [chat.generation(header["id"])],
         sampling,
         explain=chat.explain,
+        tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
         unsupported=UNSUPPORTED_RESPONSE,
         ignored=IGNORED,
