@@ -34,22 +34,37 @@ if TYPE_CHECKING:
 MAX_ORDERS = 1 << 12
 """Most states, one for each set of members written so far, where they come in any order."""
 
+MAX_WAYS_COUNTED = 20_000
+"""Most ways to write all properties, times the numbers of properties written that are told apart, times the
+sets of conditions that may be unmet."""
+
 Conditions = frozenset[int]
 """Existential conditions (`HasProperty`), by their numbers."""
+
+
+class Way(NamedTuple):
+    """Texts of a property, all of which satisfy the conditions `met`."""
+
+    met: Conditions
+    text: Expression
+    """Name, colon and value."""
 
 
 class Member(NamedTuple):
     """A property, or one kind of unnamed properties."""
 
-    text: Expression
-    """Name, colon and value."""
     required: bool
     name: Expression
     """In its quotes."""
     value: Expression
     """The colon and the value."""
-    witnesses: tuple[tuple[Conditions, Expression], ...] = ()
-    """For some conditions that the property may satisfy at once: those, and the text if it does."""
+    ways: tuple[Way, ...]
+    """The ways to write it: the first one has all its texts, the others satisfy more conditions."""
+
+    @property
+    def text(self) -> Expression:
+        """Name, colon and value."""
+        return self.ways[0].text
 
 
 class _State(NamedTuple):
@@ -86,9 +101,10 @@ class MemberSequence:
         self._others = others
         self._low = 0 if low <= sum(member.required for member in members) else low
         self._high = None if high is not None and not others and high >= len(members) else high
-        self._conditions = frozenset(range(conditions))
+        self._conditions = _not_implied(conditions, members, others)
         # Members beyond this number make no difference.
         self._cap = max(1, self._low, 0 if self._high is None else self._high + 1)
+        self._unmet = self._reachable()
         self._loops: dict[_State, Expression] = {}
 
     def content(self) -> tuple[Expression, bool, Expression]:
@@ -103,6 +119,18 @@ class MemberSequence:
         named, end = self._in_any_order()
         return named, empty, end
 
+    def _reachable(self) -> list[Conditions]:
+        """The sets of conditions that may be unmet after some members."""
+        met = {way.met & self._conditions for member in (*self._members, *self._others) for way in member.ways}
+        found = {self._conditions: None}
+        queue = [self._conditions]
+        for unmet in queue:
+            for conditions in met:
+                if unmet - conditions not in found:
+                    found[unmet - conditions] = None
+                    queue.append(unmet - conditions)
+        return queue
+
     def _may_end(self, state: _State) -> bool:
         return not state.unmet and state.written >= self._low
 
@@ -115,12 +143,15 @@ class MemberSequence:
     def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
         """The states after `member`, and its text with the comma before it."""
         comma = self._comma if state.written else EMPTY
-        witnesses = [(met, text) for met, text in member.witnesses if met & state.unmet]
+        # The fewer conditions a way meets, the more texts it has.
+        ways: dict[Conditions, Way] = {}
+        for way in sorted(member.ways, key=lambda way: len(way.met)):
+            ways.setdefault(way.met & state.unmet, way)
         found = []
-        for met, text in [(frozenset(), member.text), *witnesses]:
-            after = self._after(state, met)
+        for way in ways.values():
+            after = self._after(state, way.met)
             if after is not None:
-                found.append((after, seq(comma, text)))
+                found.append((after, seq(comma, way.text)))
         return found
 
     # --- in order ---------------------------------------------------------------------------------
@@ -128,6 +159,13 @@ class MemberSequence:
     def _ordered(self) -> Expression:
         """At least one member, in the order of `members`."""
         states = self._states()
+        if len(states) * sum(len(member.ways) for member in (*self._members, *self._others)) > MAX_WAYS_COUNTED:
+            refuse(
+                self._pointer,
+                f"The properties, those that are counted, and the conditions on them multiply to more than "
+                f"{MAX_WAYS_COUNTED}",
+                "Lower minProperties and maxProperties or leave them out, or name fewer properties.",
+            )
         # From the back: rest[s] is what may follow in state s when the members from here on remain.
         rest = {state: self._tail(state) for state in states}
         first = self._first(rest)
@@ -142,12 +180,7 @@ class MemberSequence:
         return first
 
     def _states(self) -> list[_State]:
-        unmet = [self._conditions]
-        for conditions in unmet:
-            for i in sorted(conditions):
-                if conditions - {i} not in unmet:
-                    unmet.append(conditions - {i})
-        return [_State(written, conditions) for written in range(1, self._cap + 1) for conditions in unmet]
+        return [_State(written, unmet) for written in range(1, self._cap + 1) for unmet in self._unmet]
 
     def _with(self, member: Member, state: _State, rest: dict[_State, Expression]) -> Expression:
         steps = self._steps(member, state)
@@ -241,3 +274,16 @@ class MemberSequence:
             done = self._may_end(state) and not any(self._members[i].required for i in left)
             self._rules.set(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))
         return content
+
+
+def _not_implied(count: int, members: list[Member], others: list[Member]) -> Conditions:
+    """The conditions 0 to `count` - 1 without those that hold wherever the other ones do."""
+    always = frozenset[int]().union(*(member.ways[0].met for member in members if member.required))
+    kept = [condition for condition in range(count) if condition not in always]
+    meeting = [way.met for member in (*members, *others) for way in member.ways]
+    for condition in tuple(kept):
+        if any(
+            other != condition and all(condition in met for met in meeting if other in met) for other in kept
+        ):
+            kept.remove(condition)
+    return frozenset(kept)

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
@@ -31,7 +33,7 @@ from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
-from ramify.grammar.schema.values.object_members import Member, MemberSequence
+from ramify.grammar.schema.values.object_members import Conditions, Member, MemberSequence, Way
 from ramify.grammar.schema.values.scalars import keys
 from ramify.grammar.schema.values.string_language import combinations
 from ramify.grammar.schema.values.string_patterns import search_pattern
@@ -39,11 +41,14 @@ from ramify.grammar.schema.values.string_patterns import search_pattern
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
-MAX_MEMBER_COUNTS = 20_000
-"""Most named properties times the greatest number of properties that is counted."""
 MAX_COUNTED = 1000
 """Most properties that are counted: maxProperties is lowered to it, and a greater minProperties refused."""
-MAX_EXISTENTIALS = 3
+MAX_WAYS = 64
+"""Most sets of conditions that one property may meet at once."""
+CONDITIONS_REMEDY = (
+    "Such conditions come of additionalProperties, patternProperties or propertyNames below not, if or oneOf: "
+    "write anyOf for oneOf where options may overlap, or tell the options apart by a required property."
+)
 MAX_PATTERN_STATES = 5000
 MAX_PATTERN_SETS = 4
 """Most patterns for names of which every set is tried, where their automaton has too many states."""
@@ -86,10 +91,6 @@ class _Object:
         )
 
     def expression(self, low: int, high: int | None) -> Expression:
-        if len(self._existentials) > MAX_EXISTENTIALS:
-            refuse(
-                self._pointer, f"More than {MAX_EXISTENTIALS} conditions on unnamed properties", "Use fewer."
-            )
         members = []
         for name in self._disjunct.named_properties:
             member = self._member(name)
@@ -99,8 +100,8 @@ class _Object:
                 return self._grammar.define(
                     NOTHING, f"the property {name!r} is required and cannot have a value"
                 )
-        if low > MAX_COUNTED or max(low, high or 0) * len(members) > MAX_MEMBER_COUNTS:
-            refuse(self._pointer, "minProperties and maxProperties are too large here", "Leave them out.")
+        if low > MAX_COUNTED:
+            refuse(self._pointer, f"A minProperties above {MAX_COUNTED} is not enforced", "Ask for fewer.")
         # A repeated name would be counted twice, so names must differ. Their texts can only be compared where
         # all properties are of one kind.
         self._unique_names = (
@@ -127,26 +128,39 @@ class _Object:
         spelling, colon = text(spelled(name)), self._grammar.marks.colon
         start = seq(spelling, colon)
         possible = [i for i, has in enumerate(self._existentials) if self._test(has.key, name)]
-        witnesses = self._witnesses(possible, formula, start)
-        required = name in self._disjunct.required
-        return Member(seq(start, value), required, spelling, seq(colon, value), tuple(witnesses))
+        ways = self._ways(possible, formula, lambda met: start)
+        return Member(name in self._disjunct.required, spelling, seq(colon, value), ways)
 
-    def _witnesses(
-        self, possible: list[int], formula: Formula, start: Expression
-    ) -> list[tuple[frozenset[int], Expression]]:
-        """For each set of existential assertions that the property can satisfy at once: the set, and its
-        text.
+    def _ways(
+        self, possible: list[int], formula: Formula, start: Callable[[Conditions], Expression]
+    ) -> tuple[Way, ...]:
+        """A property whose value satisfies `formula`, for each set of existential assertions that it can
+        satisfy at once.
 
-        `possible` are the assertions whose key the name satisfies.
+        `possible` are the assertions that its name may satisfy; `start` gives the texts of the name and the
+        colon for those that it does satisfy. Of sets with equal texts there is only the greatest.
         """
-        found = []
-        for size in range(1, len(possible) + 1):
-            for chosen in itertools.combinations(possible, size):
-                wanted = (self._existentials[i].value for i in chosen)
-                value = self._grammar.value(conjunction(formula, *wanted))
-                if value != NOTHING:
-                    found.append((frozenset(chosen), seq(start, value)))
-        return found
+
+        def texts(met: Conditions) -> Expression:
+            wanted = (self._existentials[i].value for i in sorted(met))
+            name = start(met)
+            return NOTHING if name == NOTHING else seq(name, self._grammar.value(conjunction(formula, *wanted)))
+
+        everything = texts(frozenset())
+        always = frozenset(i for i in possible if texts(frozenset([i])) == everything)
+        found = {frozenset[int](): everything}
+        for i in possible:
+            if i in always:
+                continue
+            found |= {met | {i}: text for met in found if (text := texts(met | {i})) != NOTHING}
+            if len(found) > MAX_WAYS:
+                refuse(
+                    self._pointer,
+                    f"More than {MAX_WAYS} sets of conditions that one property may meet are not enforced",
+                    CONDITIONS_REMEDY,
+                )
+        greatest = {text: met | always for met, text in sorted(found.items(), key=lambda item: len(item[0]))}
+        return tuple(sorted((Way(met, text) for text, met in greatest.items()), key=lambda way: len(way.met)))
 
     # --- unnamed properties -----------------------------------------------------------------------
 
@@ -162,18 +176,22 @@ class _Object:
             key = self._key(conjunction(not_named, kind.key, self._keys))
             if key == NOTHING:
                 continue
-            member = seq(UniqueItem(key) if self._unique_names else key, self._grammar.marks.colon, value)
-            if (key, value) == (json_rules.STRING, json_rules.VALUE):
-                member = json_rules.MEMBER
-            witnesses = []
-            for i, has in enumerate(self._existentials):
-                matching = self._key(conjunction(not_named, kind.key, self._keys, has.key))
-                if matching != NOTHING:
-                    start = seq(matching, self._grammar.marks.colon)
-                    witnesses += self._witnesses([i], kind.value, start)
             colon = self._grammar.marks.colon
-            found.append(Member(member, False, key, seq(colon, value), tuple(witnesses)))
+            start = seq(UniqueItem(key) if self._unique_names else key, colon)
+            if (key, value) == (json_rules.STRING, json_rules.VALUE) and not self._existentials:
+                ways: tuple[Way, ...] = (Way(frozenset(), json_rules.MEMBER),)
+            else:
+                starts = functools.partial(self._start_of_unnamed, conjunction(not_named, kind.key), start)
+                ways = self._ways(list(range(len(self._existentials))), kind.value, starts)
+            found.append(Member(False, key, seq(colon, value), ways))
         return found
+
+    def _start_of_unnamed(self, key: Formula, start: Expression, met: Conditions) -> Expression:
+        """The names that satisfy `key` and the assertions `met`, with the colon; `start` for no assertions."""
+        if not met:
+            return start
+        name = self._key(conjunction(key, self._keys, *(self._existentials[i].key for i in sorted(met))))
+        return NOTHING if name == NOTHING else seq(name, self._grammar.marks.colon)
 
     def _no_others(self) -> list[Member]:
         """None: in canonical form an object has one order, and unnamed properties have none."""
