@@ -101,12 +101,12 @@ class SchemaGrammar:
         ignored: frozenset[str] = frozenset(),
     ) -> None:
         options = options or Options()
-        # Whether options of a oneOf are distinct is decided on formulas that need no such decision: there a
+        # Which values two options of a oneOf share is decided on formulas that need no such decision: there a
         # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
         as_any_of = SchemaFormulas(document, ignored)
-        negated_ones = SchemaFormulas(document, ignored, distinct=lambda a, b: False)
+        negated_ones = SchemaFormulas(document, ignored, shared=lambda a, b: frozenset(TYPES))
         check = NormalForm(as_any_of, negated_ones)
-        formulas = SchemaFormulas(document, ignored, distinct=check.distinct)
+        formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
         self.normal_form = NormalForm(formulas, check=check)
         self.root = formulas.subschema("")
         self._document = document

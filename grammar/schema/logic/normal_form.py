@@ -29,6 +29,7 @@ from ramify.grammar.schema.logic.assertions import (
     Items,
     Length,
     LowerBound,
+    NotInEnum,
     Properties,
     PropertyCount,
     Required,
@@ -88,7 +89,7 @@ class Disjunct:
         """What the property `name` of an object satisfies."""
         return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
 
-    @property
+    @functools.cached_property
     def named_properties(self) -> dict[str, None]:
         """The names that the schema has, in its order, then those that are only required."""
         return {name: None for known in self.of(Properties) for name, _ in known.named} | self.required
@@ -132,6 +133,8 @@ class NormalForm:
         self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
         self._values: dict[Formula, frozenset[Value] | None] = {}
+        self._enums: dict[Formula, frozenset[Value] | None] = {}
+        self._conjunctions: dict[Formula, tuple[Assertion, ...] | None] = {}
         self._marks: dict[Formula, list[_Marks]] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
@@ -160,15 +163,36 @@ class NormalForm:
     def _formulas_of(self, subschema: Subschema) -> SchemaFormulas:
         return self._formulas if subschema.positive else self._refuted
 
-    def distinct(self, a: Formula, b: Formula) -> bool:
-        """Whether no value satisfies both; False where that is not seen within `MAX_DEPTH` levels."""
+    def shared_types(self, a: Formula, b: Formula) -> frozenset[str]:
+        """The types of values that may satisfy both, as far as is seen within `MAX_DEPTH` levels.
+
+        Types of which no value satisfies one of the two are among them, unless there are no others.
+        """
         left, right = self._all_values(a), self._all_values(b)
-        if left is not None and right is not None:
-            return left.isdisjoint(right)  # a oneOf of 500 constants compares 125,000 pairs
-        pairs = itertools.product(self._marks_of(a), self._marks_of(b))
-        return all(one.tells_from(other) for one, other in pairs) or not self.possible(
-            conjunction(a, b), MAX_DEPTH
-        )
+        if left is not None and right is not None and left.isdisjoint(right):
+            return frozenset()  # a oneOf of 500 constants compares 125,000 pairs
+        marks = self._marks_of(a), self._marks_of(b)
+        if all(one.tells_from(other) for one, other in itertools.product(*marks)):
+            return frozenset()
+        shared = self._types_possible(conjunction(a, b))
+        of_a, of_b = (frozenset[str]().union(*(mark.types for mark in each)) for each in marks)
+        return shared | (frozenset(TYPES) - (of_a & of_b)) if shared else shared
+
+    def _types_possible(self, formula: Formula) -> frozenset[str]:
+        """The types of values that may satisfy `formula`: see `possible`."""
+        try:
+            disjuncts = self.of(formula)
+        except Unenforceable:
+            return frozenset(TYPES)
+        found: set[str] = set()
+        for disjunct in disjuncts:
+            if disjunct.values is not None:
+                found |= {type_of(value.value) for value in disjunct.values}
+                continue
+            for kind in disjunct.types - found:
+                if self._is_possible(dataclasses.replace(disjunct, types=frozenset([kind])), MAX_DEPTH):
+                    found.add(kind)
+        return frozenset(found)
 
     def _marks_of(self, formula: Formula) -> list[_Marks]:
         if formula not in self._marks:
@@ -225,7 +249,7 @@ class NormalForm:
         assertions: dict[Assertion, None] = {}
         choices: dict[Or, tuple[Subschema, ...]] = {}
         self._collect(formula, path, assertions, choices)
-        for assertion in assertions:
+        for assertion in _with_exclusions_joined(assertions):
             disjuncts = [
                 joined for disjunct in disjuncts if (joined := self.joined(disjunct, assertion)) is not None
             ]
@@ -287,12 +311,8 @@ class NormalForm:
     def joined(self, disjunct: Disjunct, assertion: Assertion) -> Disjunct | None:
         """The conjunction of a disjunct and an assertion; None where no value satisfies it."""
         if disjunct.values is not None:
-            values = tuple(
-                value
-                for value in disjunct.values
-                if type_of(value.value) not in assertion.kinds or assertion.holds(value.value, self.satisfies)
-            )
-            return dataclasses.replace(disjunct, values=values) if values else None
+            values = tuple(self._satisfying(assertion, disjunct.values))
+            return Disjunct(disjunct.types, disjunct.assertions, values) if values else None
         match assertion:
             case Types(types):
                 left = disjunct.types & types
@@ -309,7 +329,66 @@ class NormalForm:
                 return joined if joined is not None and joined.values else None
         if not assertion.kinds & disjunct.types or assertion in disjunct.assertions:
             return disjunct
+        if disjunct.types == OBJECT and isinstance(assertion, Properties):
+            decided = self._decided(disjunct, assertion)
+            if decided is not None:
+                return disjunct if decided else None
         return Disjunct(disjunct.types, (*disjunct.assertions, assertion))
+
+    def _decided(self, disjunct: Disjunct, assertion: Properties) -> bool | None:
+        """Whether `assertion` holds for all objects of `disjunct`, or for none, as is seen from the enum of a
+        property; else None.
+
+        Of 50 if/then that depend on one property, only the one for its value is left.
+        """
+        match assertion:
+            case Properties(((name, formula),), (), others) if others == TRUE:
+                if name not in disjunct.named_properties:
+                    return None
+                known = self._enumerated(disjunct.property_formula(name, self.satisfies))
+                assertions = self._assertions(formula)
+                if known is None or assertions is None:
+                    return None
+                left = self._satisfying_all(assertions, known)
+                if len(left) == len(known):
+                    return True
+                if not left and name in disjunct.required:
+                    return False
+        return None
+
+    def _enumerated(self, formula: Formula) -> frozenset[Value] | None:
+        """The values of `formula`; None where it is no conjunction of assertions with an enum among them."""
+        if formula not in self._enums:
+            assertions = self._assertions(formula) or ()
+            enums = [each.values for each in assertions if isinstance(each, InEnum)]
+            self._enums[formula] = (
+                frozenset(self._satisfying_all(assertions, min(enums, key=len))) if enums else None
+            )
+        return self._enums[formula]
+
+    def _assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
+        """The assertions that `formula` is a conjunction of; None if there is a disjunction among them."""
+        if formula not in self._conjunctions:
+            assertions: dict[Assertion, None] = {}
+            choices: dict[Or, Any] = {}
+            self._collect(formula, (), assertions, choices)
+            self._conjunctions[formula] = None if choices else tuple(_with_exclusions_joined(assertions))
+        return self._conjunctions[formula]
+
+    def _satisfying_all(self, assertions: Iterable[Assertion], values: Iterable[Value]) -> tuple[Value, ...]:
+        for assertion in assertions:
+            values = tuple(self._satisfying(assertion, values))
+        return tuple(values)
+
+    def _satisfying(self, assertion: Assertion, values: Iterable[Value]) -> Iterable[Value]:
+        if isinstance(assertion, InEnum | NotInEnum):
+            among = frozenset(assertion.values)
+            return (value for value in values if (value in among) == isinstance(assertion, InEnum))
+        return (
+            value
+            for value in values
+            if type_of(value.value) not in assertion.kinds or assertion.holds(value.value, self.satisfies)
+        )
 
     # --- possibility ------------------------------------------------------------------------------
 
@@ -338,6 +417,17 @@ class NormalForm:
             self.possible(disjunct.property_formula(name, self.satisfies), depth - 1)
             for name in disjunct.required
         )
+
+
+def _with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
+    """All `NotInEnum` as one, in the place of the first."""
+    excluded = dict.fromkeys(
+        value for assertion in assertions if isinstance(assertion, NotInEnum) for value in assertion.values
+    )
+    joined = NotInEnum(tuple(excluded))
+    return list(
+        dict.fromkeys(joined if isinstance(assertion, NotInEnum) else assertion for assertion in assertions)
+    )
 
 
 def _with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
