@@ -10,8 +10,9 @@ from ramify.grammar.schema.compiler import SchemaGrammar
 from ramify.grammar.schema.instance import as_decimals
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import Contains
+from ramify.grammar.schema.logic.disjunct import Disjunct
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction
-from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm
+from ramify.grammar.schema.logic.normal_form import NormalForm
 from ramify.grammar.schema.values.json_text import spelled
 
 

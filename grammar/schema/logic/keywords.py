@@ -53,8 +53,10 @@ class SchemaFormulas:
     """The formulas of the subschemas of `document`.
 
     `ignored` holds pointers: the keyword at such a pointer is left out, and a subschema at such a pointer is
-    read without its `CHOICES`. `shared` says for which types two options of a oneOf must exclude each other.
-    Without it oneOf is read as anyOf, which allows more.
+    read without its `CHOICES`. Such a subschema allows more values or, with `refuted`, none: these are the
+    formulas of negated subschemas, so that there, too, what is left out excludes nothing. `shared` says for
+    which types two options of a oneOf must exclude each other. Without it oneOf is read as anyOf, which
+    allows more.
     """
 
     def __init__(
@@ -62,10 +64,13 @@ class SchemaFormulas:
         document: SchemaDocument,
         ignored: frozenset[str] = frozenset(),
         shared: Shared | None = None,
+        *,
+        refuted: bool = False,
     ) -> None:
         self.document = document
         self._ignored = ignored
         self._shared = shared
+        self._refuted = refuted
         self._formulas: dict[str, Formula] = {}
 
     def subschema(self, pointer: str) -> Formula:
@@ -78,6 +83,8 @@ class SchemaFormulas:
             if isinstance(schema, bool):
                 return TRUE if schema else FALSE
             pointer = self.document.canonical(self.document.entered(pointer))
+            if self._leaves_out(pointer):
+                break
             keywords = self.keywords(pointer)
             if not keywords:
                 return TRUE
@@ -96,6 +103,16 @@ class SchemaFormulas:
             if keyword in known and f"{here}/{keyword}" not in self._ignored
         }
 
+    def _leaves_out(self, pointer: str) -> bool:
+        """Whether the subschema at `pointer` has a keyword that is ignored."""
+        return bool(self._ignored) and any(
+            keyword in HANDLERS for keyword in self.document.keywords(pointer).keys() - self.keywords(pointer)
+        )
+
+    def is_refuted(self, pointer: str) -> bool:
+        """Whether the formula at `pointer` has no values because a keyword is ignored."""
+        return self._refuted and self._leaves_out(pointer)
+
     def formula(self, pointer: str) -> Formula:
         """The conjunction of the keywords at `pointer`."""
         if pointer not in self._formulas:
@@ -106,6 +123,8 @@ class SchemaFormulas:
         schema = self.document.at(pointer)
         if isinstance(schema, bool):
             return TRUE if schema else FALSE
+        if self.is_refuted(pointer):
+            return FALSE
         keywords = self.keywords(pointer)
         if "unevaluatedProperties" in keywords or "unevaluatedItems" in keywords:
             return Unevaluated(self).formula(pointer)
@@ -240,7 +259,9 @@ class SchemaFormulas:
             (self.key(pointer, pattern), self.subschema(f"{pointer}/patternProperties/{escape(pattern)}"))
             for pattern in keywords.get("patternProperties", {})
         )
-        has_others = "additionalProperties" in keywords
+        has_others = (
+            "additionalProperties" in keywords and f"{place(pointer)}/patternProperties" not in self._ignored
+        )
         return Properties(
             named, keyed, self.subschema(f"{pointer}/additionalProperties") if has_others else TRUE
         )

@@ -243,22 +243,22 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
         high = MAX_SHORT_LENGTH if high is None else min(high, MAX_SHORT_LENGTH)
         counted = _counted_states(free, low, high)
     if counted is None and high is not None:
-        counted = _counted_to_fewer(free, low, high)
+        fitting = _fitting(free, high)
+        if max(low, MIN_LOWERED_LENGTH) <= fitting < high:
+            counted = _counted_states(free, low, fitting)
     return counted
 
 
-def _counted_to_fewer(free: CharAutomaton, low: int, high: int) -> CharAutomaton | None:
-    """`_counted_states` for about the greatest number below `high` that fits into `MAX_STATES`."""
-    fitting = max(low, MIN_LOWERED_LENGTH, MAX_STATES // max(1, len(free.edges)) - 1)
-    found = _counted_states(free, low, fitting) if fitting < high else None
-    while found is not None and (high - fitting) * 8 > fitting:
-        middle = (fitting + high) // 2
-        more = _counted_states(free, low, middle)
-        if more is None:
-            high = middle
-        else:
-            found, fitting = more, middle
-    return found
+def _fitting(free: CharAutomaton, high: int) -> int:
+    """The greatest number of characters up to `high` for which `MAX_STATES` states suffice in any case."""
+    places = {0}
+    states = 0
+    for count in range(high):
+        states += len(places)
+        places = {after for place in places for _, after in free.edges[place]}
+        if states + len(places) > MAX_STATES:
+            return count
+    return high
 
 
 @lru_cache(maxsize=512)
@@ -275,8 +275,8 @@ def _uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) 
 def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAutomaton | None:
     """`free` restricted to `low` to `high` characters; None beyond `MAX_STATES` states.
 
-    A state is one of `free` and the number of characters read. The number is left out where it decides nothing
-    any more: the shortest text that may follow is long enough, and the longest one short enough.
+    A state is one of `free` and the number of characters read. The number is left out where it decides
+    nothing any more: the shortest text that may follow is long enough, and the longest one short enough.
     """
     if not free.edges:
         return free
