@@ -182,7 +182,12 @@ def _finished(
     if edges.after_item.any():
         tables = unique_item_tables(whole, length, best)
         if tables.words_missing:
-            raise InvalidConstraint("There are not enough different texts for all that must differ.")
+            raise InvalidConstraint(
+                "There are fewer different items, as they are written, than minItems asks for beside "
+                "uniqueItems, or names than minProperties.",
+                remedy="Lower minItems or minProperties, or name more properties of the items: objects in "
+                "arrays of unique items have their named properties only.",
+            )
         before_item, items = tables.before, tables.items.of_first(len(edges.final))
         cost += tables.extra
     members = None

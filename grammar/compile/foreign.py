@@ -121,7 +121,7 @@ def _check_size(constraint: Constraint) -> None:
     from ramify.grammar.compile import outlines
 
     if size(regex_syntax.full_match(outlines.pattern_of(constraint))) > MOST_CHARACTERS:
-        raise InvalidConstraint("outlines-core's pattern is too large.")
+        raise InvalidConstraint("outlines-core's pattern is too large.", remedy="Use smaller repetitions.")
 
 
 def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforcement:
@@ -150,7 +150,9 @@ def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforce
         _refuse_widened(left_out)
     rejects = keywords.narrowed(document, backend)
     if exactly and rejects:
-        raise InvalidConstraint(f"{backend} rejects valid instances for {rejects[0]}.")
+        raise InvalidConstraint(
+            f"{backend} rejects valid instances for {rejects[0]}.", remedy="Leave that keyword out."
+        )
     has_objects = constraint.kind == "json_object" or any(map(_allows_objects, document.subschemas.values()))
     narrowed = (
         *([IN_ORDER] if has_objects else []),

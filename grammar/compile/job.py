@@ -32,10 +32,15 @@ def answer(
             remedy="Simplify it: fewer or smaller repetitions, shorter enumerations.",
         )
     except RecursionError:
-        error = InvalidConstraint("The constraint is nested too deeply.")
+        error = InvalidConstraint(
+            "The constraint is nested too deeply.", remedy="Put parts of it beside one another."
+        )
     except Exception as unforeseen:
         log.exception("a constraint of kind %s cannot be compiled", job.constraint.kind)
-        error = InvalidConstraint(f"The {job.constraint.kind} cannot be compiled: {unforeseen}.")
+        error = InvalidConstraint(
+            f"The {job.constraint.kind} cannot be compiled: {unforeseen}.",
+            remedy="This is a fault of Ramify's: please report it with the constraint.",
+        )
     if error.field is None:
         error.field = job.constraint.kind
     return GrammarFailed(key=job.key, error=error.to_info())

@@ -54,7 +54,11 @@ def _refusal(constraint: Constraint, message: str) -> InvalidConstraint:
             subschemas = SchemaDocument(json.loads(constraint.source)).subschemas
             pointer = next((place for place, found in subschemas.items() if found == quoted), None)
     return InvalidConstraint(
-        f"outlines-core refuses it: {shortened(reason, 300)}.", field=constraint.kind, pointer=pointer
+        f"outlines-core refuses it: {shortened(reason, 300)}.",
+        field=constraint.kind,
+        pointer=pointer,
+        remedy="Leave that part out, or start the engine with grammar_backend='auto' "
+        "(--grammar-backend auto).",
     )
 
 

@@ -121,15 +121,19 @@ def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = 
         return compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
     except TooLarge:
         raise InvalidConstraint(
-            "The constraint has too many states with its repetitions written out.",
-            remedy="Use fewer or smaller repetitions.",
+            f"The constraint has more than {most_states} states with its repetitions written out.",
+            remedy="Use fewer or smaller repetitions, which are multiplied within one another.",
         ) from None
 
 
 def _check_choices(source: str, vocabulary: Vocabulary) -> None:
     options = parse_json(source)
     if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
-        raise InvalidConstraint("The choices are not a non-empty JSON array of strings.", field="choices")
+        raise InvalidConstraint(
+            "The choices are not a non-empty JSON array of strings.",
+            field="choices",
+            remedy="Send at least one string.",
+        )
     for i, option in enumerate(options):
         try:
             spelled = option.encode()
@@ -144,7 +148,12 @@ def _choices(source: str, vocabulary: Vocabulary) -> bytes:
 
 
 def _bad_choice(i: int, what: str) -> InvalidConstraint:
-    return InvalidConstraint(f"Choice {i} {what}.", field="choices", pointer=f"/{i}")
+    return InvalidConstraint(
+        f"Choice {i} {what}.",
+        field="choices",
+        pointer=f"/{i}",
+        remedy="Leave it out, or write it in other characters.",
+    )
 
 
 def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
@@ -172,7 +181,8 @@ def _rules(
             return compile_grammar(found.rules, vocabulary, counting=False).to_bytes(), found.unenforced
     except TooLarge:
         raise Unenforceable(
-            "The constraint has too many states with its repetitions written out.",
+            f"The constraint has more than {MAX_STATES} states with its repetitions written out.",
+            pointer="",
             remedy="Use fewer or smaller repetitions, and fewer alternatives that begin alike.",
         ) from None
 

@@ -207,7 +207,7 @@ class SchemaDocument:
         if not isinstance(schema, dict | bool):
             _refuse(pointer, f"A schema is an object or a boolean, not {_kind(schema)}")
         if depth > MAX_DEPTH:
-            _refuse(pointer, f"The schema is nested more than {MAX_DEPTH} deep")
+            _refuse(pointer, f"The schema is nested more than {MAX_DEPTH} deep", "Use $ref for inner parts.")
         self._subschemas[pointer] = schema
         if isinstance(schema, bool):
             return schema
@@ -278,7 +278,9 @@ def _draft(root: Any) -> int:
             if f"draft-0{draft}" in name:
                 return draft
         if "draft-03" in name:
-            raise InvalidConstraint("Draft-03 is not supported.", pointer="/$schema", remedy="Use 2020-12.")
+            raise InvalidConstraint(
+                "Draft-03 is not supported.", pointer="/$schema", remedy="Use draft 2020-12."
+            )
         if "2019-09" in name:
             return 8
         if "json-schema.org" in name:
@@ -338,8 +340,9 @@ _TEXTS = _SCHEMA_MAPS | {"const", "enum", "pattern", "required", "dependentRequi
 """Keywords with texts and names that instances have, or errors tell."""
 
 
-def _refuse(pointer: str, message: str) -> NoReturn:
-    raise InvalidConstraint(f"{message}.", pointer=pointer)
+def _refuse(pointer: str, message: str, remedy: str | None = None) -> NoReturn:
+    """`message` says what belongs there, unless `remedy` does."""
+    raise InvalidConstraint(f"{message}.", pointer=pointer, remedy=remedy)
 
 
 def _check_characters(pointer: str, keyword: str, value: Any) -> None:
@@ -378,7 +381,7 @@ def _number(pointer: str, keyword: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         _refuse(pointer, f"{keyword} is a number, not {_kind(value)}")
     if abs(Decimal(value).adjusted()) > MAX_NUMBER_DIGITS:
-        _refuse(pointer, f"{keyword} has more than {MAX_NUMBER_DIGITS} digits")
+        _refuse(pointer, f"{keyword} has more than {MAX_NUMBER_DIGITS} digits", "Write fewer digits.")
 
 
 def _multiple(pointer: str, keyword: str, value: Any) -> None:

@@ -22,9 +22,10 @@ from ramify.grammar.schema.check import SchemaDocument, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import NotInEnum
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, Formula, Subschema
+from ramify.grammar.schema.logic.disjunct import Disjunct
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, And, Formula, Subschema
 from ramify.grammar.schema.logic.keywords import SchemaFormulas
-from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm
+from ramify.grammar.schema.logic.normal_form import MAX_DISJUNCTS, MAX_MULTIPLIED, NormalForm
 from ramify.grammar.schema.unenforceable import Unenforceable, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.arrays import arrays
@@ -105,13 +106,16 @@ class SchemaGrammar:
         ignored: frozenset[str] = frozenset(),
     ) -> None:
         options = options or Options()
-        # Whether options of a oneOf are distinct is decided on formulas that need no such decision: there a
+        # Which values two options of a oneOf share is decided on formulas that need no such decision: there a
         # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
         as_any_of = SchemaFormulas(document, ignored)
-        negated_ones = SchemaFormulas(document, ignored, distinct=lambda a, b: False)
+        negated_ones = SchemaFormulas(document, ignored, shared=lambda a, b: frozenset(TYPES), refuted=True)
         check = NormalForm(as_any_of, negated_ones)
-        formulas = SchemaFormulas(document, ignored, distinct=check.distinct)
-        self.normal_form = NormalForm(formulas, check=check)
+        formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
+        refuted = SchemaFormulas(document, ignored, shared=check.shared_types, refuted=True)
+        # In any order, a clause would be remembered through all orders of the properties.
+        most = MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED
+        self.normal_form = NormalForm(formulas, refuted if ignored else None, check, most_multiplied=most)
         self.root = formulas.subschema("")
         self._document = document
         self.marks = punctuation(options.whitespace)
@@ -135,7 +139,11 @@ class SchemaGrammar:
         rules = productive(self.rules.bodies)
         if not rules:
             pointer, why = self._contradiction or ("", "it never ends, or nothing is left to choose")
-            raise InvalidConstraint(f"No JSON value satisfies the schema: {why}.", pointer=pointer)
+            raise InvalidConstraint(
+                f"No JSON value satisfies the schema: {why}.",
+                pointer=pointer,
+                remedy="Leave out one of the keywords that exclude each other.",
+            )
         return rules
 
     def value(self, formula: Formula) -> Expression:
@@ -185,6 +193,12 @@ class SchemaGrammar:
             self._contradiction = (_pointer_of(formula or innermost), why)
         return self.rules.define(expression)
 
+    @property
+    def place(self) -> str:
+        """The pointer of the innermost subschema that is being compiled."""
+        pointers = (_pointer_of(formula) for formula, _ in reversed(self._open))
+        return next((pointer for pointer in pointers if pointer), "")
+
     def _why_no_value(self, formula: Formula) -> str:
         """The reason that `formula` has no instance: type and enum where these exclude each other."""
         why = "its keywords leave no value"
@@ -200,7 +214,12 @@ class SchemaGrammar:
 
     def _disjunct(self, disjunct: Disjunct, formula: Formula) -> Expression:
         if len(self.rules.bodies) > MAX_RULES:
-            refuse(_pointer_of(formula), f"The schema takes more than {MAX_RULES} rules", "Make it smaller.")
+            refuse(
+                self.place,
+                f"The schema takes more than {MAX_RULES} rules",
+                "Leave out optional properties or options of anyOf and oneOf, or lower minItems, maxItems, "
+                "minProperties and maxProperties.",
+            )
         if disjunct.values is not None:
             return self.rules.define(alt(*(value_text(value.value, self.marks) for value in disjunct.values)))
         if not disjunct.assertions and disjunct.types == frozenset(TYPES) and not self.canonical:
@@ -209,7 +228,9 @@ class SchemaGrammar:
 
 
 def _pointer_of(formula: Formula) -> str:
-    return formula.pointer if isinstance(formula, Subschema) else ""
+    """The pointer of the first subschema in a conjunction; "" for none."""
+    parts = formula.parts if isinstance(formula, And) else (formula,)
+    return next((part.pointer for part in parts if isinstance(part, Subschema)), "")
 
 
 def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:

@@ -22,4 +22,6 @@ def deep_recursion() -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise InvalidConstraint("The schema or the value is nested too deeply.") from None
+        raise InvalidConstraint(
+            "The schema or the value is nested too deeply.", remedy="Put parts of it beside one another."
+        ) from None

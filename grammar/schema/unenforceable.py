@@ -10,11 +10,21 @@ from ramify.errors import InvalidConstraint
 class Unenforceable(InvalidConstraint):
     """The keyword at `pointer` is valid and satisfiable, but the grammar cannot enforce it."""
 
+    def __init__(self, message: str, *, pointer: str, remedy: str) -> None:
+        super().__init__(message, pointer=pointer, remedy=remedy)
+
 
 class NotCanonical(Exception):
-    """Some values have several texts where each must have one. The message names the values."""
+    """Some values have several texts where each must have one: the message names the values."""
+
+    def __init__(self, values: str, remedy: str) -> None:
+        super().__init__(values)
+        self.remedy = remedy
 
 
 def refuse(pointer: str, what: str, remedy: str) -> NoReturn:
-    """Raise `Unenforceable`; `what` is a sentence without its full stop."""
+    """Raise `Unenforceable`.
+
+    `what` names the limit in a sentence without its full stop, `remedy` what to write instead.
+    """
     raise Unenforceable(f"{what}.", pointer=pointer, remedy=remedy)

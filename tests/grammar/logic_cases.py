@@ -116,6 +116,71 @@ LOGIC_CASES: dict[str, Case] = {
         [{}, {"a": 1, "b": 1}, {"c": 1, "d": 1}],
         [{"a": 1}, {"c": 1}],
     ),
+    # --- conditions that some property must meet
+    "one property for two conditions": (
+        {**OBJECT, "not": {"anyOf": [{"additionalProperties": STR}, {"additionalProperties": INT}]}},
+        [{"k": None}, {"a": "x", "b": 1}, {"a": "x", "b": True}],
+        [{}, {"k": "x"}, {"a": 1, "b": 2}],
+    ),
+    "one property at most for two conditions": (
+        {
+            **OBJECT,
+            "maxProperties": 1,
+            "not": {"anyOf": [{"additionalProperties": STR}, {"additionalProperties": INT}]},
+        },
+        [{"k": None}, {"k": []}],
+        [{}, {"k": "x"}, {"k": 1}, {"a": "x", "b": 1}],
+    ),
+    "names of one property for two conditions": (
+        {
+            **OBJECT,
+            "if": {"propertyNames": {"pattern": "^a"}},
+            "then": False,
+            "else": {"not": {"patternProperties": {"b$": INT}}},
+        },
+        [{"b": "x"}, {"c": 1, "ab": None}],
+        [{}, {"a": 1}, {"b": 1}, {"ab": "x"}],
+    ),
+    "oneOf of closed objects": (
+        {
+            "oneOf": [
+                {**OBJECT, "properties": {f"a{i}": STR, f"b{i}": INT}, "additionalProperties": False}
+                for i in range(6)
+            ]
+        },
+        [{"a0": "x"}, {"a5": "x", "b5": 1}, {"b3": 2}],
+        [{}, {"a0": 1}, {"a0": "x", "a1": "x"}, {"c": 1}],
+    ),
+    "oneOf of objects without a type": (
+        {
+            "oneOf": [
+                {"properties": {"kind": {"const": i}}, "required": ["kind"], "additionalProperties": INT}
+                for i in range(20)
+            ]
+        },
+        [{"kind": 3}, {"kind": 19, "n": 1}],
+        [{}, {"kind": 20}, {"kind": 3, "n": "x"}, "a", 1],
+    ),
+    "conditions of many properties": (
+        {
+            **OBJECT,
+            "properties": {f"{letter}{i}": {"type": "boolean"} for i in range(12) for letter in "ab"},
+            "allOf": [
+                {
+                    "if": {"properties": {f"a{i}": {"const": True}}, "required": [f"a{i}"]},
+                    "then": {"required": [f"b{i}"]},
+                }
+                for i in range(12)
+            ],
+        },
+        [{}, {"a0": False, "a3": True, "b3": False}, {"b1": True, "x": 1}],
+        [{"a0": True}, {"a3": True, "b3": False, "a11": True}],
+    ),
+    "a maxLength just below the pattern's": (
+        {**STR, "pattern": r"^[^.\s]{1,32}(\.[^.\s]{1,32}){1,3}$", "maxLength": 128},
+        ["a.b", ".".join(["x" * 32] * 3), ".".join(["x" * 31] * 4), ".".join(["x" * 32] * 3 + ["x" * 29])],
+        ["a", "a.b.c.d.e", ".".join(["x" * 32] * 4), ".".join(["x" * 32] * 3 + ["x" * 30]), "x" * 33 + ".a"],
+    ),
     # --- contains
     "contains": ({**ARRAY, "contains": INT}, [[1], ["a", 1, None]], [[], ["a"]]),
     "minContains": ({**ARRAY, "contains": INT, "minContains": 2}, [[1, 2], [1, "a", 2]], [[], [1], ["a", 1]]),

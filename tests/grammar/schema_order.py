@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.compiler import SchemaGrammar
 from ramify.grammar.schema.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import Contains
+from ramify.grammar.schema.logic.disjunct import Disjunct
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction
-from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm
+from ramify.grammar.schema.logic.normal_form import NormalForm
 from ramify.grammar.schema.values.json_text import spelled
 
 
@@ -19,9 +21,19 @@ def in_schema_order(schema: Any, value: Any, *, whitespace: str = "natural") -> 
     A value that is not valid is written in the order of the alternative of which it violates the fewest
     assertions. Raises `InvalidConstraint` if `schema` is no JSON Schema.
     """
+    return writer(schema, whitespace=whitespace)(value)
+
+
+def writer(schema: Any, *, whitespace: str = "natural") -> Callable[[Any], str]:
+    """`in_schema_order` for many values of one schema."""
     grammar = SchemaGrammar(SchemaDocument(as_decimals(schema)))
-    ordered = _Order(grammar.normal_form).of(grammar.root, as_decimals(value))
-    return _compact(ordered) if whitespace == "compact" else spelled(ordered)
+    order = _Order(grammar.normal_form)
+
+    def written(value: Any) -> str:
+        ordered = order.of(grammar.root, as_decimals(value))
+        return _compact(ordered) if whitespace == "compact" else spelled(ordered)
+
+    return written
 
 
 class _Order:

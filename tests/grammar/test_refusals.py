@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ramify.grammar
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
@@ -68,6 +72,17 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
         "properties that are not named",
     ),
     (
+        {"type": "array", "uniqueItems": True, "items": OBJECT},
+        "/uniqueItems",
+        "properties that are not named",
+    ),
+    ({"type": "array", "uniqueItems": True}, "/uniqueItems", "equal objects have different texts"),
+    (
+        {"type": "array", "minItems": 2, "uniqueItems": True, "items": {**OBJECT, "required": ["a"]}},
+        "/uniqueItems",
+        "name all properties",
+    ),
+    (
         {"type": "array", "uniqueItems": True, "items": {"type": "array", "uniqueItems": True}},
         "/items/uniqueItems",
         "within arrays",
@@ -77,7 +92,7 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
         "/uniqueItems",
         "first items",
     ),
-    ({"type": "array", "not": {"uniqueItems": True}}, "/not/uniqueItems", "many values"),
+    ({"type": "array", "not": {"uniqueItems": True}}, "/not/uniqueItems", "more than 9 values"),
     ({"type": "number", "multipleOf": 0.123456789}, "/multipleOf", "remainders"),
     ({"type": "string", "pattern": "a(?=b)"}, "/pattern", "lookahead"),
     ({"type": "array", "minItems": 10**9}, "/minItems", "above 1000000"),
@@ -117,6 +132,43 @@ def test_schema(schema: Any, pointer: str, reason: str) -> None:
         compile_constraint(Constraint(kind="json_schema", source=json.dumps(schema)), tiny(), "ramify")
     assert refused.value.pointer == pointer
     assert reason in str(refused.value)
+
+
+GRAMMAR = Path(ramify.grammar.__file__).parent
+SAY_WHAT_BELONGS_THERE = {"check.py": "_refuse", "structural_tag.py": "_refuse"}
+"""Functions for constraints of the wrong form, whose message says which form is right."""
+
+
+def refusals() -> Iterator[tuple[str, ast.expr | None]]:
+    """All places that refuse a schema or another constraint, each with its remedy."""
+    for path in (*GRAMMAR.glob("schema/**/*.py"), *GRAMMAR.glob("compile/*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        helpers = [
+            range(node.lineno, (node.end_lineno or 0) + 1)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            and (node.name == SAY_WHAT_BELONGS_THERE.get(path.name) or path.name == "unenforceable.py")
+        ]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or any(node.lineno in lines for lines in helpers):
+                continue
+            name = getattr(node.func, "id", "")
+            if name == "refuse":
+                yield f"{path.name}:{node.lineno}", node.args[2]
+            elif name in ("InvalidConstraint", "Unenforceable", "NotCanonical"):
+                keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+                remedy = node.args[1] if name == "NotCanonical" else keywords.get("remedy")
+                yield f"{path.name}:{node.lineno}", remedy
+
+
+def test_every_refusal_says_what_to_write_instead() -> None:
+    found = list(refusals())
+    assert len(found) > 40
+    for where, remedy in found:
+        assert remedy is not None, where
+        if isinstance(remedy, ast.Constant):
+            assert isinstance(remedy.value, str), where
+            assert len(remedy.value.split()) > 2, where
 
 
 @pytest.mark.parametrize("source", ["{", "nonsense", '{"a": NaN}', '{"minimum": Infinity}', "[" * 100_000])

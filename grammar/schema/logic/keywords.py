@@ -34,6 +34,7 @@ from ramify.grammar.schema.logic.assertions import (
 from ramify.grammar.schema.logic.formula import (
     FALSE,
     TRUE,
+    TYPES,
     Formula,
     Subschema,
     conjunction,
@@ -44,27 +45,32 @@ from ramify.grammar.schema.logic.unevaluated import Unevaluated
 from ramify.grammar.schema.values import formats
 from ramify.grammar.schema.values.string_patterns import without_lookaheads
 
-Distinct = Callable[[Formula, Formula], bool]
-"""Whether no value satisfies both formulas; False where that cannot be told."""
+Shared = Callable[[Formula, Formula], frozenset[str]]
+"""Types of which some value may satisfy both formulas, and perhaps more types."""
 
 
 class SchemaFormulas:
     """The formulas of the subschemas of `document`.
 
     `ignored` holds pointers: the keyword at such a pointer is left out, and a subschema at such a pointer is
-    read without its `CHOICES`. `distinct` says which options of a oneOf need not exclude each other. Without
-    it oneOf is read as anyOf, which allows more.
+    read without its `CHOICES`. Such a subschema allows more values or, with `refuted`, none: these are the
+    formulas of negated subschemas, so that there, too, what is left out excludes nothing. `shared` says for
+    which types two options of a oneOf must exclude each other. Without it oneOf is read as anyOf, which
+    allows more.
     """
 
     def __init__(
         self,
         document: SchemaDocument,
         ignored: frozenset[str] = frozenset(),
-        distinct: Distinct | None = None,
+        shared: Shared | None = None,
+        *,
+        refuted: bool = False,
     ) -> None:
         self.document = document
         self._ignored = ignored
-        self._distinct = distinct
+        self._shared = shared
+        self._refuted = refuted
         self._formulas: dict[str, Formula] = {}
 
     def subschema(self, pointer: str) -> Formula:
@@ -77,6 +83,8 @@ class SchemaFormulas:
             if isinstance(schema, bool):
                 return TRUE if schema else FALSE
             pointer = self.document.canonical(self.document.entered(pointer))
+            if self._leaves_out(pointer):
+                break
             keywords = self.keywords(pointer)
             if not keywords:
                 return TRUE
@@ -95,6 +103,16 @@ class SchemaFormulas:
             if keyword in known and f"{here}/{keyword}" not in self._ignored
         }
 
+    def _leaves_out(self, pointer: str) -> bool:
+        """Whether the subschema at `pointer` has a keyword that is ignored."""
+        return bool(self._ignored) and any(
+            keyword in HANDLERS for keyword in self.document.keywords(pointer).keys() - self.keywords(pointer)
+        )
+
+    def is_refuted(self, pointer: str) -> bool:
+        """Whether the formula at `pointer` has no values because a keyword is ignored."""
+        return self._refuted and self._leaves_out(pointer)
+
     def formula(self, pointer: str) -> Formula:
         """The conjunction of the keywords at `pointer`."""
         if pointer not in self._formulas:
@@ -105,6 +123,8 @@ class SchemaFormulas:
         schema = self.document.at(pointer)
         if isinstance(schema, bool):
             return TRUE if schema else FALSE
+        if self.is_refuted(pointer):
+            return FALSE
         keywords = self.keywords(pointer)
         if "unevaluatedProperties" in keywords or "unevaluatedItems" in keywords:
             return Unevaluated(self).formula(pointer)
@@ -135,15 +155,15 @@ class SchemaFormulas:
     def exclusive(self, where: str, value: list[Any]) -> list[Formula]:
         """The options of a oneOf, each without the values that satisfy another option as well."""
         options = self._options(where, value)
-        if self._distinct is None:
+        if self._shared is None:
             return options
-        rivals: list[list[Formula]] = [[] for _ in options]
+        excluded: list[list[Formula]] = [[] for _ in options]
         for i, option in enumerate(options):
             for j in range(i):
-                if not self._distinct(option, options[j]):
-                    rivals[i].append(options[j])
-                    rivals[j].append(option)
-        return [conjunction(option, *map(negation, rivals[i])) for i, option in enumerate(options)]
+                types = self._shared(option, options[j])
+                excluded[i].append(_none_of(types, options[j]))
+                excluded[j].append(_none_of(types, option))
+        return [conjunction(option, *excluded[i]) for i, option in enumerate(options)]
 
     def _not(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
         return negation(self.subschema(where))
@@ -239,7 +259,9 @@ class SchemaFormulas:
             (self.key(pointer, pattern), self.subschema(f"{pointer}/patternProperties/{escape(pattern)}"))
             for pattern in keywords.get("patternProperties", {})
         )
-        has_others = "additionalProperties" in keywords
+        has_others = (
+            "additionalProperties" in keywords and f"{place(pointer)}/patternProperties" not in self._ignored
+        )
         return Properties(
             named, keyed, self.subschema(f"{pointer}/additionalProperties") if has_others else TRUE
         )
@@ -254,6 +276,14 @@ class SchemaFormulas:
     def _property_names(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
         key = self.subschema(where)
         return TRUE if key == TRUE else PropertyNames(conjunction(Types(STRING), key), where)
+
+
+def _none_of(types: frozenset[str], formula: Formula) -> Formula:
+    """No value of `types` that satisfies `formula`."""
+    others = frozenset(TYPES) - types
+    if not types or not others:
+        return negation(formula) if types else TRUE
+    return disjunction(Types(others), conjunction(Types(types), negation(formula)))
 
 
 def _matching(pattern: str, where: str) -> Formula:

@@ -14,10 +14,9 @@ those of several disjunctions do not multiply.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.json_values import Value, type_of
@@ -26,14 +25,20 @@ from ramify.grammar.schema.logic.assertions import (
     OBJECT,
     InEnum,
     ItemCount,
-    Items,
     Length,
-    LowerBound,
+    NotInEnum,
     Properties,
     PropertyCount,
-    Required,
     Types,
-    UpperBound,
+)
+from ramify.grammar.schema.logic.clauses import AnyProperty, clauses
+from ramify.grammar.schema.logic.disjunct import (
+    Disjunct,
+    counts,
+    counts_possible,
+    numbers_possible,
+    with_exclusions_joined,
+    with_values_joined,
 )
 from ramify.grammar.schema.logic.formula import (
     FALSE,
@@ -44,7 +49,6 @@ from ramify.grammar.schema.logic.formula import (
     Formula,
     Or,
     Subschema,
-    Test,
     conjunction,
     negation,
 )
@@ -52,50 +56,11 @@ from ramify.grammar.schema.logic.keywords import SchemaFormulas
 from ramify.grammar.schema.logic.simplify import simplified
 from ramify.grammar.schema.unenforceable import Unenforceable, refuse
 
-AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
-
 MAX_DISJUNCTS = 300
+MAX_MULTIPLIED = 24
+"""Disjuncts above which choices between single properties become clauses (`clauses`)."""
 MAX_DEPTH = 4
 """How many levels below a value are searched for a contradiction."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Disjunct:
-    """The values of `types` for which all `assertions` hold or, where `values` is given, exactly those
-    values.
-
-    The assertions are in the order of the schema; those about other types are left out.
-    """
-
-    types: frozenset[str] = frozenset(TYPES)
-    assertions: tuple[Assertion, ...] = ()
-    values: tuple[Value, ...] | None = None
-
-    def of(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
-        """The assertions of one class."""
-        return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
-
-    def item_formula(self, i: int) -> Formula:
-        """What item `i` of an array satisfies."""
-        return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
-
-    @property
-    def prefix_length(self) -> int:
-        """The items before this one have schemas of their own; all later ones satisfy the same formula."""
-        return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
-
-    def property_formula(self, name: str, test: Test) -> Formula:
-        """What the property `name` of an object satisfies."""
-        return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
-
-    @property
-    def named_properties(self) -> dict[str, None]:
-        """The names that the schema has, in its order, then those that are only required."""
-        return {name: None for known in self.of(Properties) for name, _ in known.named} | self.required
-
-    @functools.cached_property
-    def required(self) -> dict[str, None]:
-        return {assertion.name: None for assertion in self.of(Required)}
 
 
 class _Marks(NamedTuple):
@@ -124,14 +89,22 @@ class NormalForm:
     """
 
     def __init__(
-        self, formulas: SchemaFormulas, refuted: SchemaFormulas | None = None, check: NormalForm | None = None
+        self,
+        formulas: SchemaFormulas,
+        refuted: SchemaFormulas | None = None,
+        check: NormalForm | None = None,
+        most_multiplied: int = MAX_MULTIPLIED,
     ) -> None:
         self._formulas = formulas
         self._refuted = refuted or formulas
         self._check = check or self
+        self._most_multiplied = most_multiplied
+        self._choice_clauses: dict[Or, list[AnyProperty] | None] = {}
         self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
         self._values: dict[Formula, frozenset[Value] | None] = {}
+        self._enums: dict[Formula, frozenset[Value] | None] = {}
+        self._conjunctions: dict[Formula, tuple[Assertion, ...] | None] = {}
         self._marks: dict[Formula, list[_Marks]] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
@@ -160,15 +133,40 @@ class NormalForm:
     def _formulas_of(self, subschema: Subschema) -> SchemaFormulas:
         return self._formulas if subschema.positive else self._refuted
 
-    def distinct(self, a: Formula, b: Formula) -> bool:
-        """Whether no value satisfies both; False where that is not seen within `MAX_DEPTH` levels."""
+    def _expanded(self, subschema: Subschema) -> Formula:
+        inner = self._formulas_of(subschema).formula(subschema.pointer)
+        return inner if subschema.positive else negation(inner)
+
+    def shared_types(self, a: Formula, b: Formula) -> frozenset[str]:
+        """The types of values that may satisfy both, as far as is seen within `MAX_DEPTH` levels.
+
+        Types of which no value satisfies one of the two are among them, unless there are no others.
+        """
         left, right = self._all_values(a), self._all_values(b)
-        if left is not None and right is not None:
-            return left.isdisjoint(right)  # a oneOf of 500 constants compares 125,000 pairs
-        pairs = itertools.product(self._marks_of(a), self._marks_of(b))
-        return all(one.tells_from(other) for one, other in pairs) or not self.possible(
-            conjunction(a, b), MAX_DEPTH
-        )
+        if left is not None and right is not None and left.isdisjoint(right):
+            return frozenset()  # a oneOf of 500 constants compares 125,000 pairs
+        marks = self._marks_of(a), self._marks_of(b)
+        if all(one.tells_from(other) for one, other in itertools.product(*marks)):
+            return frozenset()
+        shared = self._types_possible(conjunction(a, b))
+        of_a, of_b = (frozenset[str]().union(*(mark.types for mark in each)) for each in marks)
+        return shared | (frozenset(TYPES) - (of_a & of_b)) if shared else shared
+
+    def _types_possible(self, formula: Formula) -> frozenset[str]:
+        """The types of values that may satisfy `formula`: see `possible`."""
+        try:
+            disjuncts = self.of(formula)
+        except Unenforceable:
+            return frozenset(TYPES)
+        found: set[str] = set()
+        for disjunct in disjuncts:
+            if disjunct.values is not None:
+                found |= {type_of(value.value) for value in disjunct.values}
+                continue
+            for kind in disjunct.types - found:
+                if self._is_possible(dataclasses.replace(disjunct, types=frozenset([kind])), MAX_DEPTH):
+                    found.add(kind)
+        return frozenset(found)
 
     def _marks_of(self, formula: Formula) -> list[_Marks]:
         if formula not in self._marks:
@@ -225,13 +223,75 @@ class NormalForm:
         assertions: dict[Assertion, None] = {}
         choices: dict[Or, tuple[Subschema, ...]] = {}
         self._collect(formula, path, assertions, choices)
-        for assertion in assertions:
+        for assertion in with_exclusions_joined(assertions):
             disjuncts = [
                 joined for disjunct in disjuncts if (joined := self.joined(disjunct, assertion)) is not None
             ]
-        for choice, inner in sorted(choices.items(), key=lambda item: len(item[0].options)):
-            disjuncts = self._choose(disjuncts, choice, inner)
+        ordered = sorted(choices.items(), key=lambda item: len(item[0].options))
+        found = self._distributed(disjuncts, ordered, as_clauses=False)
+        if found is None:
+            found = self._distributed(disjuncts, ordered, as_clauses=True)
+            assert found is not None, "clauses do not multiply"
+        return found
+
+    def _distributed(
+        self, disjuncts: list[Disjunct], choices: list[tuple[Or, tuple[Subschema, ...]]], *, as_clauses: bool
+    ) -> list[Disjunct] | None:
+        """The disjuncts of `disjuncts` and all `choices`.
+
+        With `as_clauses`, choices that multiply the disjuncts are left to the objects' grammar where they can
+        be (`clauses`); without it, None where they multiply to more than `most_multiplied`.
+        """
+        for choice, path in choices:
+            found = self._choose(disjuncts, choice, path)
+            if found is None or 2 * len(found) >= 3 * len(disjuncts):
+                conditions = self._clauses(disjuncts, choice, path)
+                if conditions is not None and as_clauses:
+                    found = self._under(disjuncts, choice, path, conditions)
+                elif conditions is not None and (found is None or len(found) > self._most_multiplied):
+                    return None
+            if found is None:
+                where = next((part.pointer for part in reversed(path)), "")
+                refuse(
+                    where,
+                    f"The alternatives here multiply to more than {MAX_DISJUNCTS}",
+                    "Use fewer anyOf, oneOf, not and if within one another, or tell the options of a oneOf "
+                    "apart by a required property with a const of its own.",
+                )
+            disjuncts = found
         return disjuncts
+
+    def _clauses(
+        self, disjuncts: list[Disjunct], choice: Or, path: tuple[Subschema, ...]
+    ) -> list[AnyProperty] | None:
+        if not any("object" in disjunct.types and disjunct.values is None for disjunct in disjuncts):
+            return None
+        if choice not in self._choice_clauses:
+            self._choice_clauses[choice] = clauses(choice, self._expanded, path)
+        return self._choice_clauses[choice]
+
+    def _under(
+        self,
+        disjuncts: list[Disjunct],
+        choice: Or,
+        path: tuple[Subschema, ...],
+        conditions: list[AnyProperty],
+    ) -> list[Disjunct] | None:
+        """`_choose`, where objects have `conditions` instead of the choice."""
+        objects: list[Disjunct] = []
+        others: list[Disjunct] = []
+        for disjunct in disjuncts:
+            if disjunct.values is not None or "object" not in disjunct.types:
+                others.append(disjunct)
+                continue
+            other = self.joined(disjunct, Types(frozenset(TYPES) - OBJECT))
+            others += [other] if other is not None else []
+            restricted: Disjunct | None = self.joined(disjunct, Types(OBJECT))
+            for condition in conditions:
+                restricted = restricted and self.joined(restricted, condition)
+            objects += [restricted] if restricted is not None else []
+        found = self._choose(others, choice, path) if others else []
+        return None if found is None else objects + found
 
     def _collect(
         self,
@@ -253,15 +313,21 @@ class NormalForm:
                     choices.setdefault(simpler, path)
                 else:
                     self._collect(simpler, path, assertions, choices)
-            case Subschema(pointer, positive):
+            case Subschema(pointer):
                 if formula in path:
-                    raise InvalidConstraint("This $ref leads back to itself.", pointer=f"{pointer}/$ref")
-                inner = self._formulas_of(formula).formula(pointer)
-                self._collect(inner if positive else negation(inner), (*path, formula), assertions, choices)
+                    raise InvalidConstraint(
+                        "This $ref leads back to itself.",
+                        pointer=f"{pointer}/$ref",
+                        remedy="Put a keyword about parts of the value, such as items, between them.",
+                    )
+                self._collect(self._expanded(formula), (*path, formula), assertions, choices)
             case Assertion():
                 assertions[formula] = None
 
-    def _choose(self, disjuncts: list[Disjunct], choice: Or, path: tuple[Subschema, ...]) -> list[Disjunct]:
+    def _choose(
+        self, disjuncts: list[Disjunct], choice: Or, path: tuple[Subschema, ...]
+    ) -> list[Disjunct] | None:
+        """The disjuncts of `disjuncts` and the choice; None for more than `MAX_DISJUNCTS`."""
         found: dict[Disjunct, None] = {}
         for disjunct in disjuncts:
             options: dict[Disjunct, None] = {}
@@ -269,16 +335,11 @@ class NormalForm:
                 options |= dict.fromkeys(self._expand([disjunct], option, path))
             if disjunct in options:
                 options = {disjunct: None}  # the option that always holds includes the others
-            found = _with_values_joined(found | options)
+            found = with_values_joined(found | options)
             if len(found) > MAX_DISJUNCTS:
                 found = dict.fromkeys(self._only_possible(found))
             if len(found) > MAX_DISJUNCTS:
-                where = next((part.pointer for part in reversed(path)), "")
-                refuse(
-                    where,
-                    f"The alternatives here multiply to more than {MAX_DISJUNCTS}",
-                    "Use fewer anyOf, oneOf and not within one another.",
-                )
+                return None
         return list(found) if len(found) <= len(disjuncts) else self._only_possible(found)
 
     def _only_possible(self, disjuncts: Iterable[Disjunct]) -> list[Disjunct]:
@@ -287,12 +348,8 @@ class NormalForm:
     def joined(self, disjunct: Disjunct, assertion: Assertion) -> Disjunct | None:
         """The conjunction of a disjunct and an assertion; None where no value satisfies it."""
         if disjunct.values is not None:
-            values = tuple(
-                value
-                for value in disjunct.values
-                if type_of(value.value) not in assertion.kinds or assertion.holds(value.value, self.satisfies)
-            )
-            return dataclasses.replace(disjunct, values=values) if values else None
+            values = tuple(self._satisfying(assertion, disjunct.values))
+            return Disjunct(disjunct.types, disjunct.assertions, values) if values else None
         match assertion:
             case Types(types):
                 left = disjunct.types & types
@@ -309,23 +366,85 @@ class NormalForm:
                 return joined if joined is not None and joined.values else None
         if not assertion.kinds & disjunct.types or assertion in disjunct.assertions:
             return disjunct
+        if assertion == AnyProperty((), None):
+            return None
+        if disjunct.types == OBJECT and isinstance(assertion, Properties):
+            decided = self._decided(disjunct, assertion)
+            if decided is not None:
+                return disjunct if decided else None
         return Disjunct(disjunct.types, (*disjunct.assertions, assertion))
+
+    def _decided(self, disjunct: Disjunct, assertion: Properties) -> bool | None:
+        """Whether `assertion` holds for all objects of `disjunct`, or for none, as is seen from the enum of a
+        property; else None.
+
+        Of 50 if/then that depend on one property, only the one for its value is left.
+        """
+        match assertion:
+            case Properties(((name, formula),), (), others) if others == TRUE:
+                if name not in disjunct.named_properties:
+                    return None
+                known = self._enumerated(disjunct.property_formula(name, self.satisfies))
+                assertions = self._assertions(formula)
+                if known is None or assertions is None:
+                    return None
+                left = self._satisfying_all(assertions, known)
+                if len(left) == len(known):
+                    return True
+                if not left and name in disjunct.required:
+                    return False
+        return None
+
+    def _enumerated(self, formula: Formula) -> frozenset[Value] | None:
+        """The values of `formula`; None where it is no conjunction of assertions with an enum among them."""
+        if formula not in self._enums:
+            assertions = self._assertions(formula) or ()
+            enums = [each.values for each in assertions if isinstance(each, InEnum)]
+            shortest: tuple[Value, ...] | None = min(enums, key=len, default=None)
+            self._enums[formula] = (
+                None if shortest is None else frozenset(self._satisfying_all(assertions, shortest))
+            )
+        return self._enums[formula]
+
+    def _assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
+        """The assertions that `formula` is a conjunction of; None if there is a disjunction among them."""
+        if formula not in self._conjunctions:
+            assertions: dict[Assertion, None] = {}
+            choices: dict[Or, Any] = {}
+            self._collect(formula, (), assertions, choices)
+            self._conjunctions[formula] = None if choices else tuple(with_exclusions_joined(assertions))
+        return self._conjunctions[formula]
+
+    def _satisfying_all(self, assertions: Iterable[Assertion], values: Iterable[Value]) -> tuple[Value, ...]:
+        for assertion in assertions:
+            values = tuple(self._satisfying(assertion, values))
+        return tuple(values)
+
+    def _satisfying(self, assertion: Assertion, values: Iterable[Value]) -> Iterable[Value]:
+        if isinstance(assertion, InEnum | NotInEnum):
+            among = frozenset(assertion.values)
+            return (value for value in values if (value in among) == isinstance(assertion, InEnum))
+        return (
+            value
+            for value in values
+            if type_of(value.value) not in assertion.kinds or assertion.holds(value.value, self.satisfies)
+        )
 
     # --- possibility ------------------------------------------------------------------------------
 
     def _is_possible(self, disjunct: Disjunct, depth: int) -> bool:
         if disjunct.values is not None or disjunct.types & {"null", "boolean"}:
             return True
-        if disjunct.types & NUMBERS and _numbers_possible(disjunct):
+        if disjunct.types & NUMBERS and numbers_possible(disjunct):
             return True
-        if "string" in disjunct.types and _counts_possible(disjunct, Length):
+        if "string" in disjunct.types and counts_possible(disjunct, Length):
             return True
         if "array" in disjunct.types and self._array_possible(disjunct, depth):
             return True
         return "object" in disjunct.types and self._object_possible(disjunct, depth)
 
     def _array_possible(self, disjunct: Disjunct, depth: int) -> bool:
-        if not _counts_possible(disjunct, ItemCount):
+        if not counts_possible(disjunct, ItemCount):
             return False
         low, _ = counts(disjunct, ItemCount)
         return all(
@@ -334,50 +453,7 @@ class NormalForm:
         )
 
     def _object_possible(self, disjunct: Disjunct, depth: int) -> bool:
-        return _counts_possible(disjunct, PropertyCount) and all(
+        return counts_possible(disjunct, PropertyCount) and all(
             self.possible(disjunct.property_formula(name, self.satisfies), depth - 1)
             for name in disjunct.required
         )
-
-
-def _with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
-    """All disjuncts with `values` as one."""
-    enums = [disjunct for disjunct in disjuncts if disjunct.values is not None]
-    if len(enums) < 2:
-        return disjuncts
-    values = dict.fromkeys(value for disjunct in enums for value in disjunct.values or ())
-    joined = Disjunct(values=tuple(values))
-    found: dict[Disjunct, None] = {}
-    for disjunct in disjuncts:
-        found[disjunct if disjunct.values is None else joined] = None
-    return found
-
-
-def _numbers_possible(disjunct: Disjunct) -> bool:
-    low, high = bounds(disjunct)
-    if low is None or high is None or low.value < high.value:
-        return True
-    return low.value == high.value and low.inclusive and high.inclusive
-
-
-def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
-    """The strictest lower and upper bound on numbers."""
-    low = max(
-        disjunct.of(LowerBound),
-        key=lambda bound: (bound.value, not bound.inclusive),
-        default=None,
-    )
-    high = min(disjunct.of(UpperBound), key=lambda bound: (bound.value, bound.inclusive), default=None)
-    return low, high
-
-
-def counts(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> tuple[int, int | None]:
-    """The least and the most characters, items or properties; None: no limit."""
-    assertions = disjunct.of(kind)
-    low = max((assertion.low for assertion in assertions), default=0)
-    return low, min((assertion.high for assertion in assertions if assertion.high is not None), default=None)
-
-
-def _counts_possible(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> bool:
-    low, high = counts(disjunct, kind)
-    return high is None or low <= high

@@ -78,9 +78,13 @@ class Unevaluated:
         if isinstance(schema, bool):
             return _ANY_VALUE if schema else []
         pointer = self._formulas.document.entered(pointer)
+        if self._formulas.is_refuted(pointer):
+            return []
         if pointer in path:
             refuse(
-                pointer, "Unevaluated properties or items of a schema that leads back to itself", "Use $ref."
+                pointer,
+                "Unevaluated properties or items of a schema that leads back to itself are not enforced",
+                "Set additionalProperties or items to false in each schema instead.",
             )
         path = (*path, pointer)
         keywords = self._formulas.keywords(pointer)
@@ -149,7 +153,7 @@ class Unevaluated:
             refuse(
                 where,
                 f"anyOf with more than {MAX_ANY_OF} options beside unevaluated… is not enforced",
-                "Use oneOf.",
+                "Write oneOf where no two options hold at once, or name their properties beside anyOf.",
             )
         found: list[Case] = []
         for size in range(1, len(options) + 1):
@@ -203,6 +207,8 @@ def _limited(cases: list[Case], where: str) -> list[Case]:
             joined.setdefault(evaluated, []).append(formula)
     if len(joined) > MAX_CASES:
         refuse(
-            where, f"More than {MAX_CASES} cases beside unevaluated… are not enforced", "Use fewer options."
+            where,
+            f"More than {MAX_CASES} cases beside unevaluated… are not enforced",
+            "Write fewer options of anyOf, oneOf and if beside it, or name their properties beside them.",
         )
     return [(disjunction(*formulas), evaluated) for evaluated, formulas in joined.items()]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, repeat, seq
 from ramify.grammar.schema.logic.assertions import Contains, ItemCount, UniqueItems, within
+from ramify.grammar.schema.logic.disjunct import Disjunct, counts
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction, negation
-from ramify.grammar.schema.logic.normal_form import Disjunct, counts
 from ramify.grammar.schema.unenforceable import refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
@@ -46,7 +46,8 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     most = MAX_WRITTEN_OUT if written_out else MAX_COUNTED
     if low > most:
         pointer = next(count.pointer for count in disjunct.of(ItemCount) if count.low)
-        refuse(pointer, f"A minItems above {most} is not enforced here", "Ask for fewer.")
+        more = ", or leave out uniqueItems, contains and any_order" if written_out else ""
+        refuse(pointer, f"A minItems above {most} is not enforced here", f"Lower it to {most}{more}.")
     if unique:
         return unique_arrays(grammar, disjunct, low, high)
     if containing:
@@ -128,7 +129,11 @@ class _ContainsArrays:
         if state not in self._calls:
             if len(self._calls) == MAX_STATES:
                 pointer = self._contains[0].pointer
-                refuse(pointer, "contains is not enforced with these counts", "Use smaller ones.")
+                refuse(
+                    pointer,
+                    f"Counting contains and the items takes more than {MAX_STATES} states",
+                    "Lower minContains, maxContains, minItems and maxItems, whose numbers are multiplied.",
+                )
             self._calls[state] = self._grammar.rules.reserve()
             self._queue.append(state)
         return self._calls[state]

@@ -49,9 +49,13 @@ def parse_json(source: str) -> Any:
     try:
         return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant)
     except RecursionError:
-        raise InvalidConstraint("The JSON is nested too deeply.") from None
+        raise InvalidConstraint(
+            "The JSON is nested too deeply.", remedy="Put parts of it beside one another."
+        ) from None
     except ValueError as error:
-        raise InvalidConstraint(f"This is not JSON: {error}.") from None
+        raise InvalidConstraint(
+            f"This is not JSON: {error}.", remedy="Send the text of one JSON value."
+        ) from None
 
 
 def _no_constant(name: str) -> NoReturn:

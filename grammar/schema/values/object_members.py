@@ -34,22 +34,39 @@ if TYPE_CHECKING:
 MAX_ORDERS = 1 << 12
 """Most states, one for each set of members written so far, where they come in any order."""
 
+MAX_WAYS_COUNTED = 20_000
+"""Most ways to write all properties, times the numbers of properties written that are told apart, times the
+sets of conditions that may be unmet."""
+
 Conditions = frozenset[int]
-"""Existential conditions (`HasProperty`), by their numbers."""
+"""Conditions that some property must meet (`logic.clauses.AnyProperty`), by their numbers."""
+
+
+class Way(NamedTuple):
+    """Texts of a property, all of which satisfy the conditions `met`."""
+
+    met: Conditions
+    text: Expression
+    """Name, colon and value."""
 
 
 class Member(NamedTuple):
     """A property, or one kind of unnamed properties."""
 
-    text: Expression
-    """Name, colon and value."""
     required: bool
     name: Expression
     """In its quotes."""
     value: Expression
     """The colon and the value."""
-    witnesses: tuple[tuple[Conditions, Expression], ...] = ()
-    """For some conditions that the property may satisfy at once: those, and the text if it does."""
+    ways: tuple[Way, ...]
+    """The ways to write it: the first one has all its texts, the others meet other conditions."""
+    absent: Conditions = frozenset()
+    """The conditions that are met where the property is absent."""
+
+    @property
+    def text(self) -> Expression:
+        """Name, colon and value."""
+        return self.ways[0].text
 
 
 class _State(NamedTuple):
@@ -62,9 +79,9 @@ class _State(NamedTuple):
 class MemberSequence:
     """`members` in order, the optional ones possibly absent, then any number of `others`.
 
-    There are `low` to `high` of both together, and each of the conditions 0 to `conditions` - 1 is satisfied
-    by one. `pointer` is that of the keyword to name in messages. With ``grammar.any_order`` all orders are
-    allowed.
+    There are `low` to `high` of both together, and each of `conditions` is met by one of `members`, present
+    or absent, or by one of `others`. `pointer` is that of the keyword to name in messages. With
+    ``grammar.any_order`` all orders are allowed.
     """
 
     def __init__(
@@ -72,7 +89,7 @@ class MemberSequence:
         grammar: SchemaGrammar,
         members: list[Member],
         others: list[Member],
-        conditions: int,
+        conditions: Conditions,
         low: int,
         high: int | None,
         pointer: str,
@@ -86,7 +103,7 @@ class MemberSequence:
         self._others = others
         self._low = 0 if low <= sum(member.required for member in members) else low
         self._high = None if high is not None and not others and high >= len(members) else high
-        self._conditions = frozenset(range(conditions))
+        self._conditions = _not_implied(conditions, members, others)
         # Members beyond this number make no difference.
         self._cap = max(1, self._low, 0 if self._high is None else self._high + 1)
         self._loops: dict[_State, Expression] = {}
@@ -95,7 +112,7 @@ class MemberSequence:
         """What is between the braces if anything is, whether they may be empty, and what must stand behind
         the closing one."""
         start = _State(0, self._conditions)
-        empty = self._may_end(start) and not any(member.required for member in self._members)
+        empty = self._may_end_without(frozenset(range(len(self._members))), start)
         if not self._any_order or not self._members or len(self._members) + len(self._others) < 2:
             return self._ordered(), empty, EMPTY
         if self._conditions:
@@ -106,6 +123,12 @@ class MemberSequence:
     def _may_end(self, state: _State) -> bool:
         return not state.unmet and state.written >= self._low
 
+    def _may_end_without(self, left: frozenset[int], state: _State) -> bool:
+        """Whether the object may end before the members `left`."""
+        members = [self._members[i] for i in left]
+        unmet = state.unmet.difference(*(member.absent for member in members))
+        return self._may_end(state._replace(unmet=unmet)) and not any(member.required for member in members)
+
     def _after(self, state: _State, met: Conditions) -> _State | None:
         """The state after one more member; None where that exceeds the limit."""
         if self._high is not None and state.written >= self._high:
@@ -115,12 +138,15 @@ class MemberSequence:
     def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
         """The states after `member`, and its text with the comma before it."""
         comma = self._comma if state.written else EMPTY
-        witnesses = [(met, text) for met, text in member.witnesses if met & state.unmet]
+        # The fewer conditions a way meets, the more texts it has.
+        ways: dict[Conditions, Way] = {}
+        for way in sorted(member.ways, key=lambda way: len(way.met)):
+            ways.setdefault(way.met & state.unmet, way)
         found = []
-        for met, text in [(frozenset(), member.text), *witnesses]:
-            after = self._after(state, met)
+        for way in ways.values():
+            after = self._after(state, way.met)
             if after is not None:
-                found.append((after, seq(comma, text)))
+                found.append((after, seq(comma, way.text)))
         return found
 
     # --- in order ---------------------------------------------------------------------------------
@@ -129,40 +155,56 @@ class MemberSequence:
         """At least one member, in the order of `members`."""
         states = self._states()
         # From the back: rest[s] is what may follow in state s when the members from here on remain.
-        rest = {state: self._tail(state) for state in states}
-        first = self._first(rest)
-        for member in reversed(self._members):
+        rest = {state: self._tail(state) if state.written else self._first(state) for state in states[-1]}
+        for i in reversed(range(len(self._members))):
             rest = {state: self._rules.define(following) for state, following in rest.items()}
-            before = {state: self._with(member, state, rest) for state in states}
-            start = _State(0, self._conditions)
-            taken = alt(*(seq(text, rest[after]) for after, text in self._steps(member, start)))
-            first = taken if member.required else alt(taken, first)
-            first = self._rules.define(first) if len(self._members) > 1 else first
-            rest = before
-        return first
+            rest = {state: self._with(self._members[i], state, rest) for state in states[i]}
+        content = rest[_State(0, self._conditions)]
+        return self._rules.define(content) if len(self._members) > 1 else content
 
-    def _states(self) -> list[_State]:
-        unmet = [self._conditions]
-        for conditions in unmet:
-            for i in sorted(conditions):
-                if conditions - {i} not in unmet:
-                    unmet.append(conditions - {i})
-        return [_State(written, conditions) for written in range(1, self._cap + 1) for conditions in unmet]
+    def _states(self) -> list[list[_State]]:
+        """For each member, the states before it, and then those behind all; without those from which no later
+        member meets a condition."""
+        later = [frozenset[int]().union(*(way.met for other in self._others for way in other.ways))]
+        for member in reversed(self._members):
+            later.append(later[-1].union(member.absent, *(way.met for way in member.ways)))
+        later.reverse()
+        before = [_State(0, self._conditions)]
+        found = [before]
+        size = 0
+        for member, possible in zip(self._members, later[1:], strict=True):
+            after = dict.fromkeys(self._without(member, state) for state in before if not member.required)
+            after |= dict.fromkeys(state for known in before for state, _ in self._steps(member, known))
+            size += len(before) * len(member.ways)
+            if size > MAX_WAYS_COUNTED:
+                refuse(
+                    self._pointer,
+                    "Properties, their number and conditions on them multiply to more than "
+                    f"{MAX_WAYS_COUNTED}",
+                    "Lower minProperties and maxProperties or leave them out, or name properties that depend "
+                    "on one another next to each other.",
+                )
+            before = [state for state in after if state.unmet <= possible]
+            found.append(before)
+        return found
+
+    def _without(self, member: Member, state: _State) -> _State:
+        return state._replace(unmet=state.unmet - member.absent)
 
     def _with(self, member: Member, state: _State, rest: dict[_State, Expression]) -> Expression:
-        steps = self._steps(member, state)
+        steps = [(rest[after], text) for after, text in self._steps(member, state) if after in rest]
+        found = alt(*(seq(text, following) for following, text in steps))
         if member.required:
-            return alt(*(seq(text, rest[after]) for after, text in steps))
-        if len(steps) == 1 and rest[steps[0][0]] == rest[state]:
-            return seq(optional(steps[0][1]), rest[state])
-        return alt(*(seq(text, rest[after]) for after, text in steps), rest[state])
+            return found
+        skipped = rest.get(self._without(member, state), NOTHING)
+        if len(steps) == 1 and state.written and steps[0][0] == skipped:
+            return seq(optional(steps[0][1]), skipped)
+        return alt(found, skipped)
 
-    def _first(self, rest: dict[_State, Expression]) -> Expression:
+    def _first(self, state: _State) -> Expression:
         """One or more of the others, and no member before them."""
-        start = _State(0, self._conditions)
-        return alt(
-            *(seq(text, rest[after]) for other in self._others for after, text in self._steps(other, start))
-        )
+        steps = [step for other in self._others for step in self._steps(other, state)]
+        return alt(*(seq(text, self._tail(after)) for after, text in steps))
 
     def _tail(self, state: _State) -> Expression:
         """Any number of others."""
@@ -218,7 +260,8 @@ class MemberSequence:
                 if len(calls) == MAX_ORDERS:
                     refuse(
                         self._pointer,
-                        f"any_order is not enforced for {len(self._members)} named properties",
+                        f"any_order takes more than {MAX_ORDERS} orders for {len(self._members)} named "
+                        "properties some of which must meet a condition",
                         "Leave any_order out, or name fewer properties in one object.",
                     )
                 calls[left, state] = self._rules.reserve()
@@ -238,6 +281,23 @@ class MemberSequence:
         everything = frozenset(range(len(self._members)))
         content = alt(*options(everything, _State(0, self._conditions)))
         for left, state in queue:
-            done = self._may_end(state) and not any(self._members[i].required for i in left)
+            done = self._may_end_without(left, state)
             self._rules.set(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))
         return content
+
+
+def _not_implied(conditions: Conditions, members: list[Member], others: list[Member]) -> Conditions:
+    """The `conditions` without those that hold wherever the other ones do."""
+    always: set[int] = set()
+    meeting: list[Conditions] = []
+    for member in (*members, *others):
+        optional_sets = [] if member.required else [member.absent]
+        always |= member.ways[0].met.intersection(*optional_sets)
+        meeting += [*(way.met for way in member.ways), *optional_sets]
+    kept = [condition for condition in sorted(conditions) if condition not in always]
+    for condition in tuple(kept):
+        if any(
+            other != condition and all(condition in met for met in meeting if other in met) for other in kept
+        ):
+            kept.remove(condition)
+    return frozenset(kept)

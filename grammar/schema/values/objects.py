@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
@@ -25,13 +27,14 @@ from ramify.grammar.schema.logic.assertions import (
     Required,
     Types,
 )
+from ramify.grammar.schema.logic.clauses import AnyProperty
+from ramify.grammar.schema.logic.disjunct import Disjunct, counts
 from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, conjunction, negation
-from ramify.grammar.schema.logic.normal_form import Disjunct, counts
 from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
-from ramify.grammar.schema.values.object_members import Member, MemberSequence
+from ramify.grammar.schema.values.object_members import Conditions, Member, MemberSequence, Way
 from ramify.grammar.schema.values.scalars import keys
 from ramify.grammar.schema.values.string_language import combinations
 from ramify.grammar.schema.values.string_patterns import search_pattern
@@ -39,11 +42,18 @@ from ramify.grammar.schema.values.string_patterns import search_pattern
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
-MAX_MEMBER_COUNTS = 20_000
-"""Most named properties times the greatest number of properties that is counted."""
 MAX_COUNTED = 1000
 """Most properties that are counted: maxProperties is lowered to it, and a greater minProperties refused."""
-MAX_EXISTENTIALS = 3
+MAX_WAYS = 64
+"""Most sets of conditions that one property may meet at once."""
+CONDITIONS_REMEDY = (
+    "Such conditions come of additionalProperties, patternProperties or propertyNames below not, if or "
+    "oneOf: write anyOf for oneOf where options may overlap, or tell them apart by a required property."
+)
+NAME_THEM = (
+    "Their order is free, so equal objects have different texts: name all properties of the items, or set "
+    "their additionalProperties to false"
+)
 MAX_PATTERN_STATES = 5000
 MAX_PATTERN_SETS = 4
 """Most patterns for names of which every set is tried, where their automaton has too many states."""
@@ -61,7 +71,7 @@ def objects(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     low, high = counts(disjunct, PropertyCount)
     if high is not None and high < low:
         return grammar.define(NOTHING, "minProperties exceeds maxProperties")
-    about_objects = Properties | PropertyNames | Required | PropertyCount | HasProperty
+    about_objects = Properties | PropertyNames | Required | PropertyCount | HasProperty | AnyProperty
     if not any(isinstance(each, about_objects) for each in disjunct.assertions) and not grammar.canonical:
         return json_rules.OBJECT
     if high is not None:
@@ -75,22 +85,20 @@ class _Object:
         self._disjunct = disjunct
         self._test = grammar.normal_form.satisfies
         self._keys = conjunction(*(names.key for names in disjunct.of(PropertyNames)))
-        self._existentials = disjunct.of(HasProperty)
+        self._conditions = [AnyProperty((), has) for has in disjunct.of(HasProperty)]
+        self._conditions += disjunct.of(AnyProperty)
         self._pointer = next(
             (
                 each.pointer
                 for each in disjunct.assertions
-                if isinstance(each, PropertyCount | PropertyNames | HasProperty)
+                if isinstance(each, PropertyCount | PropertyNames | HasProperty) and each.pointer
             ),
-            "",
+            grammar.place,
         )
 
     def expression(self, low: int, high: int | None) -> Expression:
-        if len(self._existentials) > MAX_EXISTENTIALS:
-            refuse(
-                self._pointer, f"More than {MAX_EXISTENTIALS} conditions on unnamed properties", "Use fewer."
-            )
         members = []
+        conditions = frozenset(range(len(self._conditions)))
         for name in self._disjunct.named_properties:
             member = self._member(name)
             if member is not None:
@@ -99,17 +107,21 @@ class _Object:
                 return self._grammar.define(
                     NOTHING, f"the property {name!r} is required and cannot have a value"
                 )
-        if low > MAX_COUNTED or max(low, high or 0) * len(members) > MAX_MEMBER_COUNTS:
-            refuse(self._pointer, "minProperties and maxProperties are too large here", "Leave them out.")
+            else:
+                conditions -= self._met_by_absence(name)
+        if low > MAX_COUNTED:
+            refuse(
+                self._pointer,
+                f"A minProperties above {MAX_COUNTED} is not enforced",
+                f"Lower it to {MAX_COUNTED}.",
+            )
         # A repeated name would be counted twice, so names must differ. Their texts can only be compared where
         # all properties are of one kind.
         self._unique_names = (
-            low > 1 and not members and not self._existentials and len(self._kinds_of_unnamed()) == 1
+            low > 1 and not members and not self._conditions and len(self._kinds_of_unnamed()) == 1
         )
         others = self._no_others() if self._grammar.canonical else self._others()
-        sequence = MemberSequence(
-            self._grammar, members, others, len(self._existentials), low, high, self._pointer
-        )
+        sequence = MemberSequence(self._grammar, members, others, conditions, low, high, self._pointer)
         filled, empty, end = sequence.content()
         if filled == NOTHING and not empty:
             return self._grammar.define(NOTHING, "the object can have no more properties")
@@ -126,27 +138,42 @@ class _Object:
             return None
         spelling, colon = text(spelled(name)), self._grammar.marks.colon
         start = seq(spelling, colon)
-        possible = [i for i, has in enumerate(self._existentials) if self._test(has.key, name)]
-        witnesses = self._witnesses(possible, formula, start)
+        wanted = [condition.by(name, self._test) for condition in self._conditions]
+        ways = self._ways(formula, wanted, lambda met: start)
         required = name in self._disjunct.required
-        return Member(seq(start, value), required, spelling, seq(colon, value), tuple(witnesses))
+        return Member(required, spelling, seq(colon, value), ways, self._met_by_absence(name))
 
-    def _witnesses(
-        self, possible: list[int], formula: Formula, start: Expression
-    ) -> list[tuple[frozenset[int], Expression]]:
-        """For each set of existential assertions that the property can satisfy at once: the set, and its
-        text.
+    def _met_by_absence(self, name: str) -> Conditions:
+        return frozenset(i for i, each in enumerate(self._conditions) if each.by_absence(name))
 
-        `possible` are the assertions whose key the name satisfies.
+    def _ways(
+        self, formula: Formula, wanted: list[Formula], start: Callable[[Conditions], Expression]
+    ) -> tuple[Way, ...]:
+        """A property whose value satisfies `formula`, for each set of conditions that it can meet at once.
+
+        To meet condition i, its value satisfies `wanted` i; `start` gives the texts of its name and the colon
+        if it meets some conditions. Of sets with equal texts there is only the greatest.
         """
-        found = []
-        for size in range(1, len(possible) + 1):
-            for chosen in itertools.combinations(possible, size):
-                wanted = (self._existentials[i].value for i in chosen)
-                value = self._grammar.value(conjunction(formula, *wanted))
-                if value != NOTHING:
-                    found.append((frozenset(chosen), seq(start, value)))
-        return found
+
+        def texts(met: Conditions) -> Expression:
+            name = start(met)
+            value = conjunction(formula, *(wanted[i] for i in sorted(met)))
+            return NOTHING if name == NOTHING else seq(name, self._grammar.value(value))
+
+        everything = texts(frozenset())
+        possible = {i: texts(frozenset([i])) for i, each in enumerate(wanted) if each != FALSE}
+        always = frozenset(i for i, text in possible.items() if text == everything)
+        found = {frozenset[int](): everything}
+        for i in possible.keys() - always:
+            found |= {met | {i}: text for met in found if (text := texts(met | {i})) != NOTHING}
+            if len(found) > MAX_WAYS:
+                refuse(
+                    self._pointer,
+                    f"More than {MAX_WAYS} sets of conditions that one property may meet are not enforced",
+                    CONDITIONS_REMEDY,
+                )
+        greatest = {text: met | always for met, text in sorted(found.items(), key=lambda item: len(item[0]))}
+        return tuple(sorted((Way(met, text) for text, met in greatest.items()), key=lambda way: len(way.met)))
 
     # --- unnamed properties -----------------------------------------------------------------------
 
@@ -162,23 +189,34 @@ class _Object:
             key = self._key(conjunction(not_named, kind.key, self._keys))
             if key == NOTHING:
                 continue
-            member = seq(UniqueItem(key) if self._unique_names else key, self._grammar.marks.colon, value)
-            if (key, value) == (json_rules.STRING, json_rules.VALUE):
-                member = json_rules.MEMBER
-            witnesses = []
-            for i, has in enumerate(self._existentials):
-                matching = self._key(conjunction(not_named, kind.key, self._keys, has.key))
-                if matching != NOTHING:
-                    start = seq(matching, self._grammar.marks.colon)
-                    witnesses += self._witnesses([i], kind.value, start)
             colon = self._grammar.marks.colon
-            found.append(Member(member, False, key, seq(colon, value), tuple(witnesses)))
+            start = seq(UniqueItem(key) if self._unique_names else key, colon)
+            if (key, value) == (json_rules.STRING, json_rules.VALUE) and not self._conditions:
+                ways: tuple[Way, ...] = (Way(frozenset(), json_rules.MEMBER),)
+            else:
+                starts = functools.partial(self._start_of_unnamed, conjunction(not_named, kind.key), start)
+                wanted = [FALSE if each.other is None else each.other.value for each in self._conditions]
+                ways = self._ways(kind.value, wanted, starts)
+            found.append(Member(False, key, seq(colon, value), ways))
         return found
+
+    def _start_of_unnamed(self, key: Formula, start: Expression, met: Conditions) -> Expression:
+        """The names that satisfy `key` and may meet `met`, with the colon; `start` for no conditions."""
+        if not met:
+            return start
+        others = (self._conditions[i].other for i in sorted(met))
+        name = self._key(conjunction(key, self._keys, *(other.key for other in others if other is not None)))
+        return NOTHING if name == NOTHING else seq(name, self._grammar.marks.colon)
 
     def _no_others(self) -> list[Member]:
         """None: in canonical form an object has one order, and unnamed properties have none."""
-        if self._existentials or any(kind != _Unnamed(TRUE, TRUE) for kind in self._kinds_of_unnamed()):
-            raise NotCanonical("objects with properties that are not named")
+        if self._disjunct.of(HasProperty) or any(
+            kind != _Unnamed(TRUE, TRUE) for kind in self._kinds_of_unnamed()
+        ):
+            raise NotCanonical("objects with properties that are not named", NAME_THEM)
+        least, most = counts(self._disjunct, PropertyCount)
+        if self._kinds_of_unnamed() and most != 0 and max(least, 1) > len(self._disjunct.named_properties):
+            raise NotCanonical("objects with properties that are not named", NAME_THEM)
         return []
 
     def _kinds_of_unnamed(self) -> list[_Unnamed]:
@@ -209,8 +247,10 @@ class _Object:
         if len(patterns) > MAX_PATTERN_SETS:
             refuse(
                 self._pointer,
-                f"{len(patterns)} patterns for names that overlap are not enforced",
-                "Use fewer.",
+                f"{len(patterns)} patterns for names are not enforced where telling them apart takes more "
+                f"than {MAX_PATTERN_STATES} states",
+                f"Join patterns of equal schemas with |, use smaller repetitions, or write at most "
+                f"{MAX_PATTERN_SETS} patterns.",
             )
         sizes = range(len(patterns) + 1)
         return [list(chosen) for size in sizes for chosen in itertools.combinations(patterns, size)]

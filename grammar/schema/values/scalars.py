@@ -15,7 +15,7 @@ from ramify.grammar.rules.derivative import minimal
 from ramify.grammar.rules.expression import NOTHING, Expression, accepted, alt, seq, text
 from ramify.grammar.schema.json_values import type_of
 from ramify.grammar.schema.logic.assertions import Length, Matches, MultipleOf, NotInEnum
-from ramify.grammar.schema.logic.normal_form import Disjunct, bounds, counts
+from ramify.grammar.schema.logic.disjunct import Disjunct, bounds, counts
 from ramify.grammar.schema.unenforceable import refuse
 from ramify.grammar.schema.values import json_rules, json_text
 from ramify.grammar.schema.values.decimal_language import (
@@ -184,11 +184,15 @@ def _read(
             refuse(
                 pointer,
                 f"multipleOf with more than {MAX_REMAINDERS} remainders is not enforced",
-                "Set both bounds.",
+                f"Set minimum and maximum so that at most {MAX_WRITTEN_OUT} multiples lie between them.",
             )
     automaton = decimals_automaton(expression, further, divisors, MAX_STATES)
     if automaton is None:
-        refuse(pointer, "multipleOf is not enforced between these bounds", "Leave out the bounds.")
+        refuse(
+            pointer,
+            f"multipleOf takes more than {MAX_STATES} states between these bounds",
+            f"Leave out the bounds, or let at most {MAX_WRITTEN_OUT} multiples lie between them.",
+        )
     return grammar.define(accepted(minimal(automaton)), "no number satisfies all keywords")
 
 
@@ -215,7 +219,7 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     longest = LONGEST_COUNTED if grammar.counted else LONGEST
     if low > longest:
         pointer = next(each.pointer for each in disjunct.of(Length) if each.low)
-        refuse(pointer, f"A minLength above {longest} is not enforced", "Ask for fewer.")
+        refuse(pointer, f"A minLength above {longest} is not enforced", f"Lower it to {longest}.")
     body = language.expression(low, high, canonical=canonical)
     if body == NOTHING:
         return grammar.define(NOTHING, "no string satisfies all keywords")

@@ -96,7 +96,8 @@ class StringLanguage:
             refuse(
                 next(iter(self._conditions.values()), ""),
                 f"The conditions on this string take more than {MAX_STATES} states together",
-                "Write one pattern that says it all, or allow fewer characters.",
+                "Leave out one of pattern, format and maxLength, or use fewer and smaller repetitions in the "
+                "pattern: its states are multiplied by the maxLength.",
             )
         return found
 
@@ -241,10 +242,23 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
         free = _uncounted(shorter, positive) or free
         high = MAX_SHORT_LENGTH if high is None else min(high, MAX_SHORT_LENGTH)
         counted = _counted_states(free, low, high)
-    fitting = max(low, MAX_STATES // len(free.edges) - 1) if free.edges else 0
-    if counted is None and high is not None and MIN_LOWERED_LENGTH <= fitting < high:
-        counted = _counted_states(free, low, fitting)
+    if counted is None and high is not None:
+        fitting = _fitting(free, high)
+        if max(low, MIN_LOWERED_LENGTH) <= fitting < high:
+            counted = _counted_states(free, low, fitting)
     return counted
+
+
+def _fitting(free: CharAutomaton, high: int) -> int:
+    """The greatest number of characters up to `high` for which `MAX_STATES` states suffice in any case."""
+    places = {0}
+    states = 0
+    for count in range(high):
+        states += len(places)
+        places = {after for place in places for _, after in free.edges[place]}
+        if states + len(places) > MAX_STATES:
+            return count
+    return high
 
 
 @lru_cache(maxsize=512)
@@ -259,16 +273,65 @@ def _uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) 
 
 
 def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAutomaton | None:
-    """`free` restricted to `low` to `high` characters, whose count becomes part of its states."""
-    cap = low if high is None else high
+    """`free` restricted to `low` to `high` characters; None beyond `MAX_STATES` states.
+
+    A state is one of `free` and the number of characters read. The number is left out where it decides
+    nothing any more: the shortest text that may follow is long enough, and the longest one short enough.
+    """
+    if not free.edges:
+        return free
+    shortest, longest = _ways_to_end(free)
+
+    def counted(place: int, count: int) -> tuple[int, int] | None:
+        """The state; None where no string of the right length follows."""
+        most, least = longest[place], shortest[place]
+        if (high is not None and count + least > high) or (most is not None and count + most < low):
+            return None
+        if (high is None or (most is not None and count + most <= high)) and count + least >= low:
+            return (place, _UNCOUNTED)
+        return (place, min(count, low) if high is None else count)
 
     def steps(state: tuple[int, int]) -> list[tuple[Ranges, tuple[int, int]]]:
         place, count = state
-        if high is not None and count == high:
-            return []
-        return [(ranges, (after, min(count + 1, cap))) for ranges, after in free.edges[place]]
+        if count == _UNCOUNTED:
+            return [(ranges, (after, count)) for ranges, after in free.edges[place]]
+        following = ((ranges, counted(after, count + 1)) for ranges, after in free.edges[place])
+        return [(ranges, after) for ranges, after in following if after is not None]
 
     def final(state: tuple[int, int]) -> bool:
-        return free.final[state[0]] and state[1] >= low
+        return free.final[state[0]] and (state[1] == _UNCOUNTED or state[1] >= low)
 
-    return explore((0, 0), steps, final, MAX_STATES) if free.edges else free
+    start = counted(0, 0)
+    return CharAutomaton([], []) if start is None else explore(start, steps, final, MAX_STATES)
+
+
+_UNCOUNTED = -1
+
+
+def _ways_to_end(automaton: CharAutomaton) -> tuple[list[int], list[int | None]]:
+    """By state, the least and the most characters to a final state; None is no limit."""
+    sources: list[set[int]] = [set() for _ in automaton.edges]
+    left = []
+    for state, row in enumerate(automaton.edges):
+        targets = {after for _, after in row}
+        left.append(len(targets))
+        for after in targets:
+            sources[after].add(state)
+    shortest = [-1] * len(sources)
+    queue = [state for state, ends in enumerate(automaton.final) if ends]
+    for state in queue:
+        shortest[state] = 0
+    for state in queue:
+        for source in sources[state]:
+            if shortest[source] < 0:
+                shortest[source] = shortest[state] + 1
+                queue.append(source)
+    longest: list[int | None] = [None] * len(sources)
+    queue = [state for state, count in enumerate(left) if not count]
+    for state in queue:  # states from which a cycle can be reached never come here
+        longest[state] = max((1 + (longest[after] or 0) for _, after in automaton.edges[state]), default=0)
+        for source in sources[state]:
+            left[source] -= 1
+            if not left[source]:
+                queue.append(source)
+    return shortest, longest

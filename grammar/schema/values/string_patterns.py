@@ -69,8 +69,11 @@ def search_pattern(pointer: str, pattern: str) -> SearchPattern:
         return _search_pattern(pattern)
     except InvalidConstraint as error:
         # `regex_syntax` gives a remedy only for what is valid and not supported.
-        kind = Unenforceable if error.remedy else InvalidConstraint
-        raise kind(error.message, pointer=pointer, remedy=error.remedy) from None
+        if error.remedy:
+            raise Unenforceable(error.message, pointer=pointer, remedy=error.remedy) from None
+        raise InvalidConstraint(
+            error.message, pointer=pointer, remedy="Write the pattern in ECMA-262's syntax."
+        ) from None
 
 
 def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
@@ -154,9 +157,15 @@ def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None)
     try:
         return regex.search(pattern, text, regex.ASCII, timeout=seconds) is not None
     except regex.error as error:
-        raise InvalidConstraint(f"The pattern is not valid: {error}.", pointer=pointer) from None
+        raise InvalidConstraint(
+            f"The pattern is not valid: {error}.", pointer=pointer, remedy="Write it in ECMA-262's syntax."
+        ) from None
     except TimeoutError:
-        raise TakesTooLong("The pattern takes too long to match.", pointer=pointer) from None
+        raise TakesTooLong(
+            f"The pattern takes longer than {seconds:.2g} s to match.",
+            pointer=pointer,
+            remedy="Leave out repetitions of repetitions, lookarounds and backreferences.",
+        ) from None
 
 
 def is_regex(text: str) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, UniqueItem, alt, repeat, seq
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import Contains, Items, UniqueItems
+from ramify.grammar.schema.logic.disjunct import Disjunct, bounds
 from ramify.grammar.schema.logic.formula import Formula, conjunction
-from ramify.grammar.schema.logic.normal_form import Disjunct, bounds
 from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.punctuation import value_text
@@ -43,7 +43,9 @@ def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: in
         return arrays.expression()
     if signs == {False}:
         refuse(
-            pointer, "That some items are equal is not enforced where they have many values", "Leave it out."
+            pointer,
+            f"That some items are equal is not enforced where they have more than {MAX_VALUES} values",
+            "Leave the uniqueItems below not, if or oneOf out, or list the values of the items with enum.",
         )
     try:
         return _compared(grammar, disjunct, low, high)
@@ -51,19 +53,21 @@ def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: in
         refuse(
             pointer,
             f"uniqueItems is not enforced for {reason}",
-            "Describe the items more closely, or leave uniqueItems out.",
+            f'{reason.remedy}, or leave uniqueItems out; strict "validate" checks it afterwards.',
         )
 
 
 def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
     """Arrays in which no two items have the same text: the rule of the array remembers their texts."""
     if grammar.canonical:
-        raise NotCanonical("arrays within arrays of unique items")
+        raise NotCanonical("arrays within arrays of unique items", "Ask for unique items in one of the two")
     if any(assertion.low or assertion.high is not None for assertion in disjunct.of(Contains)):
-        raise NotCanonical("arrays with contains")
+        raise NotCanonical(
+            "arrays with contains", "Leave out contains, which also comes of items below not, if or oneOf"
+        )
     items: list[Items] = disjunct.of(Items)
     if any(assertion.prefix for assertion in items):
-        raise NotCanonical("arrays whose first items have schemas of their own")
+        raise NotCanonical("arrays whose first items have schemas of their own", "Leave out prefixItems")
     formula = conjunction(*(assertion.rest for assertion in items))
     item = grammar.canonical_value(formula)
     if item == NOTHING:
@@ -104,7 +108,9 @@ def require_one_order(disjuncts: list[Disjunct]) -> None:
         for other in orders[:i]:
             shared = set(order) & set(other)
             if [n for n in order if n in shared] != [n for n in other if n in shared]:
-                raise NotCanonical("objects whose options name properties in different orders")
+                raise NotCanonical(
+                    "objects whose options name properties in different orders", "Name them in one order"
+                )
 
 
 class _EnumeratedItems:

@@ -1,0 +1,120 @@
+"""A disjunct: a conjunction of assertions without a choice left in it (`normal_form`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import TypeVar
+
+from ramify.grammar.schema.json_values import Value
+from ramify.grammar.schema.logic.assertions import (
+    ItemCount,
+    Items,
+    Length,
+    LowerBound,
+    NotInEnum,
+    Properties,
+    PropertyCount,
+    Required,
+    UpperBound,
+)
+from ramify.grammar.schema.logic.clauses import AnyProperty
+from ramify.grammar.schema.logic.formula import TYPES, Assertion, Formula, Test, conjunction
+
+AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
+
+
+@dataclasses.dataclass(frozen=True)
+class Disjunct:
+    """The values of `types` for which all `assertions` hold or, where `values` is given, exactly those
+    values.
+
+    The assertions are in the order of the schema; those about other types are left out.
+    """
+
+    types: frozenset[str] = frozenset(TYPES)
+    assertions: tuple[Assertion, ...] = ()
+    values: tuple[Value, ...] | None = None
+
+    def of(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
+        """The assertions of one class."""
+        return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
+
+    def item_formula(self, i: int) -> Formula:
+        """What item `i` of an array satisfies."""
+        return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
+
+    @property
+    def prefix_length(self) -> int:
+        """The items before this one have schemas of their own; all later ones satisfy the same formula."""
+        return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
+
+    def property_formula(self, name: str, test: Test) -> Formula:
+        """What the property `name` of an object satisfies."""
+        return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
+
+    @functools.cached_property
+    def named_properties(self) -> dict[str, None]:
+        """The names that the schema has, in its order, then those that are only required."""
+        in_clauses = {name: None for clause in self.of(AnyProperty) for name, _, _ in clause.named}
+        named = {name: None for known in self.of(Properties) for name, _ in known.named}
+        return named | in_clauses | self.required
+
+    @functools.cached_property
+    def required(self) -> dict[str, None]:
+        return {assertion.name: None for assertion in self.of(Required)}
+
+
+def with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
+    """All `NotInEnum` as one, in the place of the first."""
+    excluded = dict.fromkeys(
+        value for assertion in assertions if isinstance(assertion, NotInEnum) for value in assertion.values
+    )
+    joined = NotInEnum(tuple(excluded))
+    return list(
+        dict.fromkeys(joined if isinstance(assertion, NotInEnum) else assertion for assertion in assertions)
+    )
+
+
+def with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
+    """All disjuncts with `values` as one."""
+    enums = [disjunct for disjunct in disjuncts if disjunct.values is not None]
+    if len(enums) < 2:
+        return disjuncts
+    values = dict.fromkeys(value for disjunct in enums for value in disjunct.values or ())
+    joined = Disjunct(values=tuple(values))
+    found: dict[Disjunct, None] = {}
+    for disjunct in disjuncts:
+        found[disjunct if disjunct.values is None else joined] = None
+    return found
+
+
+def numbers_possible(disjunct: Disjunct) -> bool:
+    low, high = bounds(disjunct)
+    if low is None or high is None or low.value < high.value:
+        return True
+    return low.value == high.value and low.inclusive and high.inclusive
+
+
+def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
+    """The strictest lower and upper bound on numbers."""
+    low = max(
+        disjunct.of(LowerBound),
+        key=lambda bound: (bound.value, not bound.inclusive),
+        default=None,
+    )
+    high = min(disjunct.of(UpperBound), key=lambda bound: (bound.value, bound.inclusive), default=None)
+    return low, high
+
+
+def counts(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> tuple[int, int | None]:
+    """The least and the most characters, items or properties; None: no limit."""
+    assertions = disjunct.of(kind)
+    low = max((assertion.low for assertion in assertions), default=0)
+    return low, min((assertion.high for assertion in assertions if assertion.high is not None), default=None)
+
+
+def counts_possible(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> bool:
+    low, high = counts(disjunct, kind)
+    return high is None or low <= high
