@@ -187,6 +187,9 @@ class EngineConfig:
     """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
     grammar_memory_gb: float = 1.0
     """Memory that compiling a constraint may take, in GiB."""
+    schemas: str | None = None
+    """A folder of JSON schemas (*.json), read once at start. A $ref in a request's schema may lead to them,
+    by their $id, their path in the folder, or a URI's host and path. Nothing is ever fetched."""
     replicas: int = 1
     """Replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are for each. On the CPU replicas divide the cores; on CUDA each

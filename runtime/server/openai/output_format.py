@@ -87,7 +87,7 @@ def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldCons
 
 def _wrapped_schema(form: Fields) -> FieldConstraint | None:
     """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
-    for field in ("whitespace", "any_order", "strict"):
+    for field in ("whitespace", "any_order", "strict", "definitions"):
         if form.given(field):
             raise UnsupportedField(
                 f"{form.path(field)} is not a field of this request.",
@@ -108,11 +108,13 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     strict: Strict = form.take("strict", Strict, True)
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
+    outside = form.take("definitions", dict[str, msgspec.Raw])
+    definitions = None if outside is None else {uri: bytes(raw).decode() for uri, raw in outside.items()}
     form.refuse_rest({"description": "Write it into the prompt or the schema."})
     return path, make_constraint(
         path,
         lambda source: constraint.json_schema(
-            source, strict=strict, whitespace=whitespace, any_order=any_order
+            source, strict=strict, whitespace=whitespace, any_order=any_order, definitions=definitions
         ),
         schema,
     )
