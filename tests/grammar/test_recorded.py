@@ -43,8 +43,8 @@ REFUSED = {
     "sourcemap-v3": NESTED,
 }
 OPEN_ITEMS = {"solidaritySchema", "workflows"}
-"""Schemas with unique items that are objects without `additionalProperties`: the grammar does not write all of
-them (docs/json-schema.md)."""
+"""Schemas with unique items that are objects without `additionalProperties`: the grammar does not write all
+of them (docs/json-schema.md)."""
 
 
 @pytest.mark.slow
