@@ -38,6 +38,7 @@ from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of, with_json_options
 from ramify.messages import Thinking
 from ramify.priority import checked_priority
+from ramify.schema_bundle import Definitions
 from ramify.spelling import nearest, parameters_of, suggests
 
 P = ParamSpec("P")
@@ -72,6 +73,7 @@ def gen(
     whitespace: Whitespace | None = None,
     any_order: bool | None = None,
     strict: Strict | None = None,
+    definitions: Definitions | None = None,
     ebnf: str | None = None,
     structural_tag: str | Mapping[str, Any] | None = None,
     grammar: Constraint | str | None = None,
@@ -100,6 +102,8 @@ def gen(
         any_order: True lets the properties that a schema names come in any order.
         strict: True (the default) refuses a schema with a keyword that cannot be enforced; False ignores the
             keyword; with "validate" the whole output is checked, and one that breaks it does not parse.
+        definitions: The schemas outside `schema` or `json_schema` that its references lead to: a mapping from
+            URI to schema, or the path of a folder of schemas. Nothing is fetched.
         grammar: A ready grammar (`grammars`) or another constraint of `ramify.constraint`; or the text of a
             grammar, which is GBNF where it has ``::=``, else Lark. The variable holds text.
         choices, choices_method: As for `select`; with `choices` this function is `select`.
@@ -142,7 +146,12 @@ def gen(
         "choices": choices,
     }
     constraints = _at_most_one(given)
-    of_json = {"whitespace": whitespace, "any_order": any_order, "strict": strict}
+    of_json = {
+        "whitespace": whitespace,
+        "any_order": any_order,
+        "strict": strict,
+        "definitions": definitions,
+    }
     if retries < 0:
         raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
     if keep_failed and not retries:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.errors import InvalidConstraint
+from ramify.schema_bundle import Definitions, Find, bundled, bundled_tag, finder
 
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag"]
 
@@ -129,8 +130,13 @@ def json_schema(
     whitespace: Whitespace = "natural",
     any_order: bool = False,
     strict: Strict = True,
+    definitions: Definitions | None = None,
 ) -> Constraint:
-    """A constraint from a JSON schema given as a mapping, a boolean, or JSON text."""
+    """A constraint from a JSON schema given as a mapping, a boolean, or JSON text.
+
+    `definitions` has the schemas outside it that its references lead to: schemas by URI, or the path of a
+    folder of them (`schema_bundle`). Nothing is ever fetched.
+    """
     if isinstance(schema, str):
         source = schema
     else:
@@ -140,9 +146,20 @@ def json_schema(
             raise InvalidConstraint(
                 f"The schema cannot be written as JSON: {error}.", field="json_schema"
             ) from None
-    return Constraint(
+    found = Constraint(
         kind="json_schema", source=source, whitespace=whitespace, any_order=any_order, strict=strict
-    ).check()
+    )
+    return found.check() if definitions is None else with_definitions(found, finder(definitions))
+
+
+def with_definitions(given: Constraint, find: Find) -> Constraint:
+    """`given` with the schemas that its own refer to, as `find` has them (`schema_bundle.finder`)."""
+    given.check()
+    if given.kind not in ("json_schema", "structural_tag"):
+        return given
+    bundle = bundled if given.kind == "json_schema" else bundled_tag
+    source = bundle(given.source, find)
+    return given if source == given.source else msgspec.structs.replace(given, source=source).check()
 
 
 def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:

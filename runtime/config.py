@@ -206,6 +206,9 @@ class EngineConfig:
     special_tokens_in_messages: bool = True
     """Texts of chat messages may spell special tokens of the model, such as <|im_start|>, which then are
     these tokens, as with other servers. Off: what messages, results of tools and tools spell is text."""
+    schemas: str | None = None
+    """A folder of JSON schemas (*.json), read once at start. A $ref in a request's schema may lead to them,
+    by their $id, their path in the folder, or a URI's host and path. Nothing is ever fetched."""
     replicas: int = 1
     """Replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are for each. On the CPU replicas divide the cores; on CUDA each

@@ -33,6 +33,7 @@ LEAVES |= {
     "ramify.cache",
     "ramify.machine_code",
     "ramify.retry",
+    "ramify.schema_bundle",
     "ramify.ring_messages",
     "ramify.spelling",
     "ramify.text",

@@ -23,6 +23,9 @@ from ramify.grammar.automaton.pushdown import UniqueItems
 ENDLESS_WORDS = 1 << 30
 """Stands for this number of texts and all above it."""
 
+FEW_WORDS = 10
+"""Texts of which arrays within items must have this number to choose from."""
+
 COUNTED_WORDS = 4096
 COUNTED_LENGTHS = 256
 """The items of an array are counted by length up to this number of items, or of lengths."""
@@ -77,7 +80,9 @@ class _Analysis:
     def tables(self) -> UniqueItemTables:
         items = self._items()
         need = self._need()
-        words = self._words(self._inside(items))
+        inside = {start: self._inside(start) for start in set(items.values())}
+        words = self._words(set().union(*inside.values()))
+        self._check_nested(inside, items, need, words)
         lengths = {start: self._lengths(start, words[start]) for start in set(items.values())}
         return UniqueItemTables(
             self._before,
@@ -178,20 +183,33 @@ class _Analysis:
             raise TooLarge
         return need
 
-    def _inside(self, items: dict[int, int]) -> set[int]:
-        """The states of all items. Raises `TooLarge` where an item contains an array rule: its number of
-        texts would depend on what was used."""
-        reached = set(items.values())
-        queue = list(reached)
+    def _inside(self, start: int) -> set[int]:
+        """The states of the items that begin at `start`."""
+        reached = {start}
+        queue = [start]
         while queue:
             for edge in self._row(queue.pop()):
                 for other in (edge.into, edge.push):
                     if other >= 0 and other not in reached:
                         reached.add(other)
                         queue.append(other)
-        if any(self._before[state] or self._after_item[state] for state in reached):
-            raise TooLarge
         return reached
+
+    def _check_nested(
+        self, inside: dict[int, set[int]], items: dict[int, int], need: list[int], words: list[int]
+    ) -> None:
+        """Raise `TooLarge` where an item contains an array rule, and its number of texts may be small: which
+        texts there are depends on what was used.
+
+        An array of at least `FEW_WORDS` unique items without a limit has millions of texts, so that more than
+        any array needs are left.
+        """
+        for start, states in inside.items():
+            nested = [state for state in states if self._before[state]]
+            if any(words[items[state]] < FEW_WORDS or need[state] > 1 for state in nested):
+                raise TooLarge
+            if nested and words[start] < ENDLESS_WORDS:
+                raise TooLarge
 
     def _words(self, inside: set[int]) -> list[int]:
         """By state `inside` items, the number of texts to the end of its rule; ENDLESS_WORDS where something
@@ -238,13 +256,14 @@ class _Analysis:
         if known is None:
             known = int(length == 0 and self._final[state])
             for edge in self._row(state):
-                known += edge.width * self._count_edge(edge, length - edge.reads)
+                known += edge.width * self._count_edge(state, edge, length - edge.reads)
             known = self._counted[key] = min(ENDLESS_WORDS, known)
         return known
 
-    def _count_edge(self, edge: _Edge, length: int) -> int:
-        if length < 0:
-            return 0
+    def _count_edge(self, state: int, edge: _Edge, length: int) -> int:
+        after = self._following(edge)
+        if length < 0 or (self._after_item[state] and after is not None and self._before[after]):
+            return 0  # of arrays within items only those of one item count: others may repeat an item
         if edge.push < 0:
             return self._count(edge.into, length)
         first = max(self._length[edge.into], 0 if edge.reads else 1)

@@ -18,7 +18,7 @@ The automaton may be nondeterministic: each configuration then has its own items
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,14 +32,28 @@ from ramify.grammar.engine.stack import NO_ITEMS, Entry, Memory, Register, UsedI
 
 
 class _Item(NamedTuple):
-    """The item that is being read: its text so far, and the used items that begin with that text."""
+    """The item that is being read: its text so far, and the used items that begin with that text. `around` is
+    the item that it is part of."""
 
     text: bytes
     alike: UsedItems
+    around: _Item | None
 
     def after(self, data: bytes) -> _Item:
         text = self.text + data
-        return _Item(text, frozenset(used for used in self.alike if used.startswith(text)))
+        alike = frozenset(used for used in self.alike if used.startswith(text)) if self.alike else self.alike
+        return _Item(text, alike, self.around and self.around.after(data))
+
+    def levels(self) -> Iterator[_Item]:
+        """The item and those that it is part of, the innermost first."""
+        item: _Item | None = self
+        while item is not None:
+            yield item
+            item = item.around
+
+    @property
+    def any_alike(self) -> bool:
+        return any(item.alike for item in self.levels())
 
 
 class _Configuration(NamedTuple):
@@ -114,7 +128,7 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
                         if own is None:
                             continue
                     elif lists.after_item[push]:
-                        item = _Item(b"", used)
+                        item = _Item(b"", used, item)
                     stack = self._grammar.stacks.pushed(push, stack, used, own)
                     used = NO_ITEMS
                 if target < 0:
@@ -142,43 +156,60 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
             assert not isinstance(used, Register)
             if item.text in used:
                 return None
-            used, item = used | {item.text}, None
+            used, item = used | {item.text}, item.around
         return _Configuration(stack.state, stack.parent, used, item)
 
     # --- what is left -----------------------------------------------------------------------------------
 
-    def _open_arrays(self, configuration: _Configuration) -> list[tuple[int, int]]:
-        """(state, number of used items) of each rule that may still read unique items. An item that is being
-        read counts as used."""
+    def _open_arrays(self, configuration: _Configuration) -> list[tuple[int, int, bool]]:
+        """(state, number of used items, whether it is within an item) of each rule that may still read unique
+        items. An item that is being read counts as used."""
         if self._grammar.automaton.items is None:
             return []
-        found = [(configuration.state, len(configuration.used))]
+        after_item = self._grammar.lists.after_item
+        left = 0 if configuration.item is None else sum(1 for _ in configuration.item.levels())
+        found = [(configuration.state, len(configuration.used), left > 0)]
         entry = configuration.stack
         while entry is not None:
-            found.append((entry.state, len(entry.used) + self._grammar.lists.after_item[entry.state]))
+            left -= after_item[entry.state]
+            found.append((entry.state, len(entry.used) + after_item[entry.state], left > 0))
             entry = entry.parent
-        return [(state, used) for state, used in found if self._items.item[state] >= 0]
+        return [(state, used, within) for state, used, within in found if self._items.item[state] >= 0]
 
     def _can_end(self, configuration: _Configuration) -> bool:
         """There are enough unused items for every open array, and the item being read can become one of
         them."""
-        items = self._items
-        for state, used in self._open_arrays(configuration):
-            if items.words[items.item[state]] - used < items.need[state]:
-                return False
+        if not self._arrays_can_end(configuration):
+            return False
         item = configuration.item
-        if item is None or not item.alike:
+        if item is None or not item.any_alike:
             return True
-        texts = 1
-        for state in self._states_of_item(configuration):
-            texts *= items.words[state]
-        return texts > len(item.alike) or texts >= ENDLESS_WORDS
+        if item.around is None:
+            texts = 1
+            for state in self._states_of_item(configuration):
+                texts *= self._items.words[state]
+            if texts > len(item.alike) or texts >= ENDLESS_WORDS:
+                return True
+        return self._cost_of_other_item(configuration) < ENDLESS_WORDS
+
+    def _arrays_can_end(self, configuration: _Configuration) -> bool:
+        items = self._items
+        return all(
+            items.words[items.item[state]] - used >= items.need[state]
+            for state, used, _ in self._open_arrays(configuration)
+        )
 
     def _states_of_item(self, configuration: _Configuration) -> list[int]:
-        """The state, and the states to return to before the item has ended."""
+        """The state, and the states to return to before the outermost item has ended."""
+        assert configuration.item is not None
         states = [configuration.state]
+        inner = sum(1 for _ in configuration.item.levels()) - 1
         entry = configuration.stack
-        while entry is not None and not self._grammar.lists.after_item[entry.state]:
+        while entry is not None:
+            if self._grammar.lists.after_item[entry.state]:
+                if not inner:
+                    break
+                inner -= 1
             states.append(entry.state)
             entry = entry.parent
         return states
@@ -195,43 +226,58 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
 
     def _surcharge(self, configuration: _Configuration) -> int:
         """Tokens of a completion beyond those of the automaton, which does not know the used items."""
+        if configuration.item is None or not configuration.item.any_alike:
+            return self._surcharge_of_arrays(configuration)
+        other = self._cost_of_other_item(configuration) - self._cost_of_item(configuration)
+        return self._surcharge_of_arrays(configuration, within=False) + other
+
+    def _surcharge_of_arrays(self, configuration: _Configuration, within: bool | None = None) -> int:
+        """Of the open arrays; of those within an item, or of the others."""
         items = self._items
-        found = sum(
+        return sum(
             surcharge(items.lengths[items.item[state]], used, items.need[state])
-            for state, used in self._open_arrays(configuration)
+            for state, used, inside in self._open_arrays(configuration)
+            if within in (None, inside)
         )
-        if configuration.item is not None and configuration.item.alike:
-            found += self._cost_of_other_item(configuration) - self._cost_of_item(configuration)
-        return found
 
     def _cost_of_item(self, configuration: _Configuration) -> int:
         cost = self._grammar.lists.cost
         return sum(cost[state] for state in self._states_of_item(configuration))
 
     def _cost_of_other_item(self, configuration: _Configuration) -> int:
-        """Tokens that end the item as one that is not used yet: one for each byte up to where it differs from
-        all used items, and then the cost from there on."""
+        """Tokens that end the item as one that is not used yet, and so each item that it is part of: one for
+        each byte up to where they differ from all used items, and then the cost from there on."""
         least = ENDLESS_WORDS
         queue = [(configuration, 0)]
         while queue:
             here, read = queue.pop()
             assert here.item is not None
-            if self._item_may_end(here) and here.item.text not in here.item.alike:
+            if self._item_may_end(here):
                 least = min(least, read)
-            length = len(here.item.text)
-            ahead = {text[length] for text in here.item.alike if len(text) > length}
+            length = [len(item.text) for item in here.item.levels()]
+            ahead = {
+                text[end]
+                for item, end in zip(here.item.levels(), length, strict=True)
+                for text in item.alike
+                if len(text) > end
+            }
             for byte in self._bytes_to_try(here, ahead):
                 for after in self._after_byte(here, bytes([byte])):
-                    if after.item is None or read + 1 >= least:
+                    if after.item is None or read + 1 >= least or not self._arrays_can_end(after):
                         continue
-                    if after.item.alike:
+                    if after.item.any_alike:
                         queue.append((after, read + 1))
                     else:
-                        least = min(least, read + 1 + self._cost_of_item(after))
+                        left = self._cost_of_item(after) + self._surcharge_of_arrays(after, within=True)
+                        least = min(least, read + 1 + left)
         return least
 
     def _item_may_end(self, configuration: _Configuration) -> bool:
-        return all(self._grammar.lists.final[state] for state in self._states_of_item(configuration))
+        """The item, and each that it is part of, may end here as one that is not used yet."""
+        assert configuration.item is not None
+        return all(self._grammar.lists.final[state] for state in self._states_of_item(configuration)) and all(
+            item.text not in item.alike for item in configuration.item.levels()
+        )
 
     def _bytes_to_try(self, configuration: _Configuration, ahead: set[int]) -> list[int]:
         """`ahead`, and of each range of bytes that the item may go on with one that is not in `ahead`."""
@@ -277,8 +323,12 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         if item is None:
             return []
         ids = self._grammar.trie.ids_of
-        length = len(item.text)
-        pieces = {text[length:end] for text in item.alike for end in range(length + 1, len(text) + 1)}
+        pieces = {
+            text[len(level.text) : end]
+            for level in item.levels()
+            for text in level.alike
+            for end in range(len(level.text) + 1, len(text) + 1)
+        }
         return [token for piece in pieces for token in ids.get(piece, ())]
 
     def forced_bytes(self) -> bytes:

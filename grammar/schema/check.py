@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
 from ramify.errors import InvalidConstraint
+from ramify.schema_bundle import REMEDY
 from ramify.spelling import nearest
 
 Schema = dict[str, Any] | bool
@@ -42,7 +43,7 @@ class SchemaDocument:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.draft = _draft(root)
+        self._drafts = {"": _draft(root)}
         self.unread: dict[str, str] = {}
         """By pointer, the keywords that are newer than the draft, and so say nothing."""
         self._subschemas: dict[str, Schema] = {}
@@ -64,6 +65,10 @@ class SchemaDocument:
     def at(self, pointer: str) -> Schema:
         """The subschema at `pointer`."""
         return self._subschemas[place(pointer)]
+
+    def draft(self, pointer: str) -> int:
+        """The draft whose rules the subschema is read by: that of the schema resource it is in."""
+        return self._drafts[self._bases.get(place(pointer), "")]
 
     def entered(self, pointer: str) -> str:
         """`pointer` with the dynamic scope inside it, which its resource joins.
@@ -96,14 +101,10 @@ class SchemaDocument:
         """The keywords of a subschema that is no boolean: up to draft-07 a ``$ref`` overrides all others."""
         schema = self.at(pointer)
         assert isinstance(schema, dict)
-        if self.draft <= 7 and "$ref" in schema:
+        if "$ref" in schema and self.draft(pointer) <= 7:
             return {"$ref": schema["$ref"]}
-        newer = self.newer(schema)
+        newer = _newer(schema, self.draft(pointer))
         return {name: value for name, value in schema.items() if name not in newer} if newer else schema
-
-    def newer(self, schema: dict[str, Any]) -> set[str]:
-        """The keywords of a subschema that are newer than the document's draft, in which they say nothing."""
-        return {name for name in _SINCE.keys() & schema.keys() if _SINCE[name] > self.draft}
 
     def canonical(self, pointer: str) -> str:
         """The first pointer with an equal subschema, so that equal subschemas share one formula."""
@@ -147,9 +148,9 @@ class SchemaDocument:
         resource = urljoin(base, named).rstrip("#") if named else base
         if resource not in self._resources:
             raise InvalidConstraint(
-                f"The {keyword} {reference!r} leads out of the schema.",
+                f"The {keyword} {reference!r} leads out of the schema, to {resource}.",
                 pointer=where,
-                remedy="Put the schema it names under $defs and refer to it as '#/$defs/name'.",
+                remedy=REMEDY,
             )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
@@ -214,14 +215,14 @@ class SchemaDocument:
         base = self._enter(schema, pointer, base)
         self._bases[pointer] = base
         content: list[Any] = [base]
-        newer = self.newer(schema)
+        newer = _newer(schema, self._drafts[base])
         for keyword, value in schema.items():
             where = f"{pointer}/{escape(keyword)}"
             if keyword in newer:
                 self.unread[where] = keyword
                 continue
             check = _VALUES.get(keyword)
-            if check is not None and not self._is_older_form(keyword, value):
+            if check is not None and not self._is_older_form(keyword, value, base):
                 check(where, keyword, value)
             if keyword in _TEXTS:
                 _check_characters(where, keyword, list(value) if keyword in _SCHEMA_MAPS else value)
@@ -235,22 +236,30 @@ class SchemaDocument:
         self._canonical[pointer] = first
         return first
 
-    def _is_older_form(self, keyword: str, value: Any) -> bool:
+    def _is_older_form(self, keyword: str, value: Any, base: str) -> bool:
         """A boolean exclusiveMinimum, which in draft-04 and OpenAPI 3.0 makes minimum exclusive."""
         return (
             keyword in ("exclusiveMinimum", "exclusiveMaximum")
             and isinstance(value, bool)
-            and self.draft in (4, ANY_DRAFT)
+            and self._drafts[base] in (4, ANY_DRAFT)
         )
 
     def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
-        """Record the URI and anchors of a subschema; the base URI inside it."""
-        identifier = schema.get("id" if self.draft == 4 else "$id")
-        if isinstance(identifier, str) and not (self.draft <= 7 and "$ref" in schema):
+        """Record the URI and anchors of a subschema; the base URI inside it.
+
+        With a URI of its own, a subschema may have a ``$schema`` of its own (2020-12 Core, section 8.1.1).
+        """
+        draft = self._drafts[base]
+        own = isinstance(schema.get("$schema"), str) and {"$id", "id"} & schema.keys()
+        if own and pointer:
+            draft = _draft(schema, pointer)
+        identifier = schema.get("id" if draft == 4 else "$id")
+        if isinstance(identifier, str) and (own or not (draft <= 7 and "$ref" in schema)):
             named, _, fragment = identifier.partition("#")
             if named:
                 base = urljoin(base, named)
                 self._resources.setdefault(base, pointer)
+                self._drafts.setdefault(base, draft)
                 if not pointer:
                     self._resources[""] = ""
             if fragment:
@@ -270,16 +279,16 @@ def place(pointer: str) -> str:
     return pointer if pointer[:1] != "#" else pointer[len(pointer.partition("/")[0]) :]
 
 
-def _draft(root: Any) -> int:
+def _draft(schema: Any, pointer: str = "") -> int:
     """The number of the draft that ``$schema`` names: 8 for 2019-09, 9 for 2020-12 and later."""
-    name = root.get("$schema") if isinstance(root, dict) else None
+    name = schema.get("$schema") if isinstance(schema, dict) else None
     if isinstance(name, str):
         for draft in (4, 6, 7):
             if f"draft-0{draft}" in name:
                 return draft
         if "draft-03" in name:
             raise InvalidConstraint(
-                "Draft-03 is not supported.", pointer="/$schema", remedy="Use draft 2020-12."
+                "Draft-03 is not supported.", pointer=f"{pointer}/$schema", remedy="Use draft 2020-12."
             )
         if "2019-09" in name:
             return 8
@@ -327,6 +336,11 @@ _SINCE = {
     **dict.fromkeys(["prefixItems", "$dynamicRef"], 9),
 }
 """By keyword that draft-04 does not have, the first draft that has it."""
+
+
+def _newer(schema: dict[str, Any], draft: int) -> set[str]:
+    """The keywords of a subschema that are newer than the draft it is read by, in which they say nothing."""
+    return {name for name in _SINCE.keys() & schema.keys() if _SINCE[name] > draft}
 
 _ONE_SCHEMA = frozenset(
     ["additionalProperties", "additionalItems", "propertyNames", "contains", "not", "if", "then", "else"]

@@ -195,7 +195,8 @@ class Validator:
         kind = type_of(place.value)
         if kind in names or (kind in _NUMBER and "number" in names):
             return []
-        if kind == "null" and place.keywords.get("nullable") is True and self._document.draft == ANY_DRAFT:
+        nullable = place.keywords.get("nullable") is True
+        if kind == "null" and nullable and self._document.draft(place.pointer) == ANY_DRAFT:
             return []
         shown = "number" if kind == "fraction" else kind
         return place.fail("type", f"This is of type {shown}, not {' or '.join(names)}")
@@ -255,7 +256,7 @@ class Validator:
     def _contains(self, place: _Place, schema: Any) -> Iterator[Failure]:
         pointer = f"{place.pointer}/contains"
         found = [i for i, item in enumerate(place.value) if self._valid(pointer, item)]
-        if self._document.draft != 8:  # in 2019-09, contains evaluates no items
+        if self._document.draft(place.pointer) != 8:  # in 2019-09, contains evaluates no items
             place.evaluated.items |= set(found)
         low, high = place.keywords.get("minContains", 1), place.keywords.get("maxContains")
         if len(found) < low:

@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from ramify.constraint import Constraint, choices, json_schema, regex
+from ramify.constraint import Constraint, choices, json_schema, regex, with_definitions
 from ramify.errors import InvalidConstraint
 from ramify.lang.typed.typed_dict import modern
+from ramify.schema_bundle import finder
 from ramify.text import finite, read_json
 
 END = (" ", "\n")
@@ -62,7 +63,8 @@ def schema_of(kind: Any) -> Schema:
 
 
 def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
-    """`schema` whose constraint has those `options` that are not None: whitespace, any_order, strict.
+    """`schema` whose constraint has those `options` that are not None: whitespace, any_order, strict, and
+    definitions (`constraint.json_schema`).
 
     With ``strict="validate"`` its parser refuses a text that breaks the JSON schema. Raises
     `InvalidConstraint` for a wrong value, and where the output is not JSON.
@@ -77,7 +79,15 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
             field=field,
             remedy="Give a json_schema=, or a schema= whose values are written as JSON.",
         )
+    definitions = given.pop("definitions", None)
     constraint = msgspec.structs.replace(schema.constraint, **given).check()
+    if definitions is not None:
+        if constraint.kind != "json_schema":
+            raise InvalidConstraint(
+                f"definitions is for JSON schemas, not for a constraint of kind {constraint.kind}.",
+                field="definitions",
+            )
+        constraint = with_definitions(constraint, finder(definitions))
     parse = functools.partial(_validated, constraint.source, schema.parse)
     checked = constraint.kind == "json_schema" and constraint.strict == "validate"
     return replace(schema, constraint=constraint, parse=parse if checked else schema.parse)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ramify.constraint import checked
+from ramify.constraint import Constraint, checked, with_definitions
 from ramify.errors import (
     EngineClosed,
     EngineError,
@@ -68,6 +68,7 @@ from ramify.runtime.processes.prestart import PrestartedWorkers
 
 if TYPE_CHECKING:
     from ramify.runtime.fleet.local import LocalFleet
+from ramify.schema_bundle import finder
 
 log = logging.getLogger("ramify")
 
@@ -97,6 +98,8 @@ class Frontend:
         self._tasks = Tasks()
         self._images = Images(self._ask, self._question_id)
         self._loras = Loras(self._replies.post, self._question_id, self._model_names)
+        self._schemas = finder(config.schemas) if config.schemas is not None else None
+        self._with_schemas = functools.lru_cache(maxsize=64)(self._bundled)
         self._kv_events: KVEvents | None = None
         self._watchdog: LoopWatchdog | None = None
         self._tree = EventNumbers()
@@ -270,8 +273,16 @@ class Frontend:
         `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied` for a
         request that kills rings (`quarantine`).
         """
+        if self._schemas is not None and request.constraint is not None:
+            constraint = self._with_schemas(checked(request.constraint))
+            request = msgspec.structs.replace(request, constraint=constraint)
         chunks = self._chunks(request)
         return validated(request, chunks) if to_be_validated(request) else chunks
+
+    def _bundled(self, constraint: Constraint) -> Constraint:
+        """`constraint` with the schemas of the config's folder that it refers to."""
+        assert self._schemas is not None
+        return with_definitions(constraint, self._schemas)
 
     async def _chunks(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         output = self._open(request)

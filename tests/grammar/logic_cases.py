@@ -231,6 +231,11 @@ LOGIC_CASES: dict[str, Case] = {
         [[1, 1.5], [0, -1, 100.25]],
         [[1], [1, 1], [1.5, 2, 1.5], [1, 2, 3, 4]],
     ),
+    "uniqueItems of unique items": (
+        {**ARRAY, "uniqueItems": True, "items": {**ARRAY, "items": STR, "uniqueItems": True}},
+        [[], [[]], [["a"], ["b"]], [["a", "b"], ["b", "a"], ["a"]]],
+        [[[], []], [["a", "a"]], [["a", "b"], ["a", "b"]]],
+    ),
     "uniqueItems of objects": (
         {**ARRAY, "items": {**OBJECT, "properties": {"a": INT, "b": STR}}, "uniqueItems": True},
         [[{"a": 1}, {"a": 1, "b": "x"}, {}]],
@@ -375,5 +380,5 @@ LOGIC_CASES: dict[str, Case] = {
 }
 
 REMEMBERING = {"uniqueItems of strings", "uniqueItems of numbers", "uniqueItems of objects"}
-REMEMBERING |= {"uniqueItems of many", "minProperties of a map"}
+REMEMBERING |= {"uniqueItems of many", "uniqueItems of unique items", "minProperties of a map"}
 """Cases that compare texts, which context-free grammars cannot."""

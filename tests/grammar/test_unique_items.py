@@ -233,3 +233,80 @@ def test_the_least_budget_counts_items_behind_a_tail_call(any_order: bool) -> No
                 assert allowed, (spare, budget, matcher.completion_tokens)
                 assert matcher.accept(chooser.choice(allowed))
                 budget -= 1
+
+
+@MANY
+@given(st.integers(0, 2), st.integers(0, 1), st.data(), st.integers(0, 1000))
+def test_arrays_within_items(low: int, inner_low: int, data: st.DataObject, seed: int) -> None:
+    string = seq(text('"'), repeat(Chars(((0x61, 0x62),)), 0, None), text('"'))
+    inner = array(string, inner_low, None)
+    pieces = st.text('ab,[]"', min_size=2, max_size=5).map(str.encode)
+    vocabulary = Vocabulary((b"", *BYTES, *data.draw(st.lists(pieces, max_size=25))), (0,))
+    rules = {ROOT: array(seq(text("("), Call("inner"), text(")")), low, None), "inner": inner}
+    matcher = built(rules, vocabulary).matcher()
+    chooser = random.Random(seed)
+    said = b""
+    for _ in range(16):
+        mask = mask_of(matcher, vocabulary)
+        for token, spelling in enumerate(vocabulary.tokens):
+            if spelling:
+                assert mask[token] == nested_may_begin(said + spelling, low, inner_low), (said, spelling)
+        check_costs(matcher, vocabulary, mask, None, said)
+        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
+        closing = [token for token in going_on if vocabulary.tokens[token][-1:] in b'",)]']
+        going_on = closing if closing and chooser.random() < 0.8 else going_on
+        if not going_on:
+            break
+        token = chooser.choice(going_on)
+        assert matcher.accept(token)
+        said += vocabulary.tokens[token]
+
+
+def nested_may_begin(data: bytes, low: int, inner_low: int) -> bool:
+    """Some array of different arrays, in parentheses, of different strings begins with `data`."""
+    outer: list[bytes] = []
+    inner: list[bytes] = []
+    place = "start"
+    began = string = 0
+    for at, char in enumerate(data.decode()):
+        here = data[at : at + 1]
+        if place == "start" and char == "[":
+            place = "outer begin"
+        elif place in ("outer begin", "outer next") and char == "(":
+            place, began = "paren", at
+        elif place == "outer begin" and char == "]":
+            if low:
+                return False
+            place = "end"
+        elif place == "paren" and char == "[":
+            place, inner = "inner begin", []
+        elif place in ("inner begin", "inner next") and char == '"':
+            place, string = "string", at
+        elif place == "string" and here in b"ab":
+            pass
+        elif place == "string" and char == '"':
+            inner.append(data[string : at + 1])
+            place = "after string"
+        elif place == "after string" and char in ",]":
+            if len(set(inner)) < len(inner):
+                return False
+            place = "inner next" if char == "," else "inner end"
+        elif place == "inner begin" and char == "]":
+            if inner_low:
+                return False
+            place = "inner end"
+        elif place == "inner end" and char == ")":
+            outer.append(data[began : at + 1])
+            place = "after paren"
+        elif place == "after paren" and char in ",]":
+            if len(set(outer)) < len(outer) or (char == "]" and len(outer) < low):
+                return False
+            place = "outer next" if char == "," else "end"
+        else:
+            return False
+    # A value that has just ended is whole: nothing can make it different.
+    if place == "after string":
+        return len(set(inner)) == len(inner)
+    if place == "inner end":
+        return data[began:] + b")" not in outer
+    return place != "after paren" or len(set(outer)) == len(outer)

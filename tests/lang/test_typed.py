@@ -236,6 +236,30 @@ def test_options_of_json_reach_the_constraint_and_values_stay_typed(compiled: bo
     assert schema_of(Point).constraint != sent, "the cached constraint of the type is as it was"
 
 
+@pytest.mark.parametrize("field", ["schema", "json_schema"])
+@pytest.mark.parametrize("strict", [True, "validate"])
+def test_definitions_are_put_beside_the_schema(field: str, strict: Any) -> None:
+    ask = ask_with(
+        **{field: {"items": {"$ref": "n.json"}}}, definitions={"n.json": {"minimum": 3}}, strict=strict
+    )
+    backend = rm.ScriptedBackend(["[5]"])
+    state = ask.run(backend=backend)
+    assert state["x"] == ([5] if field == "schema" else "[5]")
+    (sent,) = (request.constraint for request in backend.requests)
+    assert sent is not None
+    assert json.loads(sent.source)["$defs"] == {"n.json": {"$id": "n.json", "minimum": 3}}
+    broken = ask.run(backend=rm.ScriptedBackend(["[2]"]))
+    if (field, strict) == ("schema", "validate"):
+        with pytest.raises(rm.ProgramError, match="minimum"):
+            broken["x"]
+
+
+def test_definitions_are_for_json_schemas() -> None:
+    with pytest.raises(rm.InvalidConstraint, match="definitions is for JSON") as refused:
+        ask_with(regex="a", definitions={}).run(backend=rm.ScriptedBackend(["a"]))
+    assert refused.value.field == "definitions"
+
+
 def test_options_of_json_hold_for_schemas_that_stay_text_and_for_batches() -> None:
     ask = ask_with(json_schema={"type": "object"}, any_order=True)
     backend = rm.ScriptedBackend(["{}"] * 2)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, Overloaded, PromptTooLong, WorkerDied
+from ramify import constraint
+from ramify.errors import (
+    EngineClosed, EngineError, InvalidConstraint, InvalidRequest, Overloaded, PromptTooLong, WorkerDied
+)
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.ring_messages import Abort, Failed, GetStats, StepText
 from ramify.runtime.config import EngineConfig
@@ -17,6 +21,7 @@ from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.sampling_params import SamplingParams
 
 
 def test_an_engine_that_was_closed_before_its_start_does_not_start(
@@ -235,3 +240,31 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_request_before(monkeypatch
 
     old, new = asyncio.run(read())
     assert [(one.rid, one.text) for one in (old, new)] == [("a~b", "old"), ("a~b", "new")]
+
+
+def test_a_schema_may_refer_to_the_folder_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n.json").write_text('{"type": "integer"}')
+    opened: list[Generate] = []
+
+    def taken(self: Frontend, request: Generate) -> Any:
+        opened.append(request)
+        raise EngineClosed("It is enough.")
+
+    monkeypatch.setattr(Frontend, "_open", taken)
+    frontend = Frontend(EngineConfig(schemas=str(tmp_path)))
+    for strict in (True, "validate"):
+        wanted = constraint.json_schema({"items": {"$ref": "n.json"}}, strict=strict)  # type: ignore[arg-type]
+        request = Generate(rid="a", constraint=wanted, sampling=SamplingParams())
+        with pytest.raises(EngineClosed):
+            asyncio.run(anext(frontend.generate(request)))  # type: ignore[arg-type]
+    for request in opened:
+        assert request.constraint is not None
+        assert json.loads(request.constraint.source)["$defs"]["n.json"]["type"] == "integer"
+    assert len(opened) == 2
+
+
+def test_a_folder_of_schemas_that_is_missing_is_named_at_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConstraint, match="There is no folder"):
+        Frontend(EngineConfig(schemas=str(tmp_path / "none")))

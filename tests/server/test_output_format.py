@@ -26,6 +26,8 @@ TAG = {
     "tags": [{"begin": "<a>", "content": {"type": "regex", "pattern": "x"}, "end": "</a>"}],
 }
 OLDER = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a"]}
+POINT = {"$ref": "x.json"}
+X = {"x.json": {"multipleOf": 0.10}}
 NATURAL = constraint.json_schema(json.dumps(SCHEMA))
 LARK = 'start: "a"'
 GBNF = 'root ::= "a"'
@@ -36,7 +38,7 @@ def form(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def wrapped(**options: Any) -> dict[str, Any]:
-    return form("json_schema", json_schema={"name": "n", "schema": SCHEMA, **options})
+    return form("json_schema", json_schema={"name": "n", "schema": SCHEMA} | options)
 
 
 SPELLINGS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
@@ -48,6 +50,10 @@ SPELLINGS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
         constraint.json_schema(json.dumps(SCHEMA), whitespace="compact"),
     ),
     "any order": (wrapped(any_order=True), constraint.json_schema(json.dumps(SCHEMA), any_order=True)),
+    "definitions": (
+        wrapped(schema=POINT, definitions=X),
+        constraint.json_schema(POINT, definitions=X),
+    ),
     "validate": (wrapped(strict="validate"), constraint.json_schema(json.dumps(SCHEMA), strict="validate")),
     "json_object": (form("json_object"), constraint.json_object()),
     "a number of spaces": (form("json_object", whitespace=3), constraint.json_object(whitespace=3)),
@@ -129,6 +135,8 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
         (form("json_object", schema={}), "response_format.schema"),
         (form("structural_tag"), "response_format.structural_tag"),
         (wrapped(whitespace=-1), "response_format.json_schema.schema"),
+        (wrapped(definitions="/etc"), "response_format.json_schema.definitions"),
+        (wrapped(schema=POINT, definitions={"x.json": []}), "response_format.json_schema.schema"),
         (wrapped() | {"any_order": True}, "any_order"),
         (
             {"response_format": wrapped()["response_format"] | {"any_order": True}},
@@ -156,7 +164,7 @@ def test_what_is_wrong_is_named(
     assert response.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("field", ["whitespace", "any_order", "strict"])
+@pytest.mark.parametrize("field", ["whitespace", "any_order", "strict", "definitions"])
 def test_an_option_of_json_in_the_wrong_place_is_told_its_place(http: httpx.Client, field: str) -> None:
     given = form("json_schema", json_schema={"schema": SCHEMA}, **{field: False})
     error = http.post("/v1/chat/completions", json=CHAT | given).json()["error"]

@@ -197,7 +197,7 @@ class SchemaFormulas:
         names = set(value if isinstance(value, list) else [value])
         if "number" in names:
             names = names - {"number"} | {"integer", "fraction"}
-        if keywords.get("nullable") is True and self.document.draft == ANY_DRAFT:
+        if keywords.get("nullable") is True and self.document.draft(where.rpartition("/")[0]) == ANY_DRAFT:
             names.add("null")
         return Types(frozenset(names))
 

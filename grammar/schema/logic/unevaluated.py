@@ -105,7 +105,7 @@ class Unevaluated:
         older = isinstance(keywords.get("items"), list)
         prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         contained: tuple[Formula, ...] = ()
-        if "contains" in keywords and self._formulas.document.draft != 8:
+        if "contains" in keywords and self._formulas.document.draft(pointer) != 8:
             contained = (self._formulas.subschema(f"{pointer}/contains"),)
         return Evaluated(
             tuple(keywords.get("properties", ())),

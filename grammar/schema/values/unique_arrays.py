@@ -57,10 +57,18 @@ def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: in
         )
 
 
+_FLAT = "Ask for unique items in one of the two"
+
+
 def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
-    """Arrays in which no two items have the same text: the rule of the array remembers their texts."""
-    if grammar.canonical:
-        raise NotCanonical("arrays within arrays of unique items", "Ask for unique items in one of the two")
+    """Arrays in which no two items have the same text: the rule of the array remembers their texts.
+
+    How many arrays are left depends on the items that were used. Where that matters, arrays within items of
+    other unique items are refused.
+    """
+    nested = grammar.canonical
+    if nested and low > 1:
+        raise NotCanonical("arrays of two or more different items within arrays of unique items", _FLAT)
     if any(assertion.low or assertion.high is not None for assertion in disjunct.of(Contains)):
         raise NotCanonical(
             "arrays with contains", "Leave out contains, which also comes of items below not, if or oneOf"
@@ -73,7 +81,9 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
     if item == NOTHING:
         return enclosed("[", NOTHING, "]", grammar.marks) if low == 0 else NOTHING
     most = _number_of_values(grammar, formula)
-    if most is not None:
+    if most is not None and nested and high is not None:
+        raise NotCanonical("short arrays of listed values within arrays of unique items", _FLAT)
+    if most is not None and not nested:
         high = most if high is None else min(high, most)
     if high is not None and high < low:
         return grammar.define(NOTHING, "there are not enough different items")

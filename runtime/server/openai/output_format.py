@@ -89,7 +89,7 @@ def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldCons
 
 def _wrapped_schema(form: Fields) -> FieldConstraint | None:
     """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
-    for field in ("whitespace", "any_order", "strict"):
+    for field in ("whitespace", "any_order", "strict", "definitions"):
         if form.given(field):
             raise UnsupportedField(
                 f"{form.path(field)} is not a field of this request.",
@@ -110,12 +110,14 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     strict: Strict = form.take("strict", Strict, True)
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
+    outside = form.take("definitions", dict[str, msgspec.Raw])
+    definitions = None if outside is None else {uri: bytes(raw).decode() for uri, raw in outside.items()}
     form.ignore({"description": None})  # it is for the model, which is not shown the schema either
     form.refuse_rest()
     return path, make_constraint(
         path,
         lambda source: constraint.json_schema(
-            source, strict=strict, whitespace=whitespace, any_order=any_order
+            source, strict=strict, whitespace=whitespace, any_order=any_order, definitions=definitions
         ),
         schema,
     )
