@@ -81,7 +81,7 @@ def keep_outside_the_package() -> None:
     """Have numba keep the code of `PACKAGES` in `folder`. Other functions stay where numba puts them."""
     from numba.core.caching import CacheImpl, _CacheLocator  # 0.3 s, which not every process needs
 
-    class Locator(_CacheLocator):  # type: ignore[misc]
+    class Locator(_CacheLocator):
         """The place of one function's code (numba's interface)."""
 
         def __init__(self, function: Any, package: str) -> None:
@@ -103,7 +103,7 @@ def keep_outside_the_package() -> None:
                 if function.__module__.startswith(f"{package}."):
                     self = cls(function, package)
                     try:
-                        self.ensure_cache_path()
+                        self.ensure_cache_path()  # type: ignore[no-untyped-call]
                     except OSError:
                         return None  # numba goes on with its own places
                     return self

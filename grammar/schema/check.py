@@ -342,6 +342,7 @@ def _newer(schema: dict[str, Any], draft: int) -> set[str]:
     """The keywords of a subschema that are newer than the draft it is read by, in which they say nothing."""
     return {name for name in _SINCE.keys() & schema.keys() if _SINCE[name] > draft}
 
+
 _ONE_SCHEMA = frozenset(
     ["additionalProperties", "additionalItems", "propertyNames", "contains", "not", "if", "then", "else"]
 )

@@ -12,7 +12,13 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import (
-    EngineClosed, EngineError, InvalidConstraint, InvalidRequest, Overloaded, PromptTooLong, WorkerDied
+    EngineClosed,
+    EngineError,
+    InvalidConstraint,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    WorkerDied,
 )
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.ring_messages import Abort, Failed, GetStats, StepText

@@ -426,6 +426,8 @@ def test_a_call_without_arguments_in_a_history(
     items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
     response = http.post("/v1/responses", json={"model": MODEL, "input": [messages[0], *items]})
     assert response.status_code == 200, response.text
+
+
 # --- strict ---
 
 WORD = {
