@@ -124,8 +124,9 @@ class CompileJobs:
             if child is not None:
                 self._reap(child)
         self._quick = self._slow = None
-        for waiting in (self._stopped, self._queue, self._again):
-            waiting.clear()
+        self._stopped.clear()
+        self._queue.clear()
+        self._again.clear()
 
     # --- lanes ------------------------------------------------------------------------------------
 

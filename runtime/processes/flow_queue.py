@@ -75,7 +75,8 @@ class FlowQueue:
     def _put(self, header: _Header, message: bytes) -> None:
         rid = ""
         if header.type == "Generate":
-            flow = (header.hint and header.hint.program) or header.flow or header.rid
+            program = "" if header.hint is None else header.hint.program
+            flow = program or header.flow or header.rid
             if header.rid not in self._flow_of:
                 rid = header.rid
                 self._flow_of[rid] = flow
