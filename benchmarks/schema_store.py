@@ -53,8 +53,8 @@ class Outcome(NamedTuple):
 def _reason(message: str) -> str:
     """The message without what differs from schema to schema."""
     message = re.sub(r"^At \S+: ", "", message)
-    message = re.sub(r"(, to )?https?:\S+", "", message)
     message = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'…'", message)
+    message = re.sub(r"(, to )?https?:\S+", "", message)
     message = re.sub(r"\(position \d+ of the pattern\)", "", message)
     return re.sub(r"\d+", "N", message)[:150]
 
