@@ -112,7 +112,7 @@ def test_resuming_takes_sixteen_bytes_a_row(out):
     results = ResultsFile(out, record, "id")
     assert results.others == rows
     for index in range(0, rows, 1000):
-        assert results._done.word(results.see(index, {"id": index})[0].identity)
+        assert results._done.word(results.see(index, {"id": index}, index)[0].identity)
     assert results.others == rows - 200
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
