@@ -158,6 +158,7 @@ def test_a_full_disk(folder: Path, server: LiveServer, capfd: pytest.CaptureFixt
     size = 1500  # the header and a few lines
     script = (
         "import resource, sys; from ramify.cli import main;"
+        "sys.dont_write_bytecode = True;"  # Python keeps the half of a file that is larger than the limit
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
         "sys.exit(main.main(sys.argv[1:]))"
     )
