@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from ramify.errors import InvalidRequest
+from ramify.text import shortened
 
 MAX_TOP_LOGPROBS = 64
 MAX_N = 128
@@ -129,4 +130,6 @@ class SamplingParams(
 
 
 def _out_of_range(field: str, value: object, wanted: str, remedy: str | None = None) -> InvalidRequest:
-    return InvalidRequest(f"{field} is {value!r}; it must be {wanted}.", field=field, remedy=remedy)
+    return InvalidRequest(
+        f"{field} is {shortened(repr(value), 100)}; it must be {wanted}.", field=field, remedy=remedy
+    )

@@ -13,8 +13,8 @@ R = TypeVar("R")
 
 CLOSE = 0.8
 """Similarity of names (`difflib.SequenceMatcher.ratio`) from which on one is taken for a misspelling of the
-other: straem and stream have 0.83, options and stream_options 0.67. Where they begin alike, as retry and
-retries do, 0.6 is enough."""
+other: straem and stream have 0.83, options and stream_options 0.67. Where they begin with the same letter,
+as bgi and big do, 0.6 is enough."""
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
@@ -26,7 +26,7 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
     if here is not None:
         return here if " " in here else f"Here it is {here}."
     names = list(known)
-    alike = [one for one in names if one[:3] == name[:3]]
+    alike = [one for one in names if one[:1] == name[:1]]
     close = difflib.get_close_matches(name, names, 1, CLOSE) or difflib.get_close_matches(name, alike, 1)
     return f"Did you mean {close[0]}?" if close else None
 

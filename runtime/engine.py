@@ -147,11 +147,11 @@ class Engine:
                     remedy=nearest(name, [*EngineConfig.__dataclass_fields__, *own], ELSEWHERE),
                 )
         self.config = EngineConfig(**options)
-        _check_names(self.config)
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
         self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
+        _check_names(self.config)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.body import read_body
 from ramify.spelling import nearest
+from ramify.text import shortened
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
@@ -116,9 +117,9 @@ class Fields:
         for field, allowed in fields.items():
             value = self.take(field, Any)
             if allowed is not None and value not in _EMPTY and value not in allowed:
-                path = self.path(field)
+                path, given = self.path(field), shortened(repr(value), 100)
                 raise UnsupportedField(
-                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.",
+                    f"{path} is {given}; only {' and '.join(map(repr, allowed))} is supported.",
                     field=path,
                     remedy=remedy,
                 )

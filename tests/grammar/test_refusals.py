@@ -83,7 +83,11 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
         "name all properties",
     ),
     (
-        {"type": "array", "uniqueItems": True, "items": {"type": "array", "uniqueItems": True}},
+        {
+            "type": "array",
+            "uniqueItems": True,
+            "items": {"items": {"type": "string"}, "minItems": 2, "type": "array", "uniqueItems": True},
+        },
         "/items/uniqueItems",
         "within arrays",
     ),

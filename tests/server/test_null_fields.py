@@ -176,7 +176,7 @@ class Sender:
             self.frontend.script = ["So."] * 4
             response = self.http.post(path, json=body)
             problem = response.json()["error"] if response.status_code >= 400 else None
-            made = [msgspec.structs.replace(one, rid="") for one in self.frontend.requests]
+            made = [msgspec.structs.replace(one, rid="", flow="") for one in self.frontend.requests]
             ignored = response.headers.get("x-ramify-ignored")
             self.known[key] = (response.status_code, problem, made, ignored)
         return self.known[key]

@@ -539,8 +539,8 @@ def test_a_server_that_breaks_off(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ('{"row": 0, "request": 5}', "sent something else"),
-        ('{"row": 0, "request": "0", "chunks": [{}]}', "sent something else"),
+        ('{"row": 0, "request": 5}', "answered something else"),
+        ('{"row": 0, "request": "0", "chunks": [{}]}', "answered something else"),
         ('{"row": 0}', "ended the program before this request"),
         ('{"row": 0, "failed": {"code": "overloaded", "message": "Too many."}}', "Too many."),
         ('{"row": 0, "request": "0", "chunks": [], "failed": {"code": "x", "message": "Odd."}}', "Odd."),

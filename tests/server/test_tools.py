@@ -407,7 +407,7 @@ def test_a_tool_without_a_type_is_a_function(http: httpx.Client, frontend: FakeF
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
         response = http.post("/v1/chat/completions", json=body | {"tool_choice": choice, "max_tokens": 1})
         assert response.status_code == 200, response.text
-        made.append(msgspec.structs.replace(frontend.requests[-1], rid=""))
+        made.append(msgspec.structs.replace(frontend.requests[-1], rid="", flow=""))
     assert made[0] == made[1]
 
 

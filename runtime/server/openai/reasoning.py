@@ -18,6 +18,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, Preamble, ThinkingFormat
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields
+from ramify.text import shortened
 
 START, END = "<think>", "</think>"
 """The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
@@ -189,7 +190,9 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
             continue
         if field in SWITCHES:
             if not isinstance(value, bool):
-                raise InvalidRequest(f"{path} is {value!r}; it must be true or false.", field=path)
+                raise InvalidRequest(
+                    f"{path} is {shortened(repr(value), 100)}; it must be true or false.", field=path
+                )
             assert inner is not None
             switch.set(inner, field, value)
         elif field in chat_format.variables:
