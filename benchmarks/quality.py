@@ -1,11 +1,13 @@
 """What each weight format costs in quality: logits, perplexity and greedy tokens against float32.
 
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
+        [--peers openvino=VENV/bin/python llama.cpp=FOLDER]
 
 The reference is the checkpoint in float32, its own quantisation undone. Every format runs as it is served,
 with bfloat16 activations that are rounded to int8 or not, and twice: over the text in chunks of 256 tokens,
 as a prefill, and over its beginning token by token, as decoding, because the two may multiply in different
-ways (`kernels/cpu/linear.py`). "torch" is bfloat16 without packing.
+ways (`kernels/cpu/linear.py`). "torch" is bfloat16 without packing. Peers (`benchmarks.peers` says how they
+are installed) read the same GGUF file and compute the same tokens, with their own defaults.
 
 logits     root mean square of their error, as a share of the standard deviation of the exact ones
 KL         mean divergence from the exact distribution of the next token, in thousandths of a nat
@@ -16,10 +18,15 @@ greedy     share of the tokens of continuations, each from its prompt on, up to 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.peers import DRIVERS
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
@@ -45,6 +52,24 @@ PROMPTS = (
 )
 
 
+def peer_logits(
+    name: str, where: str, model: Path, ids: np.ndarray, chunk: int, shape: tuple[int, int]
+) -> torch.Tensor:
+    """Logits of a peer's model of the GGUF file `model` after each token: (tokens, vocabulary) float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "logits")
+        given = {"model": str(model), "ids": ids.tolist(), "chunk": chunk, "vocabulary": shape[1]}
+        given |= {"threads": torch.get_num_threads(), "out": str(out)}
+        if name == "openvino":
+            command, at = [where, str(DRIVERS / "logits_openvino.py")], None
+        elif name == "llama.cpp":
+            command, at = ["node", str(DRIVERS / "logits_llama_cpp.mjs")], where
+        else:
+            raise SystemExit(f"There is no peer {name!r}: openvino or llama.cpp.")
+        subprocess.run([*command, json.dumps(given)], cwd=at, check=True, stdout=subprocess.DEVNULL)
+        return torch.from_numpy(np.fromfile(out, dtype=np.float32).reshape(shape))
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -55,6 +80,7 @@ def main() -> None:
     parser.add_argument("--decoded", type=int, default=400, help="tokens of the text that are decoded")
     parser.add_argument("--formats", nargs="+", default=["torch", "none", "gguf", "int8", "int4"])
     parser.add_argument("--exact-activations", action="store_true", help="as `ramify serve` has it")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="NAME=WHERE")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -72,17 +98,28 @@ def main() -> None:
         f"of the first {args.decoded} {first:.3f}"
     )
     print(f"{'':<20}{'logits':>9}{'KL':>9}{'same':>9}{'perplexity':>12}{'greedy':>9}")
+    runs = (("prefill", 256, len(ids)), ("decode", 1, args.decoded))
     for form in args.formats:
         quantization = "none" if form == "torch" else form
         sequence = Sequence(files, quantization, torch.bfloat16, form != "torch", not args.exact_activations)
         found = [sequence.continued(prompt, args.tokens) for prompt in prompts]
         equal = sum(map(agreeing, found, wanted)) / sum(map(len, wanted))
-        for name, chunk, count in (("prefill", 256, len(ids)), ("decode", 1, args.decoded)):
-            seen = compared(sequence.text(ids[:count], chunk), exact[:count], ids[:count])
-            columns = (
-                f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
-            )
-            print(f"{form + ', ' + name:<20}{columns}{equal:>9.1%}", flush=True)
+        for name, chunk, count in runs:
+            show(f"{form}, {name}", sequence.text(ids[:count], chunk), exact, ids, f"{equal:>9.1%}")
+        del sequence
+    for peer in args.peers:
+        name, _, where = peer.partition("=")
+        for run, chunk, count in runs:
+            shape = (count, exact.shape[1])
+            logits = peer_logits(name, where, files.weights.absolute(), ids[:count], chunk, shape)
+            show(f"{name}, {run}", logits, exact, ids)
+
+
+def show(title: str, logits: torch.Tensor, exact: torch.Tensor, ids: np.ndarray, greedy: str = "") -> None:
+    """Print a line on the first positions of the text, as many as `logits` has."""
+    seen = compared(logits, exact[: len(logits)], ids[: len(logits)])
+    columns = f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
+    print(f"{title:<20}{columns}{greedy}", flush=True)
 
 
 if __name__ == "__main__":
