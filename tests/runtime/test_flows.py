@@ -173,7 +173,10 @@ def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], 
 def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
     assert judged(("chat", 1, 20), ("list", FEW + 1, 1)) == (["list"], 1 / 2)
     assert judged(("chat", 1, 20), ("list", FEW, 1)) == ([], 0.0)
-    assert judged(("chat", 1, CHUNKS * 100), ("essay", 1, CHUNKS * 100 + 1), ("list", 50, 9)) == (["essay", "list"], 2 / 3)
+    assert judged(("chat", 1, CHUNKS * 100), ("essay", 1, CHUNKS * 100 + 1), ("list", 50, 9)) == (
+        ["essay", "list"],
+        2 / 3,
+    )
     assert judged(("list", 50, 9)) == ([], 0.0)
     assert judged(("list", 50, 9), ("other", 50, 9)) == ([], 0.0)
 
