@@ -58,6 +58,8 @@ def _chosen(found: Sequence[cache.Entry], names: Sequence[str]) -> list[cache.En
     """The entries that `names` mean. Raises `InvalidRequest` for a name that means none."""
     chosen = []
     for name in names:
+        if not name:
+            raise InvalidRequest("--clear has an empty name.", remedy="Give a kind, a name, or all.")
         meant = [entry for entry in found if name in ("all", entry.kind) or entry.name.startswith(name)]
         if not meant and name not in ("all", *KINDS):
             raise InvalidRequest(

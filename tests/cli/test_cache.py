@@ -58,6 +58,12 @@ def test_a_name_that_nothing_has_is_refused(home: Path, capsys: pytest.CaptureFi
     assert (home / "grammars/x").exists()
 
 
+def test_an_empty_name_removes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "--clear", ""]) == 2
+    assert "Give a kind, a name, or all." in capsys.readouterr().err
+    assert (home / "grammars/x").exists()
+
+
 def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "none"))
     monkeypatch.delenv("NUMBA_CACHE_DIR")
