@@ -12,15 +12,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
+import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import ramify.cache as cache
 
-PACKAGES = ("ramify.kernels.cpu", "ramify.grammar.automaton")
+SOURCES = {
+    "ramify.kernels.cpu": ("ramify.kernels", "*.py", "cpu/**/*.py"),
+    "ramify.grammar.automaton": ("ramify.grammar", "*.py", "automaton/**/*.py", "rules/**/*.py"),
+}
+"""By package with compiled functions: a package, and patterns of its files that these functions are compiled
+from. numba takes the values of constants and the code of other functions into a function's own code."""
+
+logger = logging.getLogger(__name__)
+
 KIND = "compiled"
 MOST_BYTES = 500_000_000
 """Space for machine code, the least recently used versions first to go. One version takes about 25 MB."""
@@ -39,26 +50,30 @@ def folder(package: str) -> Path:
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     settings = [item for item in settings if item[0] != "NUMBA_CACHE_DIR"]
     identity = (_sources(package), platform.python_version(), _numba_version(), _processor(), settings)
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-    return root() / f"{package.removeprefix('ramify.')}-{digest}"
+    key = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    return root() / f"{package.removeprefix('ramify.')}-{key}"
 
 
 def is_folder(name: str) -> bool:
     """Whether `folder` gave this name to a folder, which may stand among those of others."""
-    return any(name.startswith(f"{package.removeprefix('ramify.')}-") for package in PACKAGES)
+    return any(name.startswith(f"{package.removeprefix('ramify.')}-") for package in SOURCES)
 
 
 @functools.cache
 def _sources(package: str) -> str:
-    """A digest of the source files below `package`. Compiled functions inline those of other files."""
-    found = find_spec(package)
-    assert found is not None, package
-    assert found.origin is not None, package
-    top = Path(found.origin).parent
-    digest = hashlib.sha256()
-    for path in sorted(top.rglob("*.py")):
-        digest.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    top, *patterns = SOURCES.get(package, (package, "**/*.py"))
+    found = find_spec(top)
+    assert found is not None, top
+    assert found.origin is not None, top
+    return digest(Path(found.origin).parent, patterns)
+
+
+def digest(top: Path, patterns: Iterable[str]) -> str:
+    """A digest of the names and contents of the files below `top` that match one of `patterns`."""
+    whole = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
+        whole.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes() + b"\0")
+    return whole.hexdigest()
 
 
 @functools.cache
@@ -77,8 +92,20 @@ def _processor() -> str:
 
 
 @functools.cache
+def _for_this_process() -> tempfile.TemporaryDirectory[str]:
+    """A folder for code that cannot be kept. numba's next choice would be the package's own folders."""
+    logger.warning(
+        "%s cannot be written, so compiled code is not kept and every start compiles anew. "
+        "Set RAMIFY_HOME to a folder that can be written.",
+        root(),
+    )
+    return tempfile.TemporaryDirectory(prefix="ramify-compiled-")
+
+
+@functools.cache
 def keep_outside_the_package() -> None:
-    """Have numba keep the code of `PACKAGES` in `folder`. Other functions stay where numba puts them."""
+    """Have numba keep the code of the packages in `SOURCES` in `folder`, and nowhere else. Other functions
+    stay where numba puts them."""
     from numba.core.caching import CacheImpl, _CacheLocator  # 0.3 s, which not every process needs
 
     class Locator(_CacheLocator):
@@ -99,13 +126,13 @@ def keep_outside_the_package() -> None:
 
         @classmethod
         def from_function(cls, function: Any, path: str) -> Locator | None:
-            for package in PACKAGES:
+            for package in SOURCES:
                 if function.__module__.startswith(f"{package}."):
                     self = cls(function, package)
                     try:
                         self.ensure_cache_path()  # type: ignore[no-untyped-call]
                     except OSError:
-                        return None  # numba goes on with its own places
+                        self._folder = Path(_for_this_process().name)
                     return self
             return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -18,15 +17,6 @@ from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.registry import ops
 
 pytestmark = pytest.mark.slow
-
-FUNCTION = """
-from ramify.kernels.cpu.codegen.compiler import compiled
-from numba import int64
-
-@compiled(int64(int64))
-def doubled(x):
-    return 2 * x
-"""
 
 
 def test_an_unknown_backend_is_refused_by_name():
@@ -131,14 +121,6 @@ print(compiled)
 """
     result = run(code)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
-
-
-def test_where_nothing_can_be_cached_it_compiles_with_a_warning(caplog):
-    namespace: dict = {"__name__": "nowhere"}
-    with caplog.at_level(logging.WARNING):
-        exec(FUNCTION, namespace)  # code without a file has no place in numba's cache
-        assert namespace["doubled"](4) == 8
-    assert "RAMIFY_HOME" in caplog.text
 
 
 def test_what_does_not_compile_is_unavailable():

@@ -6,7 +6,6 @@ compiles (or loads) all of it and no call ever waits for a compiler.
 
 from __future__ import annotations
 
-import logging
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ keep_outside_the_package()
 llvm.initialize_native_asmparser()  # for kernels with inline assembly
 
 _REMEDY = "The torch attention backend needs no compiler."
-
-logger = logging.getLogger(__name__)
 
 
 def lanes() -> int:
@@ -53,12 +50,12 @@ def processor() -> str:
 
 def compiled(signature: Any) -> Decorator:
     """Compile for `signature`, releasing the GIL during calls; division follows C, not Python."""
-    return _with_cache(lambda cache: numba.njit(signature, cache=cache, nogil=True, error_model="numpy"))
+    return _checked(numba.njit(signature, cache=True, nogil=True, error_model="numpy"))
 
 
 def callback(signature: Any) -> Decorator:
     """Compile to a C function pointer: `.address`."""
-    return _with_cache(lambda cache: numba.cfunc(signature, cache=cache, error_model="numpy"))
+    return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -88,23 +85,14 @@ def _check_machine() -> None:
         )
 
 
-def _with_cache(decorator: Callable[[bool], Decorator]) -> Decorator:
+def _checked(decorator: Decorator) -> Decorator:
     def decorate(function: Callable[..., Any]) -> Any:
         _check_machine()
         try:
-            return decorator(True)(function)
+            return decorator(function)
         except NumbaError as error:
             raise KernelUnavailable(
                 f"numba {numba.__version__} cannot compile {function.__name__}: {error}\n{_REMEDY}"
             ) from error
-        except RuntimeError as error:
-            if "no locator available" not in str(error):
-                raise
-            logger.warning(
-                "No writable folder for compiled kernels: %s is compiled at every start. "
-                "Set RAMIFY_HOME to a folder that can be written.",
-                function.__name__,
-            )
-            return decorator(False)(function)
 
     return decorate

@@ -1,0 +1,53 @@
+"""Compiled code is kept by all that it depends on, and never in the package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify import machine_code
+from tests.test_borders import MODULES, imports, ours
+
+NO_CONSTANTS = {"ramify.errors", "ramify.machine_code"}
+"""Imported for classes and functions that compiled code does not use."""
+
+
+@pytest.mark.parametrize("package", machine_code.SOURCES)
+def test_what_compiled_code_takes_from_elsewhere_is_in_the_digest(package: str) -> None:
+    top, *patterns = machine_code.SOURCES[package]
+    folder = MODULES[top].parent
+    hashed = {path for pattern in patterns for path in folder.glob(pattern)}
+    for name, path in MODULES.items():
+        if name.startswith(f"{package}."):
+            assert path in hashed
+            taken = {MODULES[used] for used in ours(imports(path)) - NO_CONSTANTS}
+            assert taken <= hashed, f"{name} imports {taken - hashed}"
+
+
+def test_a_change_of_any_file_is_another_version(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    one, other, unread = tmp_path / "routing.py", tmp_path / "cpu" / "experts.py", tmp_path / "notes.md"
+    seen = set()
+    for path in (one, other, one):
+        path.write_text(f"LEAST = {len(seen)}")
+        seen.add(machine_code.digest(tmp_path, ["*.py", "cpu/**/*.py"]))
+    before = machine_code.digest(tmp_path, ["*.py", "cpu/**/*.py"])
+    unread.write_text("no source")
+    assert len(seen) == 3
+    assert machine_code.digest(tmp_path, ["*.py", "cpu/**/*.py"]) == before
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_kept_nothing_is_left_in_the_package(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    environment |= {"RAMIFY_HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)}
+    script = "from ramify.kernels.cpu import packing; print(packing._run.stats.cache_path)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith(str(tmp_path / "ramify-compiled-")), done.stderr
+    assert "Set RAMIFY_HOME" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the folder of the process is gone"
