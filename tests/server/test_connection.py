@@ -179,6 +179,7 @@ def deflated(body: bytes, window: int) -> bytes:
     [
         ("gzip", gzip.compress(BODY, mtime=0)),
         ("X-GZip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0)),
+        ("gzip", gzip.compress(BODY, mtime=0) + gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS - 1)),
         ("deflate", deflated(BODY, 15)),
         ("deflate", deflated(BODY, -15)),
         ("identity", BODY),
@@ -199,6 +200,7 @@ def test_compressed_bodies(http: httpx.Client, encoding: str, body: bytes) -> No
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES + 1)), 413, "more than"),
         ("gzip", gzip.compress(b" " * bodies.MAX_BODY_BYTES, mtime=0), 400, "JSON"),
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES // 2 + 1)) * 2, 413, "more than"),
+        ("gzip", gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS + 1), 400, "16 gzip members"),
     ],
 )
 def test_bodies_that_cannot_be_inflated(
