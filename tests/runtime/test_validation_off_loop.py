@@ -74,7 +74,9 @@ def test_outputs_that_wait_too_long_are_not_validated(monkeypatch: pytest.Monkey
     monkeypatch.setattr(validation, "time", Time)
 
     async def last() -> tuple[Violation, ...] | None:
-        return [chunk async for chunk in validated(request({"type": "number"}), chunks())][-1].violations
+        *_, chunk = [chunk async for chunk in validated(request({"type": "number"}), chunks())]
+        found: tuple[Violation, ...] | None = chunk.violations
+        return found
 
     async def outputs() -> list[tuple[Violation, ...] | None]:
         tasks = [asyncio.create_task(last()) for _ in range(100)]
