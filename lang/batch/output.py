@@ -63,9 +63,19 @@ def open_stream(path: Place) -> Any:
 
 
 def check_file(path: Place, field: str) -> None:
-    """Raise `InvalidRequest` where a file cannot be made at `path`, or one that is there not written."""
+    """Raise `InvalidRequest` where a file cannot be made at `path`, or one that is there not written, or
+    where `path` names a descriptor that is not open."""
     place = Path(path)
-    if descriptor(path) is not None:
+    number = descriptor(path)
+    if number is not None:
+        try:
+            os.fstat(number)
+        except OSError:
+            raise InvalidRequest(
+                f"{path} is not open: this process has no descriptor {number}.",
+                field=field,
+                remedy="Name a file, or a descriptor that the shell opens, such as >(gzip > out.gz).",
+            ) from None
         return
     if place.is_dir():
         raise InvalidRequest(f"{path} is a folder.", field=field, remedy="Name a file in it.")

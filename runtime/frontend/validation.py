@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -11,6 +12,9 @@ from contextlib import aclosing
 import msgspec
 
 from ramify.messages import Generate, TextChunk, Violation
+
+MAX_WAIT_S = 10.0
+"""How long an output waits behind others to be validated, in seconds; each of them may take 2 s."""
 
 
 def to_be_validated(request: Generate) -> bool:
@@ -27,7 +31,7 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
             text += chunk.text
             if chunk.finish is not None:
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(_thread(), violations, request, text)
+                found = await loop.run_in_executor(_thread(), _in_time, request, text, time.monotonic())
                 chunk = msgspec.structs.replace(chunk, violations=found)
             yield chunk
 
@@ -35,8 +39,16 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
     """One thread for all: what validating takes is bounded (`time_limit`), and never more than one is busy
-    with it beside the event loop."""
+    with it beside the event loop. What waits for it is bounded by `MAX_WAIT_S`."""
     return ThreadPoolExecutor(1, "ramify-validate")
+
+
+def _in_time(request: Generate, text: str, asked: float) -> tuple[Violation, ...]:
+    """`violations`, or where `MAX_WAIT_S` have passed since `asked`, that it was not validated."""
+    if time.monotonic() - asked > MAX_WAIT_S:
+        waited = f"It was not validated: it waited for more than {MAX_WAIT_S:g} s behind other outputs"
+        return (Violation(instance="", schema="", message=waited),)
+    return violations(request, text)
 
 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:

@@ -3,7 +3,10 @@
     asked      the watchdog puts a call on the loop, every EVERY_S
     1 s later  not answered: "The event loop has been blocked for 1.0 s", with the stack of the loop's thread
     2 s, 4 s   the same again
-    answered   "The event loop was blocked for 5.2 s."
+    answered   "The event loop did not run for 5.2 s."
+
+A loop that waits for events although it has a call to run is not blocked by any code: its thread was not
+scheduled, and the line says so.
 
 Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog as well: then
 there is the last line alone.
@@ -18,12 +21,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from types import CodeType, FrameType
 
 log = logging.getLogger("ramify")
 
 EVERY_S = 0.5
 BLOCKED_S = 1.0
 """A loop that answers sooner is not reported. Garbage collection and large bodies take up to some 0.3 s."""
+_RUN_ONCE = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 MOST_FRAMES = 12
 """Innermost frames of a stack that are logged."""
 
@@ -40,7 +45,7 @@ class LoopWatchdog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_s = 0.0
-        """Seconds for which the loop was blocked, of all times of at least `blocked_s`."""
+        """Seconds for which the loop did not run, of all times of at least `blocked_s`."""
         self._loop = loop
         self._thread = threading.get_ident()
         self._blocked_s = blocked_s
@@ -48,6 +53,8 @@ class LoopWatchdog:
         self._clock = clock
         self._asked: float | None = None
         self._answered: float | None = None
+        self._runner: CodeType | None = None
+        """The code that calls a callback of the loop. While uvloop waits for events, it is innermost."""
         self._next_s = blocked_s
         self._stopped = threading.Event()
 
@@ -73,19 +80,33 @@ class LoopWatchdog:
             blocked_s = self._answered - self._asked
             if blocked_s >= self._blocked_s:
                 self.total_s += blocked_s
-                log.warning("The event loop was blocked for %.1f s.", blocked_s)
+                log.warning("The event loop did not run for %.1f s.", blocked_s)
         self._answered, self._next_s = None, self._blocked_s
         self._asked = self._clock()
         self._loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:
         self._answered = self._clock()
+        self._runner = sys._getframe(1).f_code
+
+    def _waits(self, frame: FrameType) -> bool:
+        """Whether a loop whose thread's innermost frame is `frame` waits for events."""
+        if frame.f_back is not None and frame.f_back.f_code is _RUN_ONCE:
+            return frame.f_code.co_name == "select"
+        return frame.f_code is self._runner
 
     def _report(self, waited_s: float) -> None:
         frame = sys._current_frames().get(self._thread)
         if waited_s < self._next_s or frame is None:
             return
         self._next_s = 2 * waited_s
+        if self._waits(frame):
+            log.warning(
+                "The event loop has not run for %.1f s, and no code blocks it: its thread was not scheduled. "
+                "The machine is busy, the process was stopped, or a thread holds the interpreter's lock.",
+                waited_s,
+            )
+            return
         stack = "".join(traceback.format_stack(frame)[-MOST_FRAMES:])
         log.warning(
             "The event loop has been blocked for %.1f s by %s (%s, line %d); no request goes on:\n%s",

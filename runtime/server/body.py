@@ -13,6 +13,8 @@ from ramify.runtime.server.errors import ClientGone
 MAX_BODY_BYTES = 32 << 20
 """A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON. A compressed body has at most
 as many bytes when it is inflated."""
+MAX_GZIP_MEMBERS = 16
+"""zlib copies what follows a member, so that the time grows with members times bytes."""
 BODY_IDLE_S = 60.0
 """How long a body may bring no byte, in seconds."""
 
@@ -79,13 +81,19 @@ _WINDOWS = {"identity": 0, "gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def _inflated(body: bytes, encoding: str) -> bytes:
-    """`body` without its content encoding, at most `MAX_BODY_BYTES`. A gzip body may have several members."""
+    """`body` without its content encoding, at most `MAX_BODY_BYTES`. A gzip body may have
+    `MAX_GZIP_MEMBERS` members."""
     window = _WINDOWS[encoding]
     if encoding == "deflate" and (body[0] & 15 != 8 or int.from_bytes(body[:2]) % 31):
         window = -15  # without zlib's header, as some clients send it
     parts: list[bytes] = []
     room = MAX_BODY_BYTES
     while body:
+        if len(parts) == MAX_GZIP_MEMBERS:
+            raise InvalidRequest(
+                f"The body has more than {MAX_GZIP_MEMBERS} gzip members.",
+                remedy="Compress it as a whole, in one member.",
+            )
         member = zlib.decompressobj(window)
         try:
             parts.append(member.decompress(body, room + 1))

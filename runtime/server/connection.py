@@ -3,6 +3,7 @@
 - An offer to switch protocols (``Upgrade: h2c`` of Java's and of curl's clients, ``Upgrade: websocket``) is
   not taken up, and the request is answered (RFC 9110, section 7.8). The parser leaves out the body of such a
   request, so its head is parsed again without the offer.
+- CONNECT is refused with 400, whatever its target: this server is no proxy.
 - An HTTP/1.0 client gets a body of unknown length as it is, ended by the end of the connection: that version
   has no chunks (RFC 9112, section 6.1).
 - A connection that owes no response ends after `timeout_keep_alive` seconds without a byte, also before its
@@ -33,8 +34,11 @@ class Connection(HttpToolsProtocol):
                 data = b""
             except httptools.HttpParserUpgrade as offer:
                 data = self._head_without_offer() + data[offer.args[0] :]
+                self._renew_parser()
             except httptools.HttpParserError:
                 message = "Invalid HTTP request received."
+                if self._is_connect():
+                    message = "CONNECT is refused: this server is no proxy. Send the request to its own URL."
                 self.logger.warning(message)
                 self.send_400_response(message)
                 return
@@ -42,6 +46,8 @@ class Connection(HttpToolsProtocol):
             self._end_if_idle()
 
     def on_headers_complete(self) -> None:
+        if self._is_connect():
+            raise httptools.HttpParserError("CONNECT")
         if self._offers_upgrade():
             return  # the same head follows without the offer
         super().on_headers_complete()
@@ -52,8 +58,16 @@ class Connection(HttpToolsProtocol):
         if not self._offers_upgrade():
             super().on_message_complete()
 
+    def _is_connect(self) -> bool:
+        return self.parser.get_method() == b"CONNECT"
+
     def _offers_upgrade(self) -> bool:
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return self.parser.should_upgrade() and not self._is_connect()
+
+    def _renew_parser(self) -> None:
+        """A parser that has read a head with ``Connection: close`` reads nothing more."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
 
     def _head_without_offer(self) -> bytes:
         lines = [

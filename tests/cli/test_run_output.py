@@ -112,6 +112,8 @@ def test_a_reader_that_has_enough(folder: Path, server: LiveServer) -> None:
         ("out.jsonl", ["--trace", "gone/trace.html"], "There is no folder gone for trace.html"),
         ("out.jsonl", ["--trace", "/"], "/ is a folder"),
         ("/dev/null", ["--rerun", "failed"], "/dev/null is no file that has results"),
+        ("/dev/fd/77", [], "/dev/fd/77 is not open: this process has no descriptor 77. Name a file"),
+        ("out.jsonl", ["--trace", "/dev/fd/77"], "/dev/fd/77 is not open"),
         ("pipe.parquet", [], "is a pipe or a device, and a table needs a file"),
     ],
 )

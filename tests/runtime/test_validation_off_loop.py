@@ -53,6 +53,46 @@ def test_the_loop_runs_while_an_output_is_validated(monkeypatch: pytest.MonkeyPa
     assert names[0].startswith("ramify-validate")
 
 
+def test_outputs_that_wait_too_long_are_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[str] = []
+
+    class Time:
+        now = 0.0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return cls.now
+
+    def slow(request: Generate, text: str) -> tuple[Violation, ...]:
+        assert all_asked.wait(60)
+        run.append(text)
+        Time.now += 2.0
+        return ()
+
+    all_asked = threading.Event()
+    monkeypatch.setattr(validation, "violations", slow)
+    monkeypatch.setattr(validation, "time", Time)
+
+    async def last() -> tuple[Violation, ...] | None:
+        *_, chunk = [chunk async for chunk in validated(request({"type": "number"}), chunks())]
+        found: tuple[Violation, ...] | None = chunk.violations
+        return found
+
+    async def outputs() -> list[tuple[Violation, ...] | None]:
+        tasks = [asyncio.create_task(last()) for _ in range(100)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        all_asked.set()
+        return await asyncio.gather(*tasks)
+
+    found = asyncio.run(outputs())
+    assert len(run) == 6  # those that have waited for 0 to 10 s
+    assert found[:6] == [()] * 6
+    for late in found[6:]:
+        assert late is not None
+        assert "was not validated: it waited for more than 10 s" in late[0].message
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "message"),
     [

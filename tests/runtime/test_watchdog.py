@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ramify.loop import new_loop
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.supervisor import RingSupervisor
@@ -65,7 +66,7 @@ def test_a_blocked_loop_is_reported_at_growing_intervals(caplog: pytest.LogCaptu
     assert all("test_a_blocked_loop_is_reported" in message for message in caplog.messages)
     loop.run()
     watchdog.look()
-    assert caplog.messages[-1] == "The event loop was blocked for 10.5 s."
+    assert caplog.messages[-1] == "The event loop did not run for 10.5 s."
     assert watchdog.total_s == 10.5
     clock.now += 0.5
     loop.run()
@@ -80,7 +81,31 @@ def test_what_also_stopped_the_watchdog_is_told_afterwards(caplog: pytest.LogCap
     clock.now += 9.5
     loop.run()
     watchdog.look()
-    assert caplog.messages == ["The event loop was blocked for 9.5 s."]
+    assert caplog.messages == ["The event loop did not run for 9.5 s."]
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, new_loop], ids=["asyncio", "uvloop"])
+def test_a_loop_that_is_not_scheduled_is_not_told_as_blocked(
+    caplog: pytest.LogCaptureFixture, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    loop, asked, clock = make_loop(), Loop(), Clock()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    watchdog = watched(asked, clock)
+    watchdog._thread = thread.ident or 0
+    watchdog.look()
+    loop.call_soon_threadsafe(asked.calls.pop())
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+    for _ in range(1000):  # until the thread waits again; the second call is never answered
+        watchdog.look()
+        clock.now += 2 * watchdog._next_s
+        if caplog.messages and "not scheduled" in caplog.messages[-1]:
+            break
+        watchdog._next_s = 1.0
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    assert "no code blocks it: its thread was not scheduled" in caplog.messages[-1]
 
 
 def stands_still(told: threading.Event) -> None:

@@ -74,11 +74,43 @@ def test_an_offer_without_a_body(server: LiveServer) -> None:
     assert (status, json.loads(body)["data"][0]["id"]) == (200, MODEL)
 
 
-def test_connect_is_refused(server: LiveServer) -> None:
+@pytest.mark.parametrize("body", [b"", SIZED + BODY, CHUNKED], ids=["none", "sized", "chunked"])
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_an_offer_to_upgrade_on_a_connection_that_is_to_close(
+    server: LiveServer, version: bytes, body: bytes
+) -> None:
+    head = HEAD if body else b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+    head = head.replace(b"1.1", version) + b"connection: close, Upgrade\r\nupgrade: h2c\r\n"
     with connect(server) as connection:
-        connection.sendall(b"CONNECT localhost:443 HTTP/1.1\r\nhost: localhost:443\r\n\r\n")
-        ((status, _, _),) = answers(connection, 1)
-    assert status == 400
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in head + (body or b"\r\n"):
+            connection.sendall(bytes([byte]))
+        ((status, headers, answer),) = answers(connection, 1)
+        assert connection.recv(1) == b""
+    assert (status, headers["connection"]) == (200, "close"), answer
+
+
+@pytest.mark.parametrize("offer", [b"", b"connection: Upgrade\r\nupgrade: h2c\r\n"])
+@pytest.mark.parametrize(
+    "target", [b"localhost:443", b"/", b"*", b"//foo", b"http://foo/", b"/v1/completions"]
+)
+def test_connect_is_refused(
+    monkeypatch: pytest.MonkeyPatch, server: LiveServer, target: bytes, offer: bytes
+) -> None:
+    heads = iter(range(2))  # a loop over the same head ends here
+    complete = Connection.on_headers_complete
+
+    def counted(self: Connection) -> None:
+        next(heads)
+        complete(self)
+
+    monkeypatch.setattr(Connection, "on_headers_complete", counted)
+    with connect(server) as connection:
+        connection.sendall(b"CONNECT %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (target, offer))
+        ((status, headers, body),) = answers(connection, 1)
+        assert connection.recv(1) == b""
+    assert (status, headers["connection"]) == (400, "close")
+    assert b"CONNECT" in body
 
 
 def test_expect_continue(server: LiveServer) -> None:
@@ -147,6 +179,7 @@ def deflated(body: bytes, window: int) -> bytes:
     [
         ("gzip", gzip.compress(BODY, mtime=0)),
         ("X-GZip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0)),
+        ("gzip", gzip.compress(BODY, mtime=0) + gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS - 1)),
         ("deflate", deflated(BODY, 15)),
         ("deflate", deflated(BODY, -15)),
         ("identity", BODY),
@@ -167,6 +200,7 @@ def test_compressed_bodies(http: httpx.Client, encoding: str, body: bytes) -> No
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES + 1)), 413, "more than"),
         ("gzip", gzip.compress(b" " * bodies.MAX_BODY_BYTES, mtime=0), 400, "JSON"),
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES // 2 + 1)) * 2, 413, "more than"),
+        ("gzip", gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS + 1), 400, "16 gzip members"),
     ],
 )
 def test_bodies_that_cannot_be_inflated(
