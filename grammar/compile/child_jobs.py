@@ -109,8 +109,8 @@ class CompileJobs:
         self._next_quick()
 
     def drop(self, key: str) -> None:
-        """Nobody waits for the answer of the job `key`. In the quick lane it goes on to the end of that lane's
-        limit: most finish, and the next request finds the grammar on disk."""
+        """Nobody waits for the answer of the job `key`. In the quick lane it goes on up to that lane's limit:
+        most finish, and the next request finds the grammar on disk."""
         if self._quick is not None and self._quick.job.key == key:
             self._quick.dropped = True
         self._queue = deque([job for job in self._queue if job.key != key])
