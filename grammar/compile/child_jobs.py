@@ -6,7 +6,7 @@ There are two lanes with one running job each:
     slow    jobs that did not finish; one runs, on idle cores only, and the others wait, oldest first: stopped
             (SIGSTOP), or where too many are, to be started again
 
-None is refused for waiting: it waits until it has run, or nobody wants its answer any more (`drop`).
+No job is refused for waiting: it waits until it has run, or nobody wants its answer any more (`drop`).
 
 The model comes first. Compiling may take SHARE of one core. Jobs that start while that share is used up run
 on idle cores from the beginning.
@@ -66,6 +66,8 @@ class _Child:
     wall_s: float = 0.0
     received: bytearray = dataclasses.field(default_factory=bytearray)
     timer: asyncio.TimerHandle | None = None
+    dropped: bool = False
+    """Nobody waits for the answer."""
 
     def running_s(self) -> float:
         """Running time by the clock, without the time in which it was stopped."""
@@ -107,7 +109,10 @@ class CompileJobs:
         self._next_quick()
 
     def drop(self, key: str) -> None:
-        """Nobody waits for the answer of the job `key`. One that runs in the quick lane goes on there."""
+        """Nobody waits for the answer of the job `key`. In the quick lane it goes on up to that lane's limit:
+        most finish, and the next request finds the grammar on disk."""
+        if self._quick is not None and self._quick.job.key == key:
+            self._quick.dropped = True
         self._queue = deque([job for job in self._queue if job.key != key])
         self._again = deque([job for job in self._again if job.key != key])
         for child in [child for child in self._stopped if child.job.key == key]:
@@ -155,7 +160,9 @@ class CompileJobs:
 
     def _quick_over(self, child: _Child) -> None:
         self._quick = None
-        if self._quick_s >= self._timeout_s:
+        if child.dropped:
+            self._reap(child)
+        elif self._quick_s >= self._timeout_s:
             self._fail(child, _overrun(self._timeout_s))
         elif self._slow is None:
             _run_on_idle_cores(child.pid)

@@ -7,6 +7,7 @@ annotated types) is generated as JSON of the type's schema and validated by pyda
 
 from __future__ import annotations
 
+import datetime
 import enum
 import functools
 import inspect
@@ -56,10 +57,11 @@ def schema_of(kind: Any) -> Schema:
     """
     if isinstance(kind, Mapping | str):
         return Schema(json_schema(kind), read_json)
+    today = datetime.date.today()
     try:
-        return _schema_of_type(kind)
+        return _schema_of_type(kind, today)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
-        return _schema_of_type.__wrapped__(kind)
+        return _schema_of_type.__wrapped__(kind, today)
 
 
 def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
@@ -117,7 +119,8 @@ def dtype_schema(dtype: Any) -> Schema:
 
 
 @functools.lru_cache(maxsize=1024)
-def _schema_of_type(kind: Any) -> Schema:
+def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
+    """`today` is a part of the key alone: the dates that a PastDate may be change with it."""
     if kind is str:
         return Schema(None, str)
     if kind is bool:

@@ -8,12 +8,14 @@ what pydantic accepts, such as the path of a file that exists, is refused.
 from __future__ import annotations
 
 import datetime
+import enum
 import re
 import zoneinfo
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import SchemaValidator, core_schema, to_json
 
 from ramify.errors import InvalidConstraint
 from ramify.lang.typed.text_patterns import (
@@ -42,6 +44,17 @@ SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
 
 DECIMAL_DIGITS = 18
 """Most digits before the point of a Decimal. pydantic reads it by way of a float, and refuses infinity."""
+
+_PLAIN_DECIMAL = {
+    "allOf": [{"exclusiveMinimum": -(10.0**DECIMAL_DIGITS), "exclusiveMaximum": 10.0**DECIMAL_DIGITS}]
+}
+"""Bounds of a Decimal without limits of its own; the texts of `KEYS` are within."""
+
+_REMARKS = {"title", "description", "default", "examples", "deprecated"}
+
+DAY = datetime.timedelta(days=1)
+ZONES = 1
+"""Days by which the date of a text and its date in UTC may differ."""
 
 HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
 """No punycode, no two dashes in a row, and no IP addresses, as most texts of that form are invalid."""
@@ -96,50 +109,84 @@ class TypeSchema(GenerateJsonSchema):
     Raises `InvalidConstraint` for types whose values no schema describes.
     """
 
-    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+    def dict_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().dict_schema(schema)
         keys: Any = schema.get("keys_schema", {})
         if keys.get("type") == "enum" and keys.get("sub_type") == "int":
             return found | {"propertyNames": {"enum": [str(member.value) for member in keys["members"]]}}
         if not keys:
             return found
-        pattern = _key_pattern(self.resolved(self.generate_inner(keys)))
-        if pattern == "":
-            _refuse("A key of an object is a text", "Use str, int, float or bool for the keys.")
+        names = self._names(self.generate_inner(keys))
+        if not names:
+            _refuse(
+                "A key of an object is a text", "Use str, int, float or bool for the keys, without bounds."
+            )
         if "patternProperties" in found:
             found.setdefault("additionalProperties", False)
-        elif "propertyNames" not in found and pattern is not None:
-            found["propertyNames"] = {"pattern": pattern}
+        elif all(name.keys() - {"type"} for name in names):
+            found["propertyNames"] = names[0] if len(names) == 1 else {"anyOf": names}
         return found
+
+    frozendict_schema = ordered_dict_schema = counter_schema = dict_schema
+
+    def _names(self, schema: JsonSchemaValue) -> list[JsonSchemaValue]:
+        """Schemas of the texts that are read as keys of the schema `schema`; empty where none is known."""
+        schema = {key: value for key, value in self.resolved(schema).items() if key not in _REMARKS}
+        if options := schema.get("anyOf") or schema.get("oneOf"):
+            return [name for option in options for name in self._names(option)]
+        if "enum" in schema or "const" in schema:
+            texts = [one for one in schema.get("enum", [schema.get("const")]) if isinstance(one, str)]
+            return [{"enum": texts}] if texts else []
+        parts = [schema, *schema.get("allOf", ())]
+        if not schema or any(self.resolved(part).get("type") == "string" for part in parts):
+            return [schema]
+        bounds = {key: value for key, value in schema.items() if key != "type"}
+        pattern = KEYS.get(str(schema.get("type")))
+        return [{"pattern": pattern}] if pattern and bounds in ({}, _PLAIN_DECIMAL) else []
 
     def resolved(self, schema: JsonSchemaValue) -> JsonSchemaValue:
         """`schema`, or the definition that it is a reference to."""
         reference = schema.get("$ref")
         return schema if reference is None else self.get_schema_from_definitions(reference) or schema
 
-    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
-        day = datetime.timedelta(days=1)
-        low, high = schema.get("ge"), schema.get("le")
-        if (above := schema.get("gt")) is not None:
-            low = max(above + day, low or datetime.date.min)
-        if (below := schema.get("lt")) is not None:
-            high = min(below - day, high or datetime.date.max)
-        return _dates(super().date_schema(schema), schema, low, high, day)
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        _check_readable(schema, schema["expected"])
+        return super().literal_schema(schema)
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        _check_readable(schema, schema["members"])
+        return super().enum_schema(schema)
+
+    def date_schema(self, schema: Any) -> JsonSchemaValue:
+        lows = [schema[name].toordinal() + more for name, more in (("ge", 0), ("gt", 1)) if name in schema]
+        highs = [schema[name].toordinal() - less for name, less in (("le", 0), ("lt", 1)) if name in schema]
+        today = datetime.date.today().toordinal()  # in the local time zone, as pydantic has it
+        if schema.get("now_op") == "future":
+            lows.append(today + 2)  # an output may be read on the day after
+        elif schema.get("now_op") == "past":
+            highs.append(today - 1)
+        return _dates(super().date_schema(schema), lows, highs)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        """Dates whose every time of day is between the bounds, in any time zone."""
         found = super().datetime_schema(schema)
+        above = [schema[name] for name in ("ge", "gt") if name in schema]
+        below = [schema[name] for name in ("le", "lt") if name in schema]
+        margin = ZONES
         if schema.get("tz_constraint") == "naive":
             found = {"type": "string", "pattern": NAIVE_DATETIME}
-        # A bound and a text may differ in their time zones by up to two days.
-        margin = datetime.timedelta(days=2)
-        low, high = (schema.get("ge") or schema.get("gt")), (schema.get("le") or schema.get("lt"))
-        return _dates(
-            found,
-            schema,
-            None if low is None else low.date() + margin,
-            None if high is None else high.date() - margin,
-            margin,
-        )
+            if "now_op" not in schema and not any(bound.tzinfo for bound in (*above, *below)):
+                margin = 0
+        now = datetime.datetime.now(datetime.UTC)
+        if schema.get("now_op") == "future":
+            above.append(now + DAY)  # an output may be read a day later
+        elif schema.get("now_op") == "past":
+            below.append(now)
+        lows = [1 + margin - (-_since_year_1(bound) // DAY) for bound in above]
+        highs = [_since_year_1(bound) // DAY - margin for bound in below]
+        if "gt" in schema:
+            lows.append(2 + margin + _since_year_1(schema["gt"]) // DAY)
+        return _dates(found, lows, highs, margin)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
         if _BOUNDS & schema.keys():
@@ -219,21 +266,34 @@ class TypeSchema(GenerateJsonSchema):
 _BOUNDS = {"ge", "gt", "le", "lt"}
 
 
-def _dates(
-    found: JsonSchemaValue, schema: Any, low: Any, high: Any, margin: datetime.timedelta
-) -> JsonSchemaValue:
-    """`found`, a schema of texts that begin with a date, with the dates between the bounds."""
-    today = datetime.datetime.now(datetime.UTC).date()
-    if schema.get("now_op") == "past":
-        high = min(today - margin, high or datetime.date.max)
-    elif schema.get("now_op") == "future":
-        low = max(today + margin, low or datetime.date.min)
-    low, high = low or datetime.date.min, high or datetime.date.max
+def _since_year_1(moment: datetime.datetime) -> datetime.timedelta:
+    """Time in UTC. Unlike a datetime it may lie before year 1."""
+    return moment.replace(tzinfo=None) - datetime.datetime.min - (moment.utcoffset() or datetime.timedelta(0))
+
+
+def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: int = 0) -> JsonSchemaValue:
+    """`found`, a schema of texts that begin with a date, with the dates from the last of `lows` to the first
+    of `highs`, which are days since year 1."""
+    first, last = datetime.date.min.toordinal(), datetime.date.max.toordinal()
+    low, high = max([first, *lows]), min([last, *highs])
     if low > high:
-        _refuse("No date lies between the bounds", "Widen them by two days or more.")
-    if (low, high) == (datetime.date.min, datetime.date.max):
+        zones = ", with a margin of one day at each for time zones" if margin else ""
+        _refuse(f"No whole day lies between the bounds{zones}", "Widen them by a day or more.")
+    if (low, high) == (first, last):
         return found if "pattern" in found else _with_pattern(found, YEARS)
-    return {"allOf": [found, {"type": "string", "pattern": dates_between(low, high)}]}
+    between = dates_between(datetime.date.fromordinal(low), datetime.date.fromordinal(high))
+    return {"allOf": [found, {"type": "string", "pattern": between}]}
+
+
+def _check_readable(schema: core_schema.CoreSchema, values: Iterable[Any]) -> None:
+    """Refuse a value, such as bytes, of which pydantic does not read its own JSON."""
+    validator = SchemaValidator(schema)
+    for value in values:
+        raw = value.value if isinstance(value, enum.Enum) else value
+        try:
+            validator.validate_json(to_json(raw))
+        except ValueError:  # of both
+            _refuse(f"The value {raw!r} is not read from JSON", "Use texts, numbers, booleans and None.")
 
 
 def _url(schema: JsonSchemaValue, schemes: list[str] | None) -> JsonSchemaValue:
@@ -245,19 +305,6 @@ def _url(schema: JsonSchemaValue, schemes: list[str] | None) -> JsonSchemaValue:
     if found.get("maxLength", 0) >= LONGEST_URL:
         del found["maxLength"]
     return found
-
-
-def _key_pattern(schema: JsonSchemaValue) -> str | None:
-    """The pattern of the texts of a dict's keys; "" where none is a key; None where its schema is about texts
-    already."""
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
-        patterns = [_key_pattern(option) for option in options]
-        return None if None in patterns else "|".join(filter(None, patterns))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [""])
-    if schema.get("type") in ("array", "object", "null") or not any(isinstance(one, str) for one in values):
-        return ""
-    return KEYS.get(str(schema.get("type")))
 
 
 def _with_pattern(schema: JsonSchemaValue, pattern: str) -> JsonSchemaValue:

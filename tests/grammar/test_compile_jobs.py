@@ -163,7 +163,7 @@ def test_long_jobs_wait_without_a_process_where_too_many_are_stopped(
 
 
 async def _dropped() -> list[str]:
-    """Five jobs that hang, one in each place, and then one that ends."""
+    """Six jobs that hang, one in each place, and then one that ends."""
     answers: list[str] = []
     runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0)
     try:
@@ -171,20 +171,22 @@ async def _dropped() -> list[str]:
             runner.submit(told(job))
             assert runner._quick is not None
             runner._quick_over(runner._quick)
-        for job in ("hang4", "hang5", "fine"):
+        for job in ("hang4", "hang5", "hang6", "fine"):
             runner.submit(told(job))
         assert runner._slow is not None
         assert [runner._slow.job.key, *(child.job.key for child in runner._stopped)] == ["hang1", "hang2"]
         assert [job.key for job in runner._again] == ["hang3"]
-        for job in ("hang5", "hang2", "hang1", "unknown"):
+        for job in ("hang6", "hang4", "hang2", "hang1", "unknown"):
             runner.drop(job)
         assert runner._slow.job.key == "hang3"
-        assert runner._quick is not None
-        runner._quick_over(runner._quick)
+        for job in ("hang4", "hang5"):
+            assert runner._quick is not None
+            assert runner._quick.job.key == job
+            runner._quick_over(runner._quick)
         while not answers:
             await asyncio.sleep(0.01)
         runner.drop("hang3")
-        assert runner._slow.job.key == "hang4"
+        assert runner._slow.job.key == "hang5"
         assert not [*runner._stopped, *runner._queue, *runner._again]
         return answers
     finally:

@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import ipaddress
+import json
 import pathlib
 import re
 import uuid
@@ -36,6 +37,15 @@ class Number(enum.IntEnum):
     TWO = 2
 
 
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Raw(enum.Enum):
+    RED = "red"
+    BYTES = b"bytes"
+
+
 class Mixed(enum.Enum):
     RED = "red"
     HALF = 2.5
@@ -52,6 +62,9 @@ class Pair(NamedTuple):
     right: complex
 
 
+LATE = datetime.datetime(2024, 5, 20)
+EAST = datetime.timezone(datetime.timedelta(hours=14))
+
 GENERATED: list[Any] = [
     *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
     *(pydantic.NaiveDatetime, pydantic.AwareDatetime, pydantic.PastDate, pydantic.FutureDate),
@@ -61,7 +74,14 @@ GENERATED: list[Any] = [
     Annotated[datetime.date, Field(le=datetime.date(3, 2, 1))],
     Annotated[datetime.datetime, Field(lt=NOON)],
     Annotated[pydantic.NaiveDatetime, Field(ge=NOON, le=datetime.datetime(2024, 6, 1))],
+    Annotated[pydantic.NaiveDatetime, Field(ge=datetime.datetime(2024, 5, 17), lt=LATE)],
+    Annotated[pydantic.NaiveDatetime, Field(gt=datetime.datetime(2024, 5, 17), le=LATE)],
+    Annotated[pydantic.NaiveDatetime, Field(ge=NOON.replace(tzinfo=EAST), le=LATE)],
+    Annotated[datetime.datetime, Field(ge=NOON, gt=LATE, lt=datetime.datetime(2024, 5, 24, 1))],
+    Annotated[datetime.datetime, Field(le=LATE, lt=NOON, ge=datetime.datetime(2024, 5, 14))],
     Annotated[pydantic.AwareDatetime, Field(gt=NOON.replace(tzinfo=datetime.UTC))],
+    Annotated[pydantic.AwareDatetime, Field(gt=LATE.replace(tzinfo=EAST), lt=datetime.datetime(2024, 5, 27))],
+    *(Annotated[datetime.date, Field(ge=TODAY, gt=TODAY, le=datetime.date.max)],),
     *(decimal.Decimal, pydantic.condecimal(max_digits=5, decimal_places=2), fractions.Fraction, complex),
     *(bytes, Annotated[bytes, Field(max_length=3)], Annotated[bytes, Field(min_length=2, max_length=9)]),
     *(pydantic.Base64Bytes, pydantic.Base64Str, pydantic.Base64UrlBytes, pydantic.Base64UrlStr),
@@ -75,6 +95,8 @@ GENERATED: list[Any] = [
     *(pydantic.RedisDsn, pydantic.MongoDsn, pydantic.NatsDsn, pydantic.KafkaDsn, networks.SnowflakeDsn),
     *(Number, Mixed, Meeting, Pair, collections.Counter[str], collections.deque[int], set[int]),
     *(dict[Number, bool], dict[Mixed, bool], dict[int | float, bool], dict[int | None, bool]),
+    *(collections.OrderedDict[int, int], collections.Counter[int], dict[Literal["a", 1], int]),
+    *(dict[Colour | int, int], dict[datetime.date | int, int], dict[decimal.Decimal, int]),
     *(dict[pydantic.NaiveDatetime, bool], dict[complex, bool], dict[bytes, bool], dict[Literal["a"], bool]),
 ]
 
@@ -82,6 +104,13 @@ REFUSED: list[Any] = [
     *(pydantic.Json, pydantic.Json[int], pydantic.FilePath, pydantic.DirectoryPath, pydantic.NewPath),
     *(pydantic.ImportString, types.PaymentCardNumber, re.Pattern[bytes], type[int], Hashable),
     *(dict[tuple[int, int], bool], dict[None, bool], dict[Literal[1, 2], bool]),
+    *(dict[pydantic.NonNegativeInt, int], dict[int, bool | Literal[b"x"]], Literal[b"x"], Raw),
+    Annotated[datetime.date, Field(gt=datetime.date.max)],
+    Annotated[datetime.date, Field(lt=datetime.date.min)],
+    Annotated[datetime.datetime, Field(ge=datetime.datetime.max)],
+    Annotated[datetime.datetime, Field(gt=datetime.datetime.max.replace(tzinfo=datetime.UTC))],
+    Annotated[datetime.datetime, Field(le=datetime.datetime.min)],
+    Annotated[datetime.datetime, Field(le=datetime.datetime.min.replace(tzinfo=EAST))],
     Annotated[datetime.time, Field(ge=datetime.time(12))],
     Annotated[datetime.timedelta, Field(ge=datetime.timedelta(days=1))],
     Annotated[pydantic.PastDate, Field(gt=datetime.date(9000, 1, 1))],
@@ -109,6 +138,44 @@ def test_what_no_schema_describes_is_refused_when_it_is_read(kind: Any) -> None:
 
     with pytest.raises(InvalidConstraint, match="The parameters of call"):
         make_tool(call)
+
+
+def _dates_of(kind: Any, days: range) -> set[int]:
+    """Those of 20 May 2024 and the `days` from it that the pattern of `kind` allows."""
+    source = schema_of(list[kind]).constraint
+    assert source is not None
+    pattern = re.compile(json.loads(source.source)["items"]["allOf"][1]["pattern"])
+    return {day for day in days if pattern.match((LATE + datetime.timedelta(day)).date().isoformat())}
+
+
+def test_bounds_leave_out_no_more_days_than_they_must() -> None:
+    bounds = Field(ge=LATE, lt=LATE + datetime.timedelta(3))
+    assert _dates_of(Annotated[pydantic.NaiveDatetime, bounds], range(-5, 9)) == {0, 1, 2}
+    assert _dates_of(Annotated[datetime.datetime, bounds], range(-5, 9)) == {1}
+    with pytest.raises(InvalidConstraint, match="margin of one day at each for time zones"):
+        schema_of(Annotated[datetime.datetime, Field(ge=LATE, lt=LATE + datetime.timedelta(2))])
+
+
+@pytest.mark.parametrize("kind", [pydantic.FutureDate, pydantic.FutureDatetime])
+def test_today_is_the_day_on_which_a_type_is_read(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that was read before is read anew. What is to come stays so for a day, while it is written."""
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return today.replace(tzinfo=tz)
+
+    class Calendar(datetime.date):
+        @classmethod
+        def today(cls) -> Any:
+            return today.date()
+
+    found = []
+    monkeypatch.setattr(datetime, "datetime", Clock)
+    monkeypatch.setattr(datetime, "date", Calendar)
+    for today in (LATE, LATE + datetime.timedelta(6)):  # noqa: B007, read by the clocks
+        found.append(min(_dates_of(kind, range(-3, 20))))
+    assert found == [2, 8]
 
 
 @pytest.mark.parametrize("module", [types, networks])

@@ -63,7 +63,8 @@ class ConstrainedOutput:
     def whole(self) -> bool:
         """The output is complete, and not cut inside free text: there the model itself has to end it.
 
-        In free text nearly any character may come next, and the output is complete after it as well.
+        In free text nearly any character of `PROSE` may come next, all but `MOST_MISSED`, and the output is
+        complete after each of them as well.
         """
         if not self._matcher.complete:
             return False
@@ -169,10 +170,9 @@ class ConstrainedOutput:
 
 
 def _goes_on(matcher: Matcher, data: bytes) -> bool:
-    """Advance over `data` if it may come here and the text is complete after it; whether that is so."""
+    """Whether `data` may come here and the text is complete after it. Leaves the matcher as it is."""
     if not matcher.accept_bytes(data):
         return False
-    if matcher.complete:
-        return True
+    complete = matcher.complete
     matcher.rollback(1)
-    return False
+    return complete
