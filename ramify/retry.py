@@ -132,7 +132,7 @@ class Attempts:
         if self.failed == retry.failing == 1:
             bounds = [retry.retries, retry.retries_begun if error.begun else None]
             counts = [one for one in bounds if one is not None]
-            most = f", at most {min(counts)} times," if counts else ""
-            logger.warning("%s Requests are sent again%s for up to %g s.", error, most, self._retry_for)
+            bound = f", at most {min(counts)} times," if counts else ""
+            logger.warning("%s Requests are sent again%s for up to %g s.", error, bound, self._retry_for)
         most = min(FIRST_PAUSE_S * 2.0 ** (self.failed - 1), LONGEST_PAUSE_S)
         return min(least + random.uniform(0.0, most), left)

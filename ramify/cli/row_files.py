@@ -376,7 +376,7 @@ def _first_value(line: str, key: str | None) -> Any:
     return value if line[end:].lstrip().startswith(",") else None
 
 
-def _some(row: Any, wanted: Container[str]) -> Any:
+def _some(row: Any, wanted: Container[Any]) -> Any:
     if not isinstance(row, dict):
         return row
     return {name: value for name, value in row.items() if name in wanted}
