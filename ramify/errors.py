@@ -52,6 +52,8 @@ class RamifyError(Exception):
     """The same request may succeed later: a connection was lost, or a server is overloaded or restarts."""
     begun: bool = False
     """The server may have worked on the request before the failure, so that a further attempt costs again."""
+    sent: int = 1
+    """How often the request was sent until this error stood."""
 
     def __init__(
         self,
@@ -76,7 +78,12 @@ class RamifyError(Exception):
 
     def __str__(self) -> str:
         where = f"At {self.pointer}: " if self.pointer else ""
-        return f"{where}{self.message} {self.remedy or ''}".rstrip()
+        return f"{where}{self.told} {self.remedy or ''}".rstrip()
+
+    @property
+    def told(self) -> str:
+        """The message, and how often the request was sent where that is more than once."""
+        return self.message if self.sent == 1 else f"{self.message} The request was sent {self.sent} times."
 
     def to_info(self) -> ErrorInfo:
         return ErrorInfo(code=self.code, **{name: getattr(self, name) for name in _FIELDS})

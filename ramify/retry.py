@@ -95,14 +95,17 @@ class Attempts:
     def __init__(self, retry: Retry, retry_for: float) -> None:
         self._retry, self._retry_for = retry, retry_for
         self.failed = 0
+        self._sent = 0
         self._begun = 0
         """Failures that are `RamifyError.begun`."""
         self._first_failure = 0.0
 
     async def again(self, error: RamifyError) -> bool:
         """Wait until the request may be sent again after `error`; False where it may not."""
+        self._sent += 1
         pause = self._pause(error)
         if pause is None:
+            error.sent = self._sent
             if error.begun and self._retry.retries_begun is not None:
                 error.transient = False
             return False
@@ -127,6 +130,9 @@ class Attempts:
         if error.begun and retry.retries_begun is not None and self._begun > retry.retries_begun:
             return None
         if self.failed == retry.failing == 1:
-            logger.warning("%s Requests are sent again for up to %g s.", error, self._retry_for)
+            bounds = [retry.retries, retry.retries_begun if error.begun else None]
+            counts = [one for one in bounds if one is not None]
+            bound = f", at most {min(counts)} times," if counts else ""
+            logger.warning("%s Requests are sent again%s for up to %g s.", error, bound, self._retry_for)
         most = min(FIRST_PAUSE_S * 2.0 ** (self.failed - 1), LONGEST_PAUSE_S)
         return min(least + random.uniform(0.0, most), left)

@@ -17,6 +17,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def sentence(text: str) -> str:
+    """`text` with a full stop, where it ends with none of . ! ? and …."""
+    return text if text.endswith((".", "!", "?", "…")) else text + "."
+
+
 def token_text(data: bytes) -> str:
     r"""The text of a token of these bytes; ``bytes:\xe2\x80``, as OpenAI has it, where they are not UTF-8."""
     try:

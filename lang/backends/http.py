@@ -27,7 +27,6 @@ from ramify.lang.backends.http_errors import (
     may_pass,
     plain_text,
     problem_in,
-    retry_after_of,
     something_else,
     status_in,
 )
@@ -191,7 +190,7 @@ class HttpClient:
             raise BackendError(something_else(response, data, wrong), transient=torn, begun=torn)
         status = status_in(problem)
         refused = status in (429, 503) and not came
-        found = error_from_body(problem, status, retry_after_of(response), transient=refused)
+        found = error_from_body(response, problem, status, transient=refused)
         found.begun = came
         raise found
 

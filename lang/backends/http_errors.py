@@ -24,7 +24,7 @@ from ramify.errors import (
     Unauthorized,
     from_info,
 )
-from ramify.text import shortened
+from ramify.text import sentence, shortened
 
 SHOWN_CHARS, READ_BYTES = 500, 8192
 """The most of an answer that an error shows, and of which it is made."""
@@ -45,10 +45,9 @@ _BY_STATUS: dict[int, type[RamifyError]] = {
 def error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
     problem = problem_in(json_of(answer), told=True)
     if problem is None:
-        says = f": {text}" if (text := plain_text(answer)) else "."
-        problem = {"message": f"{response.url} answered {response.status}{says}"}
+        problem = {"message": plain_text(answer)}
     status = response.status
-    return error_from_body(problem, status, retry_after_of(response), transient=may_pass(status))
+    return error_from_body(response, problem, status, transient=may_pass(status))
 
 
 def json_of(data: bytes) -> Any:
@@ -114,9 +113,11 @@ def retry_after_s(header: str) -> float | None:
 
 
 def error_from_body(
-    problem: Mapping[str, Any], status: int | None, retry_after: float | None, *, transient: bool
+    response: aiohttp.ClientResponse, problem: Mapping[str, Any], status: int | None, *, transient: bool
 ) -> RamifyError:
     """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception.
+
+    The message begins with the address and the status, unless the code is one of Ramify's.
 
     `status` is None for an event of a stream that names none. `transient` holds where the code is none of
     Ramify's.
@@ -124,16 +125,24 @@ def error_from_body(
     said = problem.get("message")
     if said and not isinstance(said, str):
         said = msgspec.json.encode(said).decode()
-    message = said or f"The endpoint answered {status or 'an error'}."
+    retry_after = retry_after_of(response)
+    answered = f"{response.url} answered {status or 'with an error'}"
     field = problem.get("param") if isinstance(problem.get("param"), str) else None
     code, pointer = problem.get("code"), problem.get("pointer")
     if isinstance(code, str):
         known = from_info(
-            ErrorInfo(code=code, message=message, field=field, pointer=pointer, retry_after=retry_after)
+            ErrorInfo(
+                code=code,
+                message=said or f"{answered}.",
+                field=field,
+                pointer=pointer,
+                retry_after=retry_after,
+            )
         )
         if type(known) is not RamifyError:
             return remote(known)
     kind = _BY_STATUS.get(status or 500, BackendError)
+    message = sentence(f"{answered}: {said}" if said else answered)
     return kind(message, field=field, retry_after=retry_after, transient=transient)
 
 

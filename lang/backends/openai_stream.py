@@ -14,7 +14,7 @@ from ramify.errors import BackendError
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import SHOWN_CHARS
 from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage, concatenated
-from ramify.text import shortened
+from ramify.text import sentence, shortened
 
 END_S = 5.0
 """Longest wait for the usage and the end of a stream behind its finish reason."""
@@ -81,7 +81,7 @@ async def text_chunks(
                     wrote = True
                     yield TextChunk(rid=rid, text=text, reasoning=reasoning, logprobs=logprobs)
     if refusal:
-        raise BackendError(f"The model refused: {shortened(refusal, SHOWN_CHARS)}")
+        raise BackendError(sentence(f"The model refused: {shortened(refusal, SHOWN_CHARS)}"))
     if not reason and not wrote:
         raise BackendError(f"{http.base_url + path} ended its answer without any output.")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))

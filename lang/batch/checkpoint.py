@@ -31,6 +31,7 @@ import msgspec
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.fingerprint import Record, difference
 from ramify.lang.batch.json_text import canonical, encode
+from ramify.lang.batch.keys import claim, hashed, key_identity
 from ramify.lang.batch.output import is_stream, open_stream, unwritten
 from ramify.spelling import nearest
 
@@ -141,23 +142,20 @@ class ResultsFile:
     def see(self, index: int, values: Any, key: Any = None) -> tuple[Identity, int]:
         """How row `index` of the input is known, and the status of its result; 0 where it has to run.
 
-        A row without a `key` is known by its content.
+        A row without a `key` is known by its content, and so is one that cannot be read where another row has
+        its key.
 
         Raises `InvalidRequest` where an earlier row has the same key.
         """
         from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
 
-        digest = _hash(canonical(values))
+        digest = hashed(canonical(values))
         fields: dict[str, Any] = {"digest": f"{digest:016x}"}
+        claimed = None
         if self._key is not None and key is not None:
-            identity = _key_identity(key)
-            if before := self._done.place(identity):
-                raise InvalidRequest(
-                    f"Rows {before - 1} and {index} of the input have the same {self._key}: {key!r}.",
-                    field="key",
-                    remedy="Name a column whose values differ, or none.",
-                )
-            self._done.set_place(identity, index + 1)
+            claimed = claim(self._done, index, self._key, key, values)
+        if claimed is not None:
+            identity = claimed
         else:
             copy = self._done.place(digest)
             self._done.set_place(digest, copy + 1)
@@ -165,6 +163,8 @@ class ResultsFile:
             if copy:
                 fields["copy"] = copy
                 self._done.set_place(identity, index + 1)
+        if self._key is not None:
+            fields["key"] = None if claimed is None else msgspec.Raw(encode(key))
         found = Identity(identity, fields)
         word = self._done.word(identity)
         if not word or word & ~STATUS != digest & (0xFFFFFFFF & ~STATUS):
@@ -335,7 +335,7 @@ class ResultsFile:
 
     def _identity(self, line: _Line) -> int:
         if self._key is not None and line.key is not None:
-            return _key_identity(line.key)
+            return key_identity(line.key)
         return _copy(int(line.digest, 16), line.copy)
 
     def _refusal(self) -> InvalidRequest:
@@ -393,16 +393,6 @@ def _is_torn(text: bytes) -> bool:
 # --- rows as bytes ------------------------------------------------------------------------------
 
 
-def _hash(data: bytes, kind: bytes = b"") -> int:
-    """64 bits. They tell rows apart that differ by mistake, not ones that were forged."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=kind).digest(), "big")
-
-
-def _key_identity(key: Any) -> int:
-    """The same for a key and for what its line holds."""
-    return _hash(canonical(msgspec.json.decode(encode(key))), b"key")
-
-
 def _copy(digest: int, copy: int) -> int:
     """The identity of the row that is equal to `copy` rows before it."""
-    return _hash(f"{digest} {copy}".encode()) if copy else digest
+    return hashed(f"{digest} {copy}".encode()) if copy else digest

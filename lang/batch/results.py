@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
 from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.json_text import NotJson, encode, valid
+from ramify.lang.batch.keys import check_keys, numbered, split
 from ramify.lang.batch.output import check_file, check_out, unwritten
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
@@ -166,6 +167,8 @@ class RowReader:
     """
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
+        if plan.key is not None and isinstance(rows, list | tuple):  # others may be readable only once
+            check_keys(rows, plan.key)
         self._plan = plan
         self._rows = rows
         self.file = ResultsFile(plan.jsonl, record, plan.key, read_rerun(plan.rerun), read_only=read_only)
@@ -177,52 +180,16 @@ class RowReader:
         """Called for each row that need not run."""
 
     def _read(self) -> Iterator[Row]:
-        for position, values in enumerate(self._rows):
-            index, values = values if isinstance(values, Numbered) else (position, values)
-            key, arguments = self._split(index, values)
-            self.read = position + 1
+        for index, values in numbered(self._rows):
+            key, arguments = split(index, values, self._plan.key, self._plan.columns)
+            self.read += 1
             identity, status = self.file.see(index, values, key)
             if status:
                 self.summary.skipped += 1
                 self.summary.failed_before += status > 1
                 self.skipped()
             else:
-                yield Row(index, arguments, identity, key)
-
-    def _split(self, index: int, values: Any) -> tuple[Any, Any]:
-        """A row's key and the program's arguments. A key column that is not a parameter is removed.
-
-        A row without a key fails, and is known by its content. Raises `InvalidRequest` where that is the
-        first one.
-        """
-        name = self._plan.key
-        if name is None or isinstance(values, Unreadable):
-            return None, values
-        if not isinstance(values, Mapping) or name not in values:
-            lacks = f"Row {index} has no {name!r}, the key column."
-            if not self.read:
-                raise InvalidRequest(lacks, field="key")
-            return None, Unreadable(lacks)
-        if values[name] is None:
-            return None, Unreadable(f"The key of row {index}, {name!r}, is null.")
-        try:
-            encode(values[name])
-        except NotJson as problem:
-            return None, Unreadable(f"The key of row {index}, {name!r}, cannot be written: {problem}.")
-        if name in self._plan.columns:
-            return values[name], values
-        return values[name], {column: value for column, value in values.items() if column != name}
-
-
-class Numbered(NamedTuple):
-    """A row of a sample, with its number in the whole input."""
-
-    number: int
-    values: Any
-
-
-class Unreadable(str):
-    """In place of a row of a file that cannot be read: why, with the line."""
+                yield Row(index, arguments, identity)
 
 
 def run_in_threads(
@@ -287,7 +254,9 @@ class _Writer:
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self.summary.duration_s = time.perf_counter() - self._began
         if error is not None:
-            error.add_note(self._standing())
+            refused = isinstance(error, InvalidRequest)
+            if not refused or self.summary.rows + self.summary.skipped:
+                error.add_note(self._standing(again=not refused))
         self._stack.close()
         if self._plan.trace is not None and self._traces:
             name = f"{self._plan.program}, {len(self._traces)} rows"
@@ -296,13 +265,14 @@ class _Writer:
             except OSError as failure:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
-    def _standing(self) -> str:
-        """How far the batch is, where it is broken off."""
+    def _standing(self, *, again: bool) -> str:
+        """How far the batch is, where it is broken off. `again`: the same command goes on behind that."""
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
             return f"{done}{left} rows were written to {self._plan.out}; a further run begins anew."
-        return f"{done}{left} rows are done, in {self._plan.jsonl}; the same again goes on with the others."
+        then = "the same again goes on with the others" if again else "they are not run again"
+        return f"{done}{left} rows are done, in {self._plan.jsonl}; {then}."
 
     def end(self) -> None:
         """Complete the summary, and write the table if there is one."""
@@ -324,8 +294,7 @@ class _Writer:
     def write(self, row: Row, state: ProgramState) -> None:
         """Append the line of a finished row."""
         error, fields = outcome(state)
-        key = {} if self._plan.key is None else {"key": msgspec.Raw(encode(row.key))}
-        self._file.append(row.index, row.identity, {**key, **fields})
+        self._file.append(row.index, row.identity, fields)
         summary = self.summary
         summary.rows += 1
         summary.usage = add_usage(summary.usage, state.usage)

@@ -35,7 +35,6 @@ class Row:
     """The program's arguments as a mapping, list or tuple; any other type fails the row."""
     identity: Any = None
     """How the results file knows the row."""
-    key: Any = None
 
 
 class Window:

@@ -22,7 +22,7 @@ from ramify.lang.program.nodes import Gen
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
 from ramify.sampling_params import SamplingParams
-from ramify.text import shortened
+from ramify.text import sentence, shortened
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -107,12 +107,12 @@ def describe(error: Exception) -> str:
     errors = getattr(error, "errors", None)
     if callable(errors):
         text = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'It'}: {one['msg']}" for one in errors(include_url=False)
+            ": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]]))
+            for one in errors(include_url=False)
         )
     else:
         text = str(error) or type(error).__name__
-    text = shortened(text, MAX_PROBLEM)
-    return text if text.endswith((".", "!", "…")) else text + "."
+    return sentence(shortened(text, MAX_PROBLEM))
 
 
 def _correct(

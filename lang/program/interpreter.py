@@ -353,7 +353,7 @@ def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
     step = f"{call.kind} {node.name!r}" if node.name else f"A {call.kind}"
     where = f" at {node.line}" if node.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError
-    message = error.message if isinstance(error, RamifyError) else str(error) or type(error).__name__
+    message = error.told if isinstance(error, RamifyError) else str(error) or type(error).__name__
     return kind(
         f"{step}{where} failed: {message}",
         variable=node.name,

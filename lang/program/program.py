@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
-from ramify.lang.batch import results, runs
+from ramify.lang.batch import keys, results, runs
 from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
@@ -332,7 +332,7 @@ class Program(Generic[P, R]):
             return self._signature.bind(**{**common, **row})
         if isinstance(row, list | tuple):
             return self._signature.bind(*row, **common)
-        if isinstance(row, results.Unreadable):
+        if isinstance(row, keys.Unreadable):
             raise InvalidRequest(f"{row}", field="rows")
         raise InvalidRequest(
             f"A row must be a mapping, a list or a tuple, not {type(row).__name__}.", field="rows"

@@ -18,14 +18,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.lang.batch.results import Unreadable
+from ramify.lang.batch.keys import Unreadable
 from ramify.spelling import nearest
 
 PARQUET_ROWS = 1024
@@ -41,6 +41,32 @@ ESCAPED = re.compile("[\udc80-\udcff]")
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The columns of a file, as its user wants them."""
+
+    only: frozenset[str] | None = None
+    """The columns that are passed to the program; None: all."""
+    key: str | None = None
+    """The column by which rows are known."""
+    needed: frozenset[str] = frozenset()
+    """Columns without which the program does not run."""
+    taken: frozenset[str] | None = None
+    """Columns that the program takes; None: any."""
+
+    @property
+    def used(self) -> frozenset[str] | None:
+        return self.only if self.only is None or self.key is None else self.only | {self.key}
+
+    def without(self, left_out: str, others: Sequence[str]) -> str:
+        """How to leave a column out and pass `others`, as the end of a remedy; empty where the program would
+        not run then."""
+        passed = [one for one in others if self.taken is None or one in self.taken]
+        if left_out == self.key or not passed or not self.needed <= set(passed):
+            return ""
+        return f", or leave it out: --columns {','.join(passed)}"
+
+
+@dataclass(frozen=True)
 class RowFile:
     """A file that can be read several times."""
 
@@ -48,8 +74,7 @@ class RowFile:
     """As the user gave it."""
     path: str
     suffix: str
-    wanted: frozenset[str] | None
-    """The columns that are used; None: all."""
+    columns: Columns
     copied: Any = None
     """The copy of a pipe, which is removed with the last reference."""
 
@@ -63,7 +88,7 @@ class RowFile:
         return _FORMATS[self.suffix][1](self)
 
 
-def open_rows(name: str, wanted: frozenset[str] | None) -> RowFile:
+def open_rows(name: str, columns: Columns) -> RowFile:
     """The rows in the file `name`; "-" is standard input.
 
     What can be read only once is copied to a temporary file first; without a suffix its format is told by its
@@ -87,7 +112,13 @@ def open_rows(name: str, wanted: frozenset[str] | None) -> RowFile:
                 f"{name} is none of {', '.join(_FORMATS)}.", field="input", remedy="Rename or convert it."
             )
     shown = "standard input" if name == STANDARD else name
-    found = RowFile(shown, str(path), suffix, wanted, copied)
+    if not path.stat().st_size:
+        raise InvalidRequest(
+            f"{shown} is empty: it has no bytes.",
+            field="input",
+            remedy="See whether what was to write it has failed. No rows are a header alone, in a .csv.",
+        )
+    found = RowFile(shown, str(path), suffix, columns, copied)
     try:
         found.count  # noqa: B018  # checks all rows before the first one runs
     except PermissionError as error:
@@ -192,27 +223,44 @@ def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[st
 def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
     """Cells are read like command-line arguments; an empty cell takes the parameter's default."""
     parameters = inspect.signature(program.body, eval_str=True).parameters
+    used, key = rows.columns.used, rows.columns.key
     with _lines(rows, newline="") as lines:
         records = _records(rows, lines)
         header = next(records, (0, []))[1]
-        for number, record in records:
+        for index, (number, record) in enumerate(records):
             if len(record) != len(header):
                 remedy = "; quote the comma" if len(record) > len(header) else ""
                 fields = "1 field" if len(record) == 1 else f"{len(record)} fields"
-                yield Unreadable(f"Line {number} has {fields}, the header {len(header)}{remedy}.")
+                cell = _key_cell(header, record, key)
+                yield Unreadable(
+                    f"Row {index} (line {number}) has {fields}, the header {len(header)}{remedy}.",
+                    json_or_text(cell, parameters.get(key or "")) if cell else None,
+                )
                 continue
             yield {
                 name: json_or_text(cell, parameters.get(name))
                 for name, cell in zip(header, record, strict=True)
-                if (cell or not _has_default(parameters.get(name)))
-                and (rows.wanted is None or name in rows.wanted)
+                if (cell or not _has_default(parameters.get(name))) and (used is None or name in used)
             }
+
+
+def _key_cell(header: Sequence[str], record: Sequence[str], key: str | None) -> str:
+    """The key in a record of another length than the header; empty where other fields may have moved it."""
+    if header[0] == key:
+        return record[0]
+    return record[-1] if header[-1] == key and len(record) > len(header) else ""
 
 
 def _count_csv(rows: RowFile) -> int:
     with _lines(rows, newline="") as lines:
         records = _records(rows, lines)
         header = next(records, (0, []))[1]
+        if not header:
+            raise InvalidRequest(
+                f"{rows.name} has no header: its lines are empty.",
+                field="input",
+                remedy="Name the columns in its first line.",
+            )
         _check_delimiter(header, rows.name)
         _check_names(header, rows)
         return sum(1 for _ in records)
@@ -229,31 +277,34 @@ def _check_delimiter(header: Sequence[str], name: str) -> None:
 
 
 def _check_names(header: Sequence[str], rows: RowFile) -> None:
-    """Refuse columns of which one would replace another one, or that no argument can be named after."""
+    """Refuse columns of which one would replace another one, that no argument can be named after, and that
+    are asked for and not there."""
     known: dict[str, int] = {}
+    columns, used = rows.columns, rows.columns.used
     for place, name in enumerate(header, 1):
-        if rows.wanted is not None and name not in rows.wanted:
+        if used is not None and name not in used:
             continue
         if not name.strip() or name in known:
-            others = ",".join(dict.fromkeys(one for one in header if one.strip() and header.count(one) == 1))
+            others = list(dict.fromkeys(one for one in header if one.strip() and header.count(one) == 1))
             what = (
                 f"{name!r} twice, as columns {known[name]} and {place}"
                 if name in known
                 else f"no column {place}"
             )
-            leave = f", or leave it out: --columns {others}" if others else ""
             raise InvalidRequest(
                 f"The header of {rows.name} names {what}.",
                 field="input",
-                remedy=f"Give it a name of its own{leave}.",
+                remedy=f"Give it a name of its own{columns.without(name, others)}.",
             )
         known[name] = place
-    if header and (lacking := sorted((rows.wanted or frozenset()) - set(header))):
-        raise InvalidRequest(
-            f"{rows.name} has no column {lacking[0]!r}; it has {', '.join(header)}.",
-            field="columns",
-            remedy=nearest(lacking[0], header),
-        )
+    key = frozenset() if columns.key is None else frozenset([columns.key])
+    for field, wanted in (("key", key), ("columns", columns.only or frozenset())):
+        if lacking := sorted(wanted - set(header)):
+            raise InvalidRequest(
+                f"{rows.name} has no column {lacking[0]!r}; it has {', '.join(header)}.",
+                field=field,
+                remedy=nearest(lacking[0], header),
+            )
 
 
 def _has_default(parameter: inspect.Parameter | None) -> bool:
@@ -290,33 +341,71 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _jsonl(rows: RowFile, program: Any) -> Iterator[Any]:
+    used, key = rows.columns.used, rows.columns.key
     with _lines(rows) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
+        present = ((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip())
+        for index, (number, line) in enumerate(present):
+            known = None
             try:
-                row = json.loads(line.strip(), object_pairs_hook=_unique)
+                row = json.loads(line, object_pairs_hook=_unique)
             except _Twice as name:
-                yield Unreadable(f"Line {number} has an object with the key {str(name)!r} twice.")
+                why = f"has an object with the key {str(name)!r} twice"
+                known = _some(json.loads(line), {key} - {str(name)})
             except json.JSONDecodeError as error:
-                yield Unreadable(f"Line {number} is not JSON: {error.msg} at column {error.colno}.")
+                why = f"is not JSON: {error.msg} at column {error.colno}"
             except ValueError as error:  # a number of more than 4,300 digits
-                yield Unreadable(f"Line {number} is not JSON: {error}.")
+                why = f"is not JSON: {error}"
             except RecursionError:
-                yield Unreadable(f"Line {number} is nested too deep.")
+                why = "is nested too deep"
             else:
-                yield row if rows.wanted is None else _some(row, rows.wanted)
+                yield row if used is None else _some(row, used)
+                continue
+            found = known[key] if isinstance(known, dict) and key in known else _first_value(line, key)
+            yield Unreadable(f"Row {index} (line {number}) {why}.", found)
 
 
-def _some(row: Any, wanted: frozenset[str]) -> Any:
+def _first_value(line: str, key: str | None) -> Any:
+    """The value of `key` in a line that is not JSON, where it is whole and comes first; else None."""
+    if key is None:
+        return None
+    begin = re.match(rf"{{\s*{re.escape(json.dumps(key, ensure_ascii=False))}\s*:\s*", line)
+    try:
+        value, end = json.JSONDecoder().raw_decode(line, begin.end()) if begin else (None, 0)
+    except (ValueError, RecursionError):
+        return None
+    return value if line[end:].lstrip().startswith(",") else None
+
+
+def _some(row: Any, wanted: Container[Any]) -> Any:
     if not isinstance(row, dict):
         return row
     return {name: value for name, value in row.items() if name in wanted}
 
 
 def _count_jsonl(rows: RowFile) -> int:
+    first, count = "", 0
     with _lines(rows) as lines:
-        return sum(1 for line in lines if line.strip())
+        for line in lines:
+            if line.strip():
+                first, count = first or line.strip(), count + 1
+    if _is_array(first, count):
+        raise InvalidRequest(
+            f"{rows.name} is one JSON array; JSON lines have one object a line.",
+            field="input",
+            remedy="Convert it: jq -c '.[]' FILE.json > FILE.jsonl.",
+        )
+    return count
+
+
+def _is_array(first: str, count: int) -> bool:
+    """Whether `count` lines are one array of rows: `first` opens it, or is all of it."""
+    if not first.startswith("[") or first[1:].lstrip()[:1] not in ("", "{", "[", "]"):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return count > 1
+    return count == 1
 
 
 # --- Parquet ------------------------------------------------------------------------------------
@@ -340,8 +429,8 @@ def _opened_parquet(rows: RowFile) -> Any:
 def _parquet(rows: RowFile, program: Any) -> Iterator[Any]:
     with _opened_parquet(rows) as file:
         columns = None
-        if rows.wanted is not None:
-            columns = [name for name in file.schema_arrow.names if name in rows.wanted]
+        if (used := rows.columns.used) is not None:
+            columns = [name for name in file.schema_arrow.names if name in used]
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
             yield from batch.to_pylist()
 

@@ -8,15 +8,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ramify.cli.row_files import RowFile, open_rows
+from ramify.cli.row_files import Columns, RowFile, open_rows
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.results import Numbered
+from ramify.lang.batch.keys import Numbered, check_keys
 
 
 class InputRows:
     """The rows of the file `path`, or with `limit` the first of them, or `sample` rows drawn with `seed`.
 
-    Raises at once what `open_rows` and `read_rows` raise.
+    Raises at once what `open_rows`, `read_rows` and `check_keys` raise.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class InputRows:
             raise InvalidRequest("--limit and --sample exclude each other; give one.", field="sample")
         if seed is not None and sample is None:
             raise InvalidRequest("--sample-seed needs --sample.", field="sample_seed")
-        self._rows = open_columns(path, only, key)
+        self._rows = open_rows(path, columns_of(program, common, only, key))
         self._check = program, common, key
+        if key is not None:
+            check_keys(self._chosen(self._rows.rows(program)), key)
         self._read()
 
     def _read(self) -> Iterator[Any]:
@@ -55,10 +57,13 @@ class InputRows:
         return min([self._total, *(size for size in (self._limit, self._sample) if size is not None)])
 
     def __iter__(self) -> Iterator[Any]:
+        return self._chosen(self._read())
+
+    def _chosen(self, rows: Iterator[Any]) -> Iterator[Any]:
         if self._sample is None:
-            return itertools.islice(self._read(), self._limit)
+            return itertools.islice(rows, self._limit)
         chosen = set(random.Random(self._seed).sample(range(self._total), len(self)))
-        return (Numbered(index, row) for index, row in enumerate(self._read()) if index in chosen)
+        return (Numbered(index, row) for index, row in enumerate(rows) if index in chosen)
 
     @property
     def again(self) -> str | None:
@@ -77,12 +82,14 @@ class InputRows:
         return None if self._limit is None else f"the first {len(self)} of {self._total} rows"
 
 
-def open_columns(path: str, only: str | None, key: str | None) -> RowFile:
-    """The file `path`, of which the columns `only`, separated by commas, and `key` are used."""
-    if only is None:
-        return open_rows(path, None)
-    wanted = {name.strip() for name in only.split(",")} | ({key} if key else set())
-    return open_rows(path, frozenset(wanted))
+def columns_of(program: Any, common: Sequence[str], only: str | None, key: str | None) -> Columns:
+    """The columns that `program` takes beside `common`, of which `only`, separated by commas, are passed."""
+    return Columns(
+        only=None if only is None else frozenset(name.strip() for name in only.split(",")),
+        key=key,
+        needed=frozenset(required(program)) - set(common),
+        taken=None if _takes_any(program) else frozenset(program.arg_names),
+    )
 
 
 def read_rows(rows: RowFile, program: Any, common: Sequence[str], key: str | None) -> Iterator[Any]:
@@ -101,27 +108,31 @@ def read_rows(rows: RowFile, program: Any, common: Sequence[str], key: str | Non
 
 
 def _check(row: Mapping[str, Any], program: Any, common: set[str], key: str | None, path: str) -> None:
-    parameters = inspect.signature(program.body).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     taken = [name for name in row if name in program.arg_names or name == key]
     extra = [name for name in row if name not in taken]
-    if extra and not takes_any:
+    lacking = [name for name in required(program) if name not in row and name not in common]
+    if extra and not _takes_any(program):
+        passed = [name for name in taken if name != key or name in program.arg_names]
         raise InvalidRequest(
             f"The program has no parameter {extra[0]!r}, which is a column of {path}.",
             field="input",
             remedy=f"--columns {','.join(passed)} leaves the others out."
-            if (passed := [name for name in taken if name != key])
+            if passed and not lacking
             else f"It has {', '.join(program.arg_names) or 'none'}.",
         )
     both = sorted(common & set(taken))
     if both:
         raise InvalidRequest(f"{both[0]} is given on the command line and is a column of {path}.")
-    lacking = [name for name in required(program) if name not in row and name not in common]
     if lacking:
         raise InvalidRequest(
             f"The program needs {lacking[0]!r}; the columns read from {path} are {', '.join(row) or 'none'}.",
             field="input",
         )
+
+
+def _takes_any(program: Any) -> bool:
+    parameters = inspect.signature(program.body).parameters
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
 
 def required(program: Any) -> list[str]:

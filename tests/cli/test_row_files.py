@@ -47,9 +47,10 @@ CSV = "more,text\n1,a\n2,b\n"
         # the header
         (
             "text,more,text\na,1,b\n",
-            "The header of {} names 'text' twice, as columns 1 and 3. Give it",
+            "The header of {} names 'text' twice, as columns 1 and 3. Give it a name of its own.",
         ),
-        ("text,more,text\na,1,b\n", "or leave it out: --columns more."),
+        ("id,text,id\n1,a,2\n", "Give it a name of its own, or leave it out: --columns text."),
+        ("id,more,text,more\n1,a,b,c\n", "Give it a name of its own, or leave it out: --columns text."),
         (
             ",text\n0,a\n",
             "The header of {} names no column 1. Give it a name of its own, or",
@@ -86,8 +87,8 @@ def test_csv_that_is_refused(tmp_path: Path, data: str | bytes, problem: str) ->
         (
             "more,text\n1\n1,a,b\n1,c\n",
             [
-                "Line 2 has 1 field, the header 2.",
-                "Line 3 has 3 fields, the header 2; quote the comma.",
+                "Row 0 (line 2) has 1 field, the header 2.",
+                "Row 1 (line 3) has 3 fields, the header 2; quote the comma.",
                 {"more": 1, "text": "c"},
             ],
         ),
@@ -124,10 +125,10 @@ def test_json_lines(tmp_path: Path) -> None:
     rows = rows_of(write(tmp_path, "rows.jsonl", data))
     assert list(rows) == [
         {"text": "a"},
-        "Line 2 has an object with the key 'text' twice.",
-        "Line 3 has an object with the key 'b' twice.",
-        "Line 4 is nested too deep.",
-        "Line 5 is not JSON: Expecting property name enclosed in double quotes at column 2.",
+        "Row 1 (line 2) has an object with the key 'text' twice.",
+        "Row 2 (line 3) has an object with the key 'b' twice.",
+        "Row 3 (line 4) is nested too deep.",
+        "Row 4 (line 5) is not JSON: Expecting property name enclosed in double quotes at column 2.",
         {"text": "c"},
     ]
     assert len(rows) == 6
@@ -160,6 +161,36 @@ def test_a_pipe_is_read_once(tmp_path: Path, name: str, data: str, monkeypatch: 
         monkeypatch.setattr("sys.stdin", file)
         with pytest.raises(InvalidRequest, match="The header of standard input names 'text' twice"):
             rows_of("-")
+
+
+@pytest.mark.parametrize("data", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"}\n]\n', "[]"])
+def test_an_array_is_no_json_lines(tmp_path: Path, data: str) -> None:
+    path = write(tmp_path, "rows.jsonl", data)
+    for key in (None, "id"):
+        with pytest.raises(
+            InvalidRequest, match=r"is one JSON array; JSON lines have one object a line. Conv"
+        ):
+            rows_of(path, key=key)
+
+
+def test_rows_may_be_lists(tmp_path: Path) -> None:
+    rows = rows_of(write(tmp_path, "rows.jsonl", '[{"a": 1}]\n["b"]\n'))
+    assert list(rows) == [[{"a": 1}], ["b"]]
+
+
+@pytest.mark.parametrize(("name", "data"), [("csv", "id,text\n1,a\n"), ("jsonl", '{"id": 1, "text": "a"}')])
+def test_a_key_that_is_no_column(tmp_path: Path, name: str, data: str) -> None:
+    path = write(tmp_path, f"rows.{name}", data)
+    with pytest.raises(InvalidRequest, match=r"has no (column )?'nope'.*t has id, text") as refused:
+        rows_of(path, key="nope")
+    assert refused.value.field == "key"
+
+
+def test_a_remedy_that_works(tmp_path: Path) -> None:
+    """Columns are named only where the program runs with them."""
+    path = write(tmp_path, "rows.csv", "more,txt\n1,a\n")
+    with pytest.raises(InvalidRequest, match=r"no parameter 'txt', which .* It has text, more\.$"):
+        rows_of(path)
 
 
 def test_a_folder_and_a_file_of_something_else(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server
         ("rows.csv", "id;name\na;b, c\n", [], "one column 'id;name': is the delimiter ';'?"),
         ("rows.csv", "name\na\n", ["name=b"], "name is given on the command line and is a column"),
         ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
-        ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', the key column"),
+        ("rows.csv", "name\na\n", ["--key", "id"], "has no column 'id'; it has name"),
         ("rows.csv", "name\na\n", ["--concurrency", "0"], "concurrency is 0"),
         ("rows.csv", "name\na\n", ["--limit", "0"], "--limit is 0"),
         ("rows.csv", "name\na\n", ["--limit", "1", "--sample", "1"], "exclude each other"),
@@ -273,15 +273,102 @@ def test_cells_of_csv(folder: Path) -> None:
         {"name": 'a, "b"\nc', "count": 1, "extra": [1, 2]},
         {"name": "5", "extra": "{"},
         {"name": "", "count": 3},
-        "Line 6 has 1 field, the header 3.",
-        "Line 7 has 4 fields, the header 3; quote the comma.",
+        "Row 3 (line 6) has 1 field, the header 3.",
+        "Row 4 (line 7) has 4 fields, the header 3; quote the comma.",
     ]
 
 
-def test_an_empty_file(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.csv", "")
-    assert run(folder, server, "--input", str(rows)) == 0
-    assert results(folder) == []
+@pytest.mark.parametrize(
+    ("data", "problem"), [("", "is empty: it has no bytes"), ("\n\n", "has no header"), ("name\n", None)]
+)
+def test_a_file_without_rows(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str], data: str, problem: str | None
+) -> None:
+    rows = write(folder / "rows.csv", data)
+    assert run(folder, server, "--input", str(rows)) == (0 if problem is None else 2)
+    assert (problem or "") in capsys.readouterr().err
+    assert (folder / "out.jsonl").exists() == (problem is None)
+
+
+def test_an_empty_pipe(folder: Path, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a program that has failed."""
+    with write(folder / "nothing", "").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert run(folder, server, "--input", "-") == 2
+
+
+def test_a_doubled_key_is_found_before_a_row_runs(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = "id,name\n" + "".join(f"{n % 1500},n\n" for n in range(1501))
+    rows = write(folder / "rows.csv", data)
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 2
+    said = capsys.readouterr().err
+    assert "Rows 0 and 1500 of the input have the same id: '0'. Rows are counted from 0." in said
+    assert "goes on" not in said
+    assert not server.frontend.requests
+    assert run(folder, server, "--input", str(rows), "--key", "id", "--limit", "3") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good", "key"),
+    [
+        ("csv", "id,name\n1,a\n2,Came, in pieces\n", 'id,name\n1,a\n2,"Came, in pieces"\n', "2"),
+        ("csv", "name,id\nCame, in pieces,2\n", 'name,id\n"Came, in pieces",2\n', "2"),
+        ("csv", "id,name\n2\n", "id,name\n2,a\n", "2"),
+        ("jsonl", '{"id": 2, "name": "a\n', '{"id": 2, "name": "a"}\n', 2),
+        ("jsonl", '{"name": "a", "name": "b", "id": 2}\n', '{"name": "b", "id": 2}\n', 2),
+    ],
+)
+def test_a_malformed_row_keeps_its_key(
+    folder: Path,
+    server: LiveServer,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    bad: str,
+    good: str,
+    key: object,
+) -> None:
+    rows = write(folder / f"rows.{name}", bad)
+    arguments = ("--input", str(rows), "--key", "id")
+    assert run(folder, server, *arguments) == 1
+    line = results(folder)[-1]
+    assert (line["key"], line["error"] is None) == (key, False)
+    write(rows, good)
+    assert run(folder, server, *arguments) == 0
+    found = results(folder)
+    assert [line["error"] for line in found] == [None] * len(found)
+    assert found[-1]["key"] == key
+    assert "not in this input" not in capsys.readouterr().out
+
+
+def test_a_key_that_cannot_be_told_is_none(folder: Path, server: LiveServer) -> None:
+    text = "extra,id,name\n1,2,a,b\n1,2,c\n"
+    rows = write(folder / "rows.csv", text)
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in results(folder)] == [None, "2"]
+    torn = write(folder / "rows.jsonl", '{"id": 12\n{"name": "a", "id": 3\n{"id": 12, "name": "b"}\n')
+    (folder / "out.jsonl").unlink()
+    assert run(folder, server, "--input", str(torn), "--key", "id") == 1
+    assert [line["key"] for line in results(folder)] == [None, None, 12]
+
+
+def test_malformed_rows_with_the_key_of_another_row_fail_alone(folder: Path, server: LiveServer) -> None:
+    """As the lines of a cell that should have been quoted."""
+    rows = write(folder / "rows.csv", "id,name\n1,a\nThanks\n2,b\nThanks\n1\n")
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in results(folder)] == ["1", "Thanks", "2", None, None]
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in results(folder)] == ["1", "Thanks", "2", None, None]
+
+
+def test_a_first_row_without_the_key_fails_alone(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.jsonl", '{"name": "a"}\n{"id": 1, "name": "b"}\n')
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
+    found = results(folder)
+    assert [line["key"] for line in found] == [None, 1]
+    assert "Row 0 has no 'id'" in found[0]["error"]["message"]
+    assert found[1]["error"] is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")

@@ -15,7 +15,7 @@ import pytest
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.json_text import NotJson, canonical, encode
-from ramify.lang.batch.results import Unreadable
+from ramify.lang.batch.keys import Unreadable
 from ramify.ray.parts import row_id
 
 
@@ -152,6 +152,13 @@ def test_rows_without_a_key_fail_by_themselves(program, out):
     assert run(program, rows, out=out, key="id").skipped == 6
     mended = [*rows[:1], {"id": 7, "text": "no key"}, *rows[2:]]
     assert run(program, mended, out=out, key="id").rows == 1
+
+
+def test_a_first_row_without_a_key_fails_alone(program, out):
+    rows = [{"text": "a"}, {"id": 1, "text": "b"}]
+    assert run(program, rows, out=out, key="id").failed == 1
+    assert [line["key"] for line in lines(out)] == [None, 1]
+    assert run(program, iter(rows), out=out, key="id").skipped == 2
 
 
 def test_a_key_that_no_row_has_is_refused(program, out):

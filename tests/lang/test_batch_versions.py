@@ -316,6 +316,17 @@ def test_a_doubled_key_is_refused(out):
     rows = [{"id": n % 7, "text": "x"} for n in range(10)]
     with pytest.raises(InvalidRequest, match="Rows 0 and 7 of the input have the same id: 0"):
         run(label, rows, out, key="id")
+    assert not out.exists()  # found before a row ran
+
+
+def test_a_doubled_key_of_rows_that_are_read_once_does_not_promise_to_go_on(out):
+    rows = ({"id": n % 7, "text": "x"} for n in range(10))
+    with pytest.raises(InvalidRequest, match="Rows 0 and 7") as refused:
+        label.run_batch(
+            rows, out=out, key="id", look_ahead=1, concurrency=1, backend=rm.ScriptedBackend(lambda _: "yes")
+        )
+    (note,) = refused.value.__notes__
+    assert note.endswith("rows are done, in " + str(out) + "; they are not run again.")
 
 
 def test_a_killed_rerun_leaves_both_lines_and_the_last_one_counts(out):

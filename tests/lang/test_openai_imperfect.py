@@ -154,8 +154,41 @@ def test_an_imperfect_endpoint(name: str) -> None:
         assert state["x"] == case.text
         assert state.get_meta_info("x")["finish_reason"]["type"] == case.finish
     assert len(server.bodies) == case.sent
+    if error is not None:
+        again = f" The request was sent {case.sent} times." if case.sent > 1 else ""
+        assert str(error).removesuffix(again).endswith((".", "!", "…")), error
+        assert str(error).endswith(again)
     if case.sent == 3:
         assert not rm.errors.is_transient(error)  # so a batch does not run the row again
+
+
+@pytest.mark.parametrize(
+    ("name", "answered"),
+    [
+        ("429", "answered 429: slow down."),
+        ("503", "answered 503: busy."),
+        ("an error in an event", "answered with an error: no more credit."),
+        ("full, in the middle", "answered 429: slow down."),
+    ],
+)
+def test_an_error_says_who_answered(name: str, answered: str, caplog: pytest.LogCaptureFixture) -> None:
+    with RawServer(lambda target: CASES[name].reply) as server:
+        address = f"{server.url}/v1/chat/completions"
+        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False, retries=1)
+        error = ask.run(backend=backend).error()
+        backend.close()
+    assert f"{address} {answered}" in str(error)
+    for record in caplog.records:
+        assert f"{answered} Requests are sent again, at most 1 times, for up to 60 s." in record.getMessage()
+
+
+def test_the_log_says_how_often_a_begun_answer_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with RawServer(lambda target: stream(YES)) as server:
+        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+        ask.run(backend=backend)
+        backend.close()
+    (record,) = caplog.records
+    assert "Requests are sent again, at most 2 times, for up to 60 s." in record.getMessage()
 
 
 def test_a_batch_ends_where_every_answer_breaks_off() -> None:

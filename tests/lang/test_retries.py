@@ -10,6 +10,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
+from ramify.lang.calls.retries import describe
 from ramify.messages import ChatFormat
 from tests.lang.backends import Holding
 
@@ -310,3 +311,10 @@ def test_a_rejection_shows_the_value_and_the_attempts():
     last = program.run(2, backend=rm.ScriptedBackend(["9", "8", "7"])).error()
     assert "validate rejected 7 in the last of 3 attempts: too large" in str(last)
     assert isinstance(last.__cause__, AssertionError)
+
+
+def test_an_error_of_the_whole_output_names_no_place():
+    """As of an endpoint that puts its JSON into a fence."""
+    with pytest.raises(pydantic.ValidationError) as failed:
+        Trip.model_validate_json("```json\n{}\n```")
+    assert describe(failed.value).startswith("Invalid JSON: ")
