@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.errors import EngineError, Unauthorized
+from ramify.errors import EngineClosed, EngineError, Unauthorized
 from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.errors import error_response
 
@@ -107,6 +108,8 @@ class UnexpectedErrors:
     """500 for an unexpected exception; its traceback goes to the log, not to the client.
 
     Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
+    A request that is cancelled was still open when the drain of the server had ended. It is answered with
+    503, or, in the middle of its answer, its connection ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -122,6 +125,12 @@ class UnexpectedErrors:
 
         try:
             await self.app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if not started:
+                closed = EngineClosed(
+                    "The server stopped before this request ended.", remedy="Send it again later."
+                )
+                await error_response(closed, scope)(scope, receive, send)
         except Exception:
             logger.exception("%s failed", scope.get("path"))
             if started:
