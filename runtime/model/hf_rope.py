@@ -85,9 +85,8 @@ def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
     if scaling is None:
         return dict(config)
     context_length = need(config, "max_position_embeddings")
-    scaling = {_ORIGINAL: context_length} | {
-        name: value for name, value in scaling.items() if value is not None
-    }
+    given = {name: value for name, value in scaling.items() if value is not None}
+    scaling = {_ORIGINAL: context_length, **given}
     before = dict(_given(config))
     inner = before.get("full_attention")
     kept = ("rope_theta", "partial_rotary_factor")

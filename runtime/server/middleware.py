@@ -23,7 +23,7 @@ _BROWSER_PATHS = frozenset({"/", "/live"})
 
 
 class OneFormOfPath:
-    """Routes ``/v1/models/`` and ``//v1/models`` as ``/v1/models``, and HEAD as GET.
+    """Routes ``/v1/models/``, ``//v1/models`` and ``/v1//models`` as ``/v1/models``, and HEAD as GET.
 
     The server leaves out the body of an answer to HEAD (RFC 9110, section 9.3.2).
     """
@@ -34,8 +34,8 @@ class OneFormOfPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.endswith("/") or path.startswith("//"):
-                path = "/" + path.strip("/")
+            if path.endswith("/") or "//" in path:
+                path = "/" + "/".join(filter(None, path.split("/")))
             if path != scope["path"] or scope["method"] == "HEAD":
                 # The server reads the method in its own scope.
                 method = "GET" if scope["method"] == "HEAD" else scope["method"]
