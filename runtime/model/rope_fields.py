@@ -9,8 +9,10 @@ from typing import Any
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
 """Types by which a user can extend a context."""
 
-_NUMBERS = ("factor", "original_max_position_embeddings", "rope_theta", "attention_factor", "beta_fast")
-_NUMBERS += ("beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor")
+_NUMBERS = (
+    *("factor", "original_max_position_embeddings", "rope_theta", "attention_factor", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
+)
 _LISTS = ("short_factor", "long_factor")
 ROPE_FIELDS = ("rope_type", "type", "truncate", *_NUMBERS, *_LISTS)
 
