@@ -30,10 +30,6 @@ Definitions = Mapping[str, Any] | str | os.PathLike[str]
 Find = Callable[[str], str | None]
 """The JSON text of the schema that has a URI or a file name; None where there is none."""
 
-REMEDY = (
-    "Nothing is fetched. Give that schema in definitions, under its URI; or put it under $defs, with its URI"
-    " as its $id; or into the server's folder of schemas (--schemas)."
-)
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "dependencies"])
 _MAPS |= {"$defs", "definitions"}
@@ -166,6 +162,26 @@ def _raw(text: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(text))
 
 
+def remedy(uri: str, reference: str) -> str:
+    """The ways to give the schema that `reference`, resolved to `uri`, leads to."""
+    names = dict.fromkeys(map(_file_of, (uri, reference)))
+    files = [
+        name for name in names if name.endswith(".json") and not {"", ".", ".."}.intersection(name.split("/"))
+    ]
+    as_file = f" as {' or '.join(files)}, or" if files else ""
+    return (
+        "Nothing is fetched. Give that schema in definitions, under its URI; or put it under $defs, with its"
+        f" URI as its $id; or into the server's folder of schemas (--schemas),{as_file} with its URI as its"
+        " $id."
+    )
+
+
+def _file_of(uri: str) -> str:
+    """The path in a folder of schemas at which the schema of `uri` is looked up."""
+    parts = urlsplit(uri)
+    return f"{parts.netloc}{parts.path}"
+
+
 # --- where schemas come from --------------------------------------------------------------------
 
 
@@ -252,8 +268,7 @@ class SchemaFolder:
                 field="definitions",
                 remedy="Keep one of them in the folder of schemas.",
             )
-        parts = urlsplit(uri)
-        file = files[0] if files else self._by_path.get(f"{parts.netloc}{parts.path}")
+        file = files[0] if files else self._by_path.get(_file_of(uri))
         return None if file is None else file.read_text("utf-8-sig")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.model.lora.names import checked_name
+from ramify.runtime.model.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
 from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -81,14 +82,6 @@ ELSEWHERE = {
 """Options of SGLang and vLLM → ours, or what to do."""
 VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance", "fp8_e4m3": "fp8"}
 """Values of their options → ours."""
-
-ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
-ROPE_FIELDS = (
-    *("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"),
-    *("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
-    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
-)
-"""Fields of `EngineConfig.rope_scaling`, as in a `config.json`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,6 +282,12 @@ class EngineConfig:
         if unknown:
             remedy = nearest(unknown[0], ROPE_FIELDS) or f"It may have {', '.join(ROPE_FIELDS)}."
             raise ValueError(f"rope_scaling has no field {unknown[0]!r}. {remedy}")
+        if (wrong := wrong_field(scaling)) is not None:
+            name, values = wrong
+            raise ValueError(f"rope_scaling.{name} is {scaling[name]!r:.80}; it must be {values}.")
+        missing = [name for name in NEEDED.get(kind, ()) if scaling.get(name) is None]
+        if missing:
+            raise ValueError(f"rope_scaling of the rope_type {kind} has no {' and no '.join(missing)}.")
 
     def _check_kv_events(self) -> None:
         if self.kv_events is None:

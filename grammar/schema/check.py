@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
 from ramify.errors import InvalidConstraint
-from ramify.schema_bundle import REMEDY
+from ramify.schema_bundle import remedy
 from ramify.spelling import nearest
 
 Schema = dict[str, Any] | bool
@@ -150,7 +150,7 @@ class SchemaDocument:
             raise InvalidConstraint(
                 f"The {keyword} {reference!r} leads out of the schema, to {resource}.",
                 pointer=where,
-                remedy=REMEDY,
+                remedy=remedy(resource, named),
             )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):

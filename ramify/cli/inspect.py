@@ -81,7 +81,8 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     memory = "in memory" if found.ranks == 1 else f"in the memory of the first of {found.ranks} ranks"
     rows.append(("weights", f"{_gib(found.file_bytes)} on disk, {_gib(found.weight_bytes)} {memory}"))
     if found.divides_by[1:]:
-        rows.append(("ranks", f"--tensor-parallel {' or '.join(map(str, found.divides_by[1:]))}"))
+        counts = " or ".join(map(str, found.divides_by[1:]))
+        rows.append(("ranks", f"--tensor-parallel can be {counts}: these divide the model"))
     if found.implementation is not None:
         rows += _kv_lines(found)
     if found.chat is None:
@@ -95,7 +96,7 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     )
     headed = {"not native": found.not_native, "refused": found.refused, "options": found.refused_options}
     for heading, refusals in headed.items():
-        said = "refused: " if heading == "options" else ""
+        said = "would be refused: " if heading == "options" else ""
         rows += [
             ("" if index else heading, f"{said}{refusal.subject}: {refusal.reason}")
             for index, refusal in enumerate(refusals)

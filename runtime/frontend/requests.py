@@ -102,7 +102,7 @@ class Requests:
             try:
                 await asyncio.wait_for(self._empty.wait(), seconds)
             except TimeoutError:
-                log.warning("%d requests were still running after %g s", len(self.outputs), seconds)
+                log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
     # --- what the ring says -----------------------------------------------------------------------
 

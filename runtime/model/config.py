@@ -295,8 +295,11 @@ def one_of(names: Sequence[Name], field: str, found: object) -> Name:
     raise unsupported(field, found, f"one of {', '.join(names)}")
 
 
+INCONSISTENT = "This model's configuration is inconsistent: "
+
+
 def invalid(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"This model's configuration is inconsistent: {reason}.", field="model")
+    return InvalidRequest(f"{INCONSISTENT}{reason}.", field="model")
 
 
 def unsupported(field: str, value: object, wanted: str) -> UnsupportedField:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from ramify.runtime.model.config import Rope, RopeKind, invalid, one_of, unsupported
+from ramify.errors import InvalidRequest
+from ramify.runtime.model.config import INCONSISTENT, Rope, RopeKind, invalid, one_of, unsupported
+from ramify.runtime.model.rope_fields import wrong_field
 
 Config = Mapping[str, Any]
 """The content of a `config.json`."""
@@ -25,6 +27,7 @@ _NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_f
 _LISTS = ("short_factor", "long_factor")
 _KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
 """Those of transformers. Every family of ours has them all there."""
+_NO_EXTENSION = "rope_scaling (--rope-scaling) does not go with this model: "
 _STRETCHED = ("linear", "yarn")
 """Kinds whose factor says how many times the original context they reach."""
 
@@ -53,7 +56,7 @@ def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool =
     # As in transformers, Phi-3's field beside the others comes first.
     original: int = config.get(_ORIGINAL) or scaling.get(_ORIGINAL) or context_length
     scaling[_ORIGINAL] = original
-    _check_numbers({**scaling, "mscale": mscales[0], "mscale_all_dim": mscales[1]})
+    _check_values({**scaling, "mscale": mscales[0], "mscale_all_dim": mscales[1]})
     if kind in ("yarn", "longrope"):
         scaling.setdefault("factor", context_length / original)
     if "factor" not in scaling:
@@ -77,11 +80,13 @@ def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool =
 def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
     """`config` with the extension `scaling` (`EngineConfig.rope_scaling`) instead of its own, and with the
     context that this reaches: for linear and yarn the factor times the original one. The base and the share
-    that rotates stay, and so does what layers with windows have of their own."""
+    that rotates stay, and so does what layers with windows have of their own. Raises `InvalidRequest` where
+    `scaling` does not go with the model."""
     if scaling is None:
         return dict(config)
     context_length = need(config, "max_position_embeddings")
-    scaling = {_ORIGINAL: context_length, **scaling}
+    given = {name: value for name, value in scaling.items() if value is not None}
+    scaling = {_ORIGINAL: context_length, **given}
     before = dict(_given(config))
     inner = before.get("full_attention")
     kept = ("rope_theta", "partial_rotary_factor")
@@ -89,8 +94,13 @@ def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
     changed = {**config, "rope_parameters": {**before, "full_attention": new} if inner else new}
     for name in ("rope_scaling", _ORIGINAL):
         changed.pop(name, None)
+    try:
+        rope_from_hf(changed, new, partial=True)
+    except InvalidRequest as error:
+        error.field = "rope_scaling"
+        error.message = error.message.replace(INCONSISTENT, _NO_EXTENSION)
+        raise
     if new.get("rope_type", new.get("type")) in _STRETCHED and new.get("factor"):
-        _check_numbers(scaling)
         reached = int(scaling["factor"] * scaling[_ORIGINAL])
         changed["max_position_embeddings"] = max(context_length, reached)
     return changed
@@ -118,16 +128,7 @@ def _scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
     return one(mscale) / one(mscale_all_dim)
 
 
-def _check_numbers(scaling: Config) -> None:
-    for name in (*_NUMBERS, "mscale", "mscale_all_dim"):
-        value = scaling.get(name)
-        if value is not None and not _positive(value):
-            raise invalid(f"rope_scaling.{name} is {value!r}; a number above 0 is needed")
-    for name in _LISTS:
-        values = scaling.get(name) or ()
-        if not isinstance(values, list | tuple) or not all(map(_positive, values)):
-            raise invalid(f"rope_scaling.{name} is no list of numbers above 0")
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+def _check_values(scaling: Config) -> None:
+    if (wrong := wrong_field(scaling)) is not None:
+        name, values = wrong
+        raise invalid(f"rope_scaling.{name} is {scaling[name]!r:.80}; it must be {values}")

@@ -84,14 +84,16 @@ class Fields:
     def take_struct(self, field: str, kind: type[T]) -> T | None:
         """The object in `field` as a `kind`. Unlike with `take`, unknown fields are refused by name."""
         inner = self.take_object(field)
-        if inner is None:
-            return None
+        return None if inner is None else inner.as_struct(kind)
+
+    def as_struct(self, kind: type[T]) -> T:
+        """The fields that have not been taken, as a `kind`. Unknown ones are refused by name."""
         values: dict[str, Any] = {}
         for entry in msgspec.structs.fields(kind):
-            take = inner.need if entry.required else inner.take
+            take = self.need if entry.required else self.take
             if (value := take(entry.name, entry.type)) is not None:
                 values[entry.name] = value
-        inner.refuse_rest()
+        self.refuse_rest()
         return kind(**values)
 
     def take_object(self, field: str) -> Fields | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.errors import EngineError, Unauthorized
+from ramify.errors import EngineClosed, EngineError, Unauthorized
 from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.errors import error_response
 
@@ -22,7 +23,7 @@ _BROWSER_PATHS = frozenset({"/", "/live"})
 
 
 class OneFormOfPath:
-    """Routes ``/v1/models/`` and ``//v1/models`` as ``/v1/models``, and HEAD as GET.
+    """Routes ``/v1/models/``, ``//v1/models`` and ``/v1//models`` as ``/v1/models``, and HEAD as GET.
 
     The server leaves out the body of an answer to HEAD (RFC 9110, section 9.3.2).
     """
@@ -33,8 +34,8 @@ class OneFormOfPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.endswith("/") or path.startswith("//"):
-                path = "/" + path.strip("/")
+            if path.endswith("/") or "//" in path:
+                path = "/" + "/".join(filter(None, path.split("/")))
             if path != scope["path"] or scope["method"] == "HEAD":
                 # The server reads the method in its own scope.
                 method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -107,6 +108,8 @@ class UnexpectedErrors:
     """500 for an unexpected exception; its traceback goes to the log, not to the client.
 
     Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
+    A request that is cancelled was still open when the drain of the server had ended. It is answered with
+    503, or, in the middle of its answer, its connection ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -122,6 +125,12 @@ class UnexpectedErrors:
 
         try:
             await self.app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if not started:
+                closed = EngineClosed(
+                    "The server stopped before this request ended.", remedy="Send it again later."
+                )
+                await error_response(closed, scope)(scope, receive, send)
         except Exception:
             logger.exception("%s failed", scope.get("path"))
             if started:

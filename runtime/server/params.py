@@ -82,6 +82,9 @@ def take_priority(fields: Fields, default: int = 0) -> int:
     return default if given is None else checked_priority(given, fields.path("priority"))
 
 
+BESIDE = ("whitespace", "any_order", "strict", "definitions")
+"""Fields beside a JSON schema that say how it is enforced, and to what its references lead."""
+
 FieldConstraint = tuple[str, Constraint]
 """The path of the field that a constraint was in, and the constraint."""
 
@@ -103,6 +106,12 @@ def take_constraints(fields: Fields, makers: Makers) -> list[FieldConstraint]:
     return found
 
 
+def take_definitions(fields: Fields) -> dict[str, str] | None:
+    """The field ``definitions``: the JSON text of schemas by URI."""
+    given: dict[str, msgspec.Raw] | None = fields.take("definitions", dict[str, msgspec.Raw])
+    return None if given is None else {uri: bytes(raw).decode() for uri, raw in given.items()}
+
+
 def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
     """The only entry of `found`, or None. Raises `InvalidRequest` for more."""
     if len(found) > 1:
@@ -112,12 +121,17 @@ def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
 
 
 def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
-    """`make(value)`; an error names the field at `path`."""
+    """`make(value)`; an error names the field at `path`, or the one of `BESIDE` next to it that is wrong."""
     try:
         return make(value)
     except InvalidConstraint as error:
-        error.field = path
-        error.message = f"{path}: {error.message}"
+        if error.field in BESIDE and error.message.startswith(error.field):
+            error.message = error.message.removeprefix(error.field)
+            error.field = f"{path.rpartition('.')[0]}.{error.field}".lstrip(".")
+            error.message = error.field + error.message
+        else:
+            error.field = path
+            error.message = f"{path}: {error.message}"
         raise
 
 

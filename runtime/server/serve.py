@@ -1,8 +1,8 @@
 """The server's process: from the configuration to a clean exit.
 
-After SIGTERM or Ctrl-C, /health returns 503 and new generations are refused. Running ones have
-`ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the ring is stopped and the
-process exits with 0.
+SIGTERM or Ctrl-C drains, and a line on standard output says so: /health returns 503 and new generations are
+refused. Running ones have `ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the
+ring is stopped and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ async def run_server(
         await _until(stopping, serving)
         app.state.service.draining = True
         stopping.clear()
+        print(
+            f"Draining: running requests have up to {config.drain_s:g} s to end."
+            " A second signal (Ctrl-C) ends them at once.",
+            flush=True,
+        )
         draining = asyncio.create_task(frontend.drain(config.drain_s))
         async with cancel_at_end((draining,)):
             await _until(stopping, draining, serving)

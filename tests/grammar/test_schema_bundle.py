@@ -146,7 +146,22 @@ def test_a_reference_to_nowhere_names_the_uri_and_the_remedy() -> None:
     assert refused.value.pointer == "/$defs/https:~1~1example.org~1a~1b.json/$ref"
     assert refused.value.remedy
     assert "definitions" in refused.value.remedy
-    assert "--schemas" in refused.value.remedy
+    assert "(--schemas), as example.org/gone.json, or with its URI as its $id" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("reference", "files"),
+    [
+        ("part/b.json", f" as {ORG[8:]}a/part/b.json or part/b.json, or"),
+        ("../b.json#/x", f" as {ORG[8:]}b.json, or"),
+        ("b", ""),
+    ],
+)
+def test_the_remedy_names_the_files_that_are_looked_up(reference: str, files: str) -> None:
+    schema = {"$id": f"{ORG}a/root", "items": {"$ref": reference}}
+    with pytest.raises(InvalidConstraint, match="leads out") as refused:
+        compile_schema(schema)
+    assert f"(--schemas),{files} with its URI as its $id." in str(refused.value)
 
 
 @pytest.mark.parametrize(

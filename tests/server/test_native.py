@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.constraint import json_object
+from ramify.constraint import json_object, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.messages import ModelInfo, Preamble, ProgramHint
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
@@ -406,6 +406,24 @@ def test_a_refused_constraint_names_its_field(http: httpx.Client, frontend: Fake
             assert response.status_code == 400
             error = response.json()["error"]
             assert (error["param"], error["pointer"], error["remedy"]) == (param, "/not", "Yes.")
+
+
+def test_definitions_of_a_constraint(http: httpx.Client, frontend: FakeFrontend) -> None:
+    schema = '{"type": "integer", "$ref": "n.json"}'
+    wanted = {"kind": "json_schema", "source": schema, "definitions": {"n.json": {"type": "integer"}}}
+    assert http.post("/generate", json={"text": "hi", "constraint": wanted}).status_code == 200
+    assert frontend.requests[-1].constraint == json_schema(schema, definitions=wanted["definitions"])
+    for wrong, param in (
+        ({"definitions": {"n.json": []}}, "definitions"),
+        ({"kind": "regex"}, "definitions"),
+        ({"definitions": "/etc"}, "definitions"),
+        ({"whitespace": -1}, "whitespace"),
+        ({"source": ""}, "source"),
+    ):
+        answer = http.post("/generate", json={"text": "hi", "constraint": wanted | wrong})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"constraint.{param}"
+        assert answer.json()["error"]["message"].startswith(f"constraint.{param}")
 
 
 def test_preambles_and_json_options(http: httpx.Client, frontend: FakeFrontend) -> None:

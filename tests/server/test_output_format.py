@@ -134,9 +134,9 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
         (form("ebnf", ebnf=GBNF, lark=LARK), "response_format.lark"),
         (form("json_object", schema={}), "response_format.schema"),
         (form("structural_tag"), "response_format.structural_tag"),
-        (wrapped(whitespace=-1), "response_format.json_schema.schema"),
+        (wrapped(whitespace=-1), "response_format.json_schema.whitespace"),
         (wrapped(definitions="/etc"), "response_format.json_schema.definitions"),
-        (wrapped(schema=POINT, definitions={"x.json": []}), "response_format.json_schema.schema"),
+        (wrapped(schema=POINT, definitions={"x.json": []}), "response_format.json_schema.definitions"),
         (wrapped() | {"any_order": True}, "any_order"),
         (
             {"response_format": wrapped()["response_format"] | {"any_order": True}},

@@ -26,7 +26,8 @@ class StubFrontend(FakeFrontend):
         self.hold_after = 1
     async def start(self): pass
     async def drain(self, seconds):
-        self.release.set()
+        if not any(request.scope == "held" for request in self.requests):
+            self.release.set()
         await super().drain(seconds)
     async def aclose(self): print("closed", flush=True)
 
@@ -34,6 +35,8 @@ frontend.Frontend = StubFrontend
 from ramify.runtime.server.serve import serve
 sys.exit(serve(ServerConfig(port=0, drain_s=10)))
 """
+
+DRAINING = "Draining: running requests have up to 10 s to end. A second signal (Ctrl-C) ends them at once."
 
 
 @pytest.fixture
@@ -62,8 +65,34 @@ def test_a_signal_drains_and_exits_with_zero(process: subprocess.Popen[str], num
         process.send_signal(number)
         assert list(lines)[-2:] == ["data: [DONE]", ""]
     assert process.wait(20) == 0
-    assert process.stdout.read() == "closed\n"
+    assert process.stdout.read() == f"{DRAINING}\nclosed\n"
     assert process.stderr.read() == ""
+
+
+def test_a_second_signal_ends_running_and_half_sent_requests(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    url = httpx.URL(process.stdout.readline().split()[-1])
+    body = {"text": "hello", "cache_scope": "held", "stream": True}
+    with (
+        socket.create_connection((url.host, url.port or 0), timeout=20) as half,
+        httpx.stream("POST", url.join("/generate"), json=body, timeout=20) as response,
+    ):
+        half.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 9\r\n\r\n{"
+        )
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == f"{DRAINING}\n"
+        process.send_signal(signal.SIGINT)
+        assert "abort" in list(lines)[-4]
+        answer = half.makefile().read()
+    assert process.wait(20) == 0
+    assert answer.startswith("HTTP/1.1 503 ")
+    assert '"code":"engine_closed"' in answer
+    assert "Traceback" not in process.stderr.read()
 
 
 def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
 from ramify.messages import ChatFormat, ChatMessage, Enforcement, Preamble, TextChunk, Unenforced
+from ramify.runtime.server.openai.formatters import ChatFormatter
+from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.tool_calls.formats import FORMATS, GENERIC
 from ramify.tool_calls.grammar import Tool, calls_after_trigger, naming_tools, tool_at
 from tests.grammar.vocabularies import tiny
@@ -495,6 +497,18 @@ def test_what_is_left_out_is_told_with_the_tool(
     found = [choice["ramify"] for choice in choices if "ramify" in choice]
     told = {"schema": "/properties/word/pattern", "message": "No.", "tool": "say"}
     assert found == [{"unenforced": [told]}]
+
+
+def test_what_is_left_out_is_told_in_the_first_event() -> None:
+    """Also where the text of one chunk is several events."""
+    form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
+    text = '<tool_call>\n{"name": "say", "arguments": {"word'
+    chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)
+    first, *others = ChatFormatter({}, False, form).stream_choices(0, chunk)
+    assert others
+    assert first.delta.role == "assistant"
+    assert first.ramify is not msgspec.UNSET
+    assert [one.ramify for one in others] == [msgspec.UNSET] * len(others)
 
 
 def test_best_effort_leaves_out_what_cannot_be_enforced() -> None:

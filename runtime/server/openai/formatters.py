@@ -98,7 +98,7 @@ class ChatFormatter:
             choices[-1].finish_reason = _chat_finish(chunk.finish, parser.called)
             choices[-1].matched_stop = chunk.finish.matched
         if choices:
-            choices[-1].ramify = extras
+            choices[0 if first else -1].ramify = extras
         return choices
 
     def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:

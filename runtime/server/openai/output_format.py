@@ -21,12 +21,14 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.request import DEFAULT_VERBOSITY
 from ramify.runtime.server.params import (
+    BESIDE,
     JSON_TEXT,
     FieldConstraint,
     Makers,
     make_constraint,
     only_constraint,
     take_constraints,
+    take_definitions,
 )
 
 Taker = Callable[[Fields], "FieldConstraint | None"]
@@ -89,7 +91,7 @@ def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldCons
 
 def _wrapped_schema(form: Fields) -> FieldConstraint | None:
     """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
-    for field in ("whitespace", "any_order", "strict", "definitions"):
+    for field in BESIDE:
         if form.given(field):
             raise UnsupportedField(
                 f"{form.path(field)} is not a field of this request.",
@@ -110,8 +112,7 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     strict: Strict = form.take("strict", Strict, True)
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
-    outside = form.take("definitions", dict[str, msgspec.Raw])
-    definitions = None if outside is None else {uri: bytes(raw).decode() for uri, raw in outside.items()}
+    definitions = take_definitions(form)
     form.ignore({"description": None})  # it is for the model, which is not shown the schema either
     form.refuse_rest()
     return path, make_constraint(

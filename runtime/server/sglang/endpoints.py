@@ -7,11 +7,11 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
   nothing else.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
-  whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional, apart, counted}],
-  ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
-  sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, forced_places,
-  distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools
-  and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+  whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
+  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, calls_left},
+  ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
+  forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program,
+  /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
   as a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is the default then.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
@@ -31,7 +31,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify import constraint
-from ramify.constraint import Constraint
+from ramify.constraint import Constraint, with_definitions
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.processes.choice_tokens import check_choices
@@ -49,6 +49,7 @@ from ramify.runtime.server.params import (
     only_constraint,
     split_choices,
     take_constraints,
+    take_definitions,
     take_priority,
     take_prompts,
     take_sampling,
@@ -58,6 +59,7 @@ from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
 from ramify.runtime.server.streams import GenerationResult, collect, merge
 from ramify.sampling_params import SamplingParams
+from ramify.schema_bundle import finder
 
 
 class LoadingNotAllowed(RamifyError):
@@ -275,9 +277,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
     options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
-    own = fields.take_struct("constraint", Constraint)
-    if own is not None:
-        make_constraint("constraint.source", Constraint.check, own)
+    own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
     if hint is not None:
@@ -321,6 +321,25 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
         stream=stream,
         texts=texts,
         spelled={"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"},
+    )
+
+
+def _take_constraint(fields: Fields) -> Constraint | None:
+    """The field ``constraint``; the references of its schema are answered by ``definitions`` in it."""
+    inner = fields.take_object("constraint")
+    if inner is None:
+        return None
+    definitions = take_definitions(inner)
+    own = inner.as_struct(Constraint)
+    if definitions is None:
+        return make_constraint("constraint.source", Constraint.check, own)
+    if own.kind not in ("json_schema", "structural_tag"):
+        raise InvalidRequest(
+            f"constraint.definitions is for JSON schemas, not for a constraint of kind {own.kind}.",
+            field="constraint.definitions",
+        )
+    return make_constraint(
+        "constraint.source", lambda given: with_definitions(given, finder(definitions)), own
     )
 
 
