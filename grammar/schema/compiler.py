@@ -38,8 +38,9 @@ from ramify.messages import Unenforced
 MAX_RULES = 20_000
 """Most rules of a grammar, which take about a second to make."""
 
-MAX_DIGITS = 1_000_000
-"""Digits to which numbers are computed: all that a schema can have. Decimal's default would round to 28."""
+PRECISION = 1_000_000
+"""Digits to which numbers are computed. Those that are read have at most `json_values.MAX_DIGITS`, so none is
+rounded; Decimal's default would round to 28."""
 
 MAX_LEFT_OUT = 50
 """Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
@@ -76,7 +77,7 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
     """`schema_rules`, with the keywords that they do not enforce: none where `options.strict` is True."""
     options = options or Options()
     left_out: dict[str, Unenforced] = {}
-    with deep_recursion(), localcontext(Context(prec=MAX_DIGITS)):
+    with deep_recursion(), localcontext(Context(prec=PRECISION)):
         document = SchemaDocument(schema)
         while True:
             try:
