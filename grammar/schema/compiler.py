@@ -39,8 +39,8 @@ MAX_RULES = 20_000
 """Most rules of a grammar, which take about a second to make."""
 
 PRECISION = 1_000_000
-"""Digits to which numbers are computed. Those that are read have at most `json_values.MAX_DIGITS`, so none is
-rounded; Decimal's default would round to 28."""
+"""Digits to which numbers are computed. No number that is read has as many (`json_values.MAX_DIGITS`), so
+none is rounded. Decimal's default would round to 28."""
 
 MAX_LEFT_OUT = 50
 """Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
