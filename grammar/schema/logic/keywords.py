@@ -107,7 +107,8 @@ class SchemaFormulas:
         """The keywords of the subschema at `pointer` that are ignored."""
         if not self._ignored:
             return frozenset()
-        return (self.document.keywords(pointer).keys() & HANDLERS.keys()) - self.keywords(pointer).keys()
+        known = self.document.keywords(pointer).keys() & HANDLERS.keys()
+        return frozenset(known - self.keywords(pointer).keys())
 
     def is_refuted(self, pointer: str) -> bool:
         """Whether the formula at `pointer` has no values because a keyword is ignored."""
