@@ -25,8 +25,9 @@ ANY_DRAFT = 10
 """The draft number of a schema without ``$schema``: the keywords of all drafts count."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-MAX_NUMBER_DIGITS = 400
-"""Most digits of a number, or zeros between it and its decimal point."""
+MAX_KEYWORD_DIGITS = 400
+"""Most digits before the point, or zeros behind it, of a keyword's number: minimum, maximum, multipleOf and
+the like. Constants may have more (`json_values.MAX_DIGITS`)."""
 
 
 class SchemaDocument:
@@ -395,8 +396,8 @@ def _kind(value: Any) -> str:
 def _number(pointer: str, keyword: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         _refuse(pointer, f"{keyword} is a number, not {_kind(value)}")
-    if abs(Decimal(value).adjusted()) > MAX_NUMBER_DIGITS:
-        _refuse(pointer, f"{keyword} has more than {MAX_NUMBER_DIGITS} digits", "Write fewer digits.")
+    if abs(Decimal(value).adjusted()) > MAX_KEYWORD_DIGITS:
+        _refuse(pointer, f"{keyword} has more than {MAX_KEYWORD_DIGITS} digits", "Write fewer digits.")
 
 
 def _multiple(pointer: str, keyword: str, value: Any) -> None:

@@ -38,8 +38,9 @@ from ramify.messages import Unenforced
 MAX_RULES = 20_000
 """Most rules of a grammar, which take about a second to make."""
 
-MAX_DIGITS = 1_000_000
-"""Digits to which numbers are computed: all that a schema can have. Decimal's default would round to 28."""
+PRECISION = 1_000_000
+"""Digits to which numbers are computed. No number that is read has as many (`json_values.MAX_DIGITS`), so
+none is rounded. Decimal's default would round to 28."""
 
 MAX_LEFT_OUT = 50
 """Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
@@ -76,11 +77,11 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
     """`schema_rules`, with the keywords that they do not enforce: none where `options.strict` is True."""
     options = options or Options()
     left_out: dict[str, Unenforced] = {}
-    with deep_recursion(), localcontext(Context(prec=MAX_DIGITS)):
+    with deep_recursion(), localcontext(Context(prec=PRECISION)):
         document = SchemaDocument(schema)
         while True:
             try:
-                rules = SchemaGrammar(document, options, frozenset(left_out)).compiled()
+                rules = _rules(document, options, frozenset(left_out))
             except InvalidConstraint as error:
                 pointer = error.pointer = None if error.pointer is None else place(error.pointer)
                 if options.strict is True or pointer is None or not isinstance(error, Unenforceable):
@@ -96,6 +97,20 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
                 return CompiledSchema(rules, (*left_out.values(), *unread))
 
 
+def _rules(document: SchemaDocument, options: Options, ignored: frozenset[str]) -> dict[str, Expression]:
+    """All rules; where their clauses are refused, those with up to `MAX_DISJUNCTS` disjuncts instead.
+
+    Eight conditionals about one property have 256 disjuncts; as clauses one value may meet any set of them.
+    """
+    grammar = SchemaGrammar(document, options, ignored)
+    try:
+        return grammar.compiled()
+    except Unenforceable:
+        if options.any_order or not grammar.normal_form.has_clauses:
+            raise
+    return SchemaGrammar(document, options, ignored, most_multiplied=MAX_DISJUNCTS).compiled()
+
+
 class SchemaGrammar:
     """The grammar of one schema under construction: formulas become rules, each formula once."""
 
@@ -104,6 +119,7 @@ class SchemaGrammar:
         document: SchemaDocument,
         options: Options | None = None,
         ignored: frozenset[str] = frozenset(),
+        most_multiplied: int | None = None,
     ) -> None:
         options = options or Options()
         # Which values two options of a oneOf share is decided on formulas that need no such decision: there a
@@ -114,7 +130,7 @@ class SchemaGrammar:
         formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
         refuted = SchemaFormulas(document, ignored, shared=check.shared_types, refuted=True)
         # In any order, a clause would be remembered through all orders of the properties.
-        most = MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED
+        most = most_multiplied or (MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED)
         self.normal_form = NormalForm(formulas, refuted if ignored else None, check, most_multiplied=most)
         self.root = formulas.subschema("")
         self._document = document

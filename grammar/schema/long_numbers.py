@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ramify.grammar.schema.check import escape
-
-MAX_DIGITS = 4300
-"""Most digits of a number, zeros before its point included: as many as `int` reads
-(`sys.int_info.default_max_str_digits`)."""
+from ramify.grammar.schema.json_values import NumberTooLong, decimal_of, integer_of
 
 
 def place_of_long_number(source: str) -> str | None:
     """The JSON pointer of the first such number in `source`; None where there is none, or `source` is not
     JSON."""
     try:
-        value = json.loads(source, parse_int=_is_long, parse_float=_is_long, parse_constant=lambda name: None)
+        value = json.loads(
+            source,
+            parse_int=_marked(integer_of),
+            parse_float=_marked(decimal_of),
+            parse_constant=lambda name: None,
+        )
     except (ValueError, RecursionError):
         return None
     return next(_places(value, ""), None)
 
 
-def _is_long(text: str) -> object:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:  # an exponent beyond Decimal's
-        return _LONG
-    return _LONG if len(text) > MAX_DIGITS + 1 or abs(number.adjusted()) >= MAX_DIGITS else None
+def _marked(read: Callable[[str], object]) -> Callable[[str], object]:
+    """A function that gives `_LONG` for a number that `read` refuses as too long."""
+
+    def mark(text: str) -> object:
+        try:
+            return read(text)
+        except NumberTooLong:
+            return _LONG
+
+    return mark
 
 
 _LONG = object()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -162,6 +163,7 @@ def rules_of(schema: dict[str, Any]) -> int:
 
 
 STRING = {"type": "string"}
+BOOLEAN = {"type": "boolean"}
 
 
 def test_fifty_conditionals_take_rules_for_each_alone() -> None:
@@ -186,6 +188,61 @@ def test_pairs_do_not_multiply() -> None:
     grammar = Recogniser(schema_rules(parse_json(json.dumps(schema))))
     assert grammar.accepts('{"p0": 1, "p3": 1, "p23": 1}')
     assert not grammar.accepts('{"p0": 1, "p22": 1, "p23": 1}')
+
+
+ABOUT_ONE_PROPERTY: dict[str, Callable[[int], dict[str, Any]]] = {
+    "conditionals": lambda n: {
+        "allOf": [
+            {"if": {"properties": {f"x{i}": {"const": True}}, "required": [f"x{i}"]}, "then": _other_than(i)}
+            for i in range(n)
+        ]
+    },
+    "dependentSchemas": lambda n: {
+        "dependentSchemas": {f"x{i}": {"properties": {"z": {"pattern": str(i)}}} for i in range(n)}
+    },
+    "anyOf in allOf": lambda n: {
+        "allOf": [{"anyOf": [{"required": [f"x{i}"]}, _other_than(i)]} for i in range(n)]
+    },
+}
+"""Schemas by a number of choices, of which one value of z may meet any set."""
+
+
+def _other_than(i: int) -> dict[str, Any]:
+    return {"properties": {"z": {"not": {"const": f"{i}"}}}}
+
+
+@pytest.mark.parametrize("kind", ABOUT_ONE_PROPERTY)
+def test_seven_choices_about_one_property_are_written_out(kind: str) -> None:
+    """As clauses they are refused, and their 128 disjuncts are not."""
+    names = [f"x{i}" for i in range(7)]
+    schema = {
+        "type": "object",
+        "properties": {**dict.fromkeys(names, BOOLEAN), "z": STRING},
+        "additionalProperties": False,
+        **ABOUT_ONE_PROPERTY[kind](7),
+    }
+    grammar = Recogniser(schema_rules(parse_json(json.dumps(schema))))
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    random = Random(7)
+    judged = []
+    for _ in range(60):
+        value = {name: random.random() < 0.7 for name in names if random.random() < 0.6}
+        value |= (
+            {"z": "".join(random.sample("0123456", random.choice([0, 1, 6])))}
+            if random.random() < 0.9
+            else {}
+        )
+        judged.append(valid(value))
+        assert grammar.accepts(json.dumps(value)) == judged[-1], value
+    assert {*judged} == {True, False}
+
+
+@pytest.mark.parametrize("kind", ABOUT_ONE_PROPERTY)
+def test_ten_choices_about_one_property_are_refused_with_what_to_change(kind: str) -> None:
+    schema = {"type": "object", **ABOUT_ONE_PROPERTY[kind](10)}
+    with pytest.raises(Unenforceable, match=r"More than 64 sets of .* Use fewer anyOf") as caught:
+        schema_rules(schema)
+    assert caught.value.pointer == ("" if kind == "dependentSchemas" else "/allOf/6")
 
 
 def test_what_cannot_be_kept_apart_is_refused_with_its_limit() -> None:

@@ -163,6 +163,38 @@ def test_unique_items_with_white_space() -> None:
     assert not accepts(grammar, "[[1, 2], [1,  2]]")
 
 
+WORD = {"patternProperties": {r"\bx": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out", "value"),
+    [
+        ({**WORD, "unevaluatedProperties": False}, "/patternProperties", {"x": None}),
+        ({"allOf": [WORD], "unevaluatedProperties": False}, "/allOf/0/patternProperties", {"x": None}),
+        (
+            {"$ref": "#/$defs/w", "$defs": {"w": WORD}, "unevaluatedProperties": False},
+            "/$defs/w/patternProperties",
+            {"x": None},
+        ),
+        (
+            {"anyOf": [{"properties": {f"x{i}": {}}} for i in range(7)], "unevaluatedProperties": False},
+            "/anyOf",
+            {"x0": 1},
+        ),
+        (
+            {"anyOf": [{"prefixItems": [{}] * i} for i in range(7)], "unevaluatedItems": False},
+            "/anyOf",
+            [1],
+        ),
+    ],
+)
+def test_what_a_left_out_keyword_evaluates_is_not_excluded(schema: Any, left_out: str, value: Any) -> None:
+    found = compile_schema(schema, Options(strict="validate"))
+    assert [each.schema for each in found.unenforced] == [left_out]
+    assert validate(schema, value) == []
+    assert Recogniser(found.rules).accepts(json.dumps(value))
+
+
 @pytest.mark.parametrize(
     ("schema", "values"),
     [

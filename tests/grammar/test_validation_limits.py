@@ -18,6 +18,7 @@ from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.instance import Validator, validate, validate_text
 from ramify.grammar.schema.json_values import MAX_DIGITS, NumberTooLong
 from ramify.grammar.schema.logic.assertions import is_multiple
+from ramify.grammar.schema.long_numbers import place_of_long_number
 from ramify.grammar.schema.time_limit import TakesTooLong, TimeLimit
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.schema.values.string_patterns import MAX_STEPS, SearchPattern
@@ -50,6 +51,15 @@ def test_what_cannot_be_read_is_a_failure(text: str) -> None:
     (failure,) = validate_text({"type": "object"}, text)
     assert (failure.instance, failure.schema) == ("", "")
     assert failure.message
+
+
+@pytest.mark.parametrize(
+    "number", [f"1E{MAX_DIGITS}", f"1E-{MAX_DIGITS}", LONG, "0." + LONG, "9E99999999999999999999"]
+)
+def test_the_place_of_a_number_is_that_of_the_one_that_is_not_read(number: str) -> None:
+    most = "0." + "9" * MAX_DIGITS
+    assert parse_json(most)
+    assert place_of_long_number(f'{{"minimum": {most}, "enum": [1, {number}]}}') == "/enum/1"
 
 
 def test_a_schema_has_no_number_that_is_too_long() -> None:

@@ -6,11 +6,12 @@ one of its two properties meets by being absent:
     AnyProperty((("a", FALSE, True), ("b", FALSE, True)))
 
 The grammar of the object keeps the clauses that no property has met yet (`values.object_members`), and where
-the properties of a clause are close to each other, these are few at a time.
+the properties of a clause are close to each other, few clauses are unmet at any one time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -42,6 +43,8 @@ class AnyProperty(Assertion):
 
     named: tuple[Named, ...]
     other: HasProperty | None
+    pointer: str = dataclasses.field(default="", compare=False)
+    """The subschema whose choice it is, for messages."""
     kinds: ClassVar[frozenset[str]] = OBJECT
 
     def holds(self, value: Any, test: Test) -> bool:
@@ -77,7 +80,7 @@ class AnyProperty(Assertion):
         return any(formula == TRUE and absent for _, formula, absent in self.named)
 
 
-_NONE = AnyProperty((), None)
+NEVER = AnyProperty((), None)
 """The condition that nothing meets."""
 
 
@@ -88,7 +91,7 @@ def clauses(
     properties, or there would be more than `MAX_CLAUSES`. `expanded` gives the formulas of subschemas."""
     match formula:
         case Types(types):
-            return [] if "object" in types else [_NONE]
+            return [] if "object" in types else [NEVER]
         case Required(name):
             return [AnyProperty(((name, TRUE, False),), None)]
         case HasProperty():
@@ -101,7 +104,7 @@ def clauses(
             found = [clauses(part, expanded, path) for part in parts]
             return None if None in found else _few(clause for each in found for clause in each or ())
         case Or(options):
-            all_of = [_NONE]
+            all_of = [NEVER]
             for option in options:
                 conditions = clauses(option, expanded, path)
                 if conditions is None:

@@ -83,7 +83,7 @@ class SchemaFormulas:
             if isinstance(schema, bool):
                 return TRUE if schema else FALSE
             pointer = self.document.canonical(self.document.entered(pointer))
-            if self._leaves_out(pointer):
+            if self.left_out(pointer):
                 break
             keywords = self.keywords(pointer)
             if not keywords:
@@ -103,15 +103,16 @@ class SchemaFormulas:
             if keyword in known and f"{here}/{keyword}" not in self._ignored
         }
 
-    def _leaves_out(self, pointer: str) -> bool:
-        """Whether the subschema at `pointer` has a keyword that is ignored."""
-        return bool(self._ignored) and any(
-            keyword in HANDLERS for keyword in self.document.keywords(pointer).keys() - self.keywords(pointer)
-        )
+    def left_out(self, pointer: str) -> frozenset[str]:
+        """The keywords of the subschema at `pointer` that are ignored."""
+        if not self._ignored:
+            return frozenset()
+        known = self.document.keywords(pointer).keys() & HANDLERS.keys()
+        return frozenset(known - self.keywords(pointer).keys())
 
     def is_refuted(self, pointer: str) -> bool:
         """Whether the formula at `pointer` has no values because a keyword is ignored."""
-        return self._refuted and self._leaves_out(pointer)
+        return self._refuted and bool(self.left_out(pointer))
 
     def formula(self, pointer: str) -> Formula:
         """The conjunction of the keywords at `pointer`."""

@@ -31,7 +31,7 @@ from ramify.grammar.schema.logic.assertions import (
     PropertyCount,
     Types,
 )
-from ramify.grammar.schema.logic.clauses import AnyProperty, clauses
+from ramify.grammar.schema.logic.clauses import NEVER, AnyProperty, clauses
 from ramify.grammar.schema.logic.disjunct import (
     Disjunct,
     counts,
@@ -85,7 +85,7 @@ class NormalForm:
     """The disjunctive normal forms of formulas whose subschemas are in `formulas`.
 
     `refuted` gives the formulas of negated subschemas, where those differ. `check` decides which disjuncts
-    are contradictions; it defaults to this object.
+    are contradictions; it defaults to this object. Choices become clauses above `most_multiplied` disjuncts.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class NormalForm:
         self._refuted = refuted or formulas
         self._check = check or self
         self._most_multiplied = most_multiplied
+        self.has_clauses = False
+        """Whether some choice became clauses."""
         self._choice_clauses: dict[Or, list[AnyProperty] | None] = {}
         self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
@@ -230,6 +232,7 @@ class NormalForm:
         ordered = sorted(choices.items(), key=lambda item: len(item[0].options))
         found = self._distributed(disjuncts, ordered, as_clauses=False)
         if found is None:
+            self.has_clauses = True
             found = self._distributed(disjuncts, ordered, as_clauses=True)
             assert found is not None, "clauses do not multiply"
         return found
@@ -267,7 +270,11 @@ class NormalForm:
         if not any("object" in disjunct.types and disjunct.values is None for disjunct in disjuncts):
             return None
         if choice not in self._choice_clauses:
-            self._choice_clauses[choice] = clauses(choice, self._expanded, path)
+            found = clauses(choice, self._expanded, path)
+            where = path[-1].pointer if path else ""
+            self._choice_clauses[choice] = found and [
+                dataclasses.replace(each, pointer=where) for each in found
+            ]
         return self._choice_clauses[choice]
 
     def _under(
@@ -366,7 +373,7 @@ class NormalForm:
                 return joined if joined is not None and joined.values else None
         if not assertion.kinds & disjunct.types or assertion in disjunct.assertions:
             return disjunct
-        if assertion == AnyProperty((), None):
+        if assertion == NEVER:
             return None
         if disjunct.types == OBJECT and isinstance(assertion, Properties):
             decided = self._decided(disjunct, assertion)

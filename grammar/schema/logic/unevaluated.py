@@ -31,6 +31,14 @@ MAX_ANY_OF = 6
 _IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 """Applicators to the value itself: what their subschemas evaluate counts for the schema that has them."""
 
+_ABOUT_PROPERTIES = frozenset(
+    ["properties", "patternProperties", "additionalProperties", "unevaluatedProperties", *_IN_PLACE]
+)
+_ABOUT_ITEMS = frozenset(
+    ["prefixItems", "items", "additionalItems", "contains", "unevaluatedItems", *_IN_PLACE]
+)
+"""Keywords that may have evaluated anything where they are ignored."""
+
 
 class Evaluated(NamedTuple):
     """The properties and items of a value that are evaluated."""
@@ -107,11 +115,13 @@ class Unevaluated:
         contained: tuple[Formula, ...] = ()
         if "contains" in keywords and self._formulas.document.draft(pointer) != 8:
             contained = (self._formulas.subschema(f"{pointer}/contains"),)
+        left_out = self._formulas.left_out(pointer)
+        all_items = rest in keywords or not left_out.isdisjoint(_ABOUT_ITEMS)
         return Evaluated(
             tuple(keywords.get("properties", ())),
             tuple(self._formulas.key(pointer, pattern) for pattern in keywords.get("patternProperties", ())),
-            "additionalProperties" in keywords,
-            None if rest in keywords else len(keywords.get(prefix, ())),
+            "additionalProperties" in keywords or not left_out.isdisjoint(_ABOUT_PROPERTIES),
+            None if all_items else len(keywords.get(prefix, ())),
             contained,
         )
 

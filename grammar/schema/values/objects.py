@@ -50,6 +50,10 @@ CONDITIONS_REMEDY = (
     "Such conditions come of additionalProperties, patternProperties or propertyNames below not, if or "
     "oneOf: write anyOf for oneOf where options may overlap, or tell them apart by a required property."
 )
+CHOICES_REMEDY = (
+    "Use fewer anyOf, oneOf, not, if and dependentSchemas about one property, or tell their options apart by "
+    "a required property with a const of its own."
+)
 NAME_THEM = (
     "Their order is free, so equal objects have different texts: name all properties of the items, or set "
     "their additionalProperties to false"
@@ -168,9 +172,9 @@ class _Object:
             found |= {met | {i}: text for met in found if (text := texts(met | {i})) != NOTHING}
             if len(found) > MAX_WAYS:
                 refuse(
-                    self._pointer,
+                    self._conditions[i].pointer or self._pointer,
                     f"More than {MAX_WAYS} sets of conditions that one property may meet are not enforced",
-                    CONDITIONS_REMEDY,
+                    CONDITIONS_REMEDY if any(each.other for each in self._conditions) else CHOICES_REMEDY,
                 )
         greatest = {text: met | always for met, text in sorted(found.items(), key=lambda item: len(item[0]))}
         return tuple(sorted((Way(met, text) for text, met in greatest.items()), key=lambda way: len(way.met)))
