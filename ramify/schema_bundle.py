@@ -41,8 +41,11 @@ REMEDY = (
 MAX_SOURCE_BYTES = 1 << 20
 """Longest constraint accepted, in UTF-8 bytes. A longer one is refused unparsed."""
 
-MAX_URI_LENGTH = 2048
+MAX_URI_LENGTH = 1024
 """Longest URI in a schema, in characters, once it is resolved."""
+
+MAX_REFERENCES = 10_000
+"""Most references that may lead out of the schemas of a constraint, equal ones counted once."""
 
 MAX_FOLDER_BYTES = 64 << 20
 """Largest size of all schemas of a folder together, which are kept in memory."""
@@ -172,10 +175,20 @@ class _Size:
 
     kind: str
     bytes: int
+    references: int = 0
 
     def add(self, *texts: str) -> None:
         self.bytes += sum(len(text.encode()) for text in texts)
         check_size(self.kind, self.bytes)
+
+    def add_reference(self, pointer: str) -> None:
+        self.references += 1
+        if self.references > MAX_REFERENCES:
+            raise InvalidConstraint(
+                f"More than {MAX_REFERENCES} references lead out of the {self.kind}.",
+                pointer=pointer,
+                remedy="Put schemas under $defs, and refer to them there.",
+            )
 
 
 @dataclass
@@ -201,6 +214,8 @@ class _Bundle:
     """By URI, the texts of the embedded schemas."""
     by_name: dict[str, str] = field(default_factory=dict)
     """By the name that `find` had it under, the URI of an embedded schema."""
+    answers: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    """By base URI and reference, the reference to write there; None to leave it."""
     known: set[str] = field(default_factory=set)
     """The URIs of all schemas inside."""
 
@@ -231,26 +246,33 @@ class _Bundle:
     def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
         """Let it lead to a schema inside; the schema that is embedded for it, its URI and its place."""
         named, mark, fragment = reference.holder[reference.keyword].partition("#")
-        uri = resolved(reference.around, named, _pointer(reference.place))
+        case, new = (reference.around, named), []
+        if case not in self.answers:
+            self.answers[case], new = self._find(named, reference)
+        written = self.answers[case]
+        if written is not None:
+            reference.holder[reference.keyword] = written + mark + fragment
+        return new
+
+    def _find(self, named: str, reference: _Reference) -> tuple[str | None, list[tuple[Any, str, _Place]]]:
+        pointer = _pointer(reference.place)
+        uri = resolved(reference.around, named, pointer)
         if uri in self.known:
-            return []
+            return None, []
+        self.size.add_reference(pointer)
         name = uri
         text = self.find(name)
         if text is None:
             name = resolved("", named)
             text = self.find(name)
         if text is None:
-            return []
-        target = self.by_name.get(name)
-        written = None if target is None else _written(target, reference.around)
+            return None, []
         new = []
-        if target is None or written is None:
+        target = self.by_name.get(name)
+        if target is None or _written(target, reference.around) is None:
             target, new = self._embed(text, uri)
             self.by_name[name] = target
-            written = _written(target, reference.around)
-        if target != uri and written is not None:
-            reference.holder[reference.keyword] = written + mark + fragment
-        return new
+        return None if target == uri else _written(target, reference.around), new
 
     def _embed(self, text: str, uri: str) -> tuple[str, list[tuple[Any, str, _Place]]]:
         """The URI of the schema `text`, which `uri` led to. It is embedded, unless its URI is known."""

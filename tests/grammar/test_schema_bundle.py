@@ -196,6 +196,16 @@ def test_the_size_is_refused_while_schemas_are_embedded() -> None:
         assert taken == 11
 
 
+def test_more_references_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_bundle, "MAX_REFERENCES", 3)
+    anywhere = [{"$ref": "1"}, {"$ref": "2"}, {"$ref": "3"}, {"$ref": "2"}]
+    constraint.json_schema({"anyOf": anywhere}, definitions={"2": {"$id": ORG}})
+    with pytest.raises(InvalidConstraint, match="More than 3 references") as refused:
+        constraint.json_schema({"anyOf": [*anywhere, {"$ref": "4"}]}, definitions={})
+    assert refused.value.pointer == "/anyOf/4/$ref"
+    assert refused.value.remedy
+
+
 NO_URI: list[tuple[Any, dict[str, Any], str]] = [
     ({"items": {"$ref": "http://[x"}}, {}, "/items/$ref"),
     ({"$ref": "//[x"}, {}, "/$ref"),
