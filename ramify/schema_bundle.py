@@ -246,7 +246,8 @@ class _Bundle:
     def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
         """Let it lead to a schema inside; the schema that is embedded for it, its URI and its place."""
         named, mark, fragment = reference.holder[reference.keyword].partition("#")
-        case, new = (reference.around, named), []
+        case = (reference.around, named)
+        new: list[tuple[Any, str, _Place]] = []
         if case not in self.answers:
             self.answers[case], new = self._find(named, reference)
         written = self.answers[case]
@@ -267,7 +268,7 @@ class _Bundle:
             text = self.find(name)
         if text is None:
             return None, []
-        new = []
+        new: list[tuple[Any, str, _Place]] = []
         target = self.by_name.get(name)
         if target is None or _written(target, reference.around) is None:
             target, new = self._embed(text, uri)
