@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.errors import InvalidConstraint
-from ramify.schema_bundle import Definitions, Find, bundled, bundled_tag, finder
+from ramify.schema_bundle import Definitions, Find, bundled, bundled_tag, check_size, finder
 
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag"]
 
@@ -31,9 +31,6 @@ token excludes it: where it may come, a stand-in is text as well."""
 
 MAX_WHITESPACE = 100
 """Largest number that `whitespace` may be, in characters between two JSON tokens."""
-
-MAX_SOURCE_BYTES = 1 << 20
-"""Longest constraint accepted, in UTF-8 bytes. A longer one is refused unparsed."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,12 +71,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             size = len(self.source.encode())
         except UnicodeEncodeError:
             raise InvalidConstraint(f"The {self.kind} is not valid Unicode.", field=self.kind) from None
-        if size > MAX_SOURCE_BYTES:
-            raise InvalidConstraint(
-                f"The {self.kind} has {size} bytes; at most {MAX_SOURCE_BYTES} are accepted.",
-                field=self.kind,
-                remedy="Split it, or move constant text into the prompt.",
-            )
+        check_size(self.kind, size)
         if not self.source and self.kind != "json_object":
             raise InvalidConstraint(f"The {self.kind} is empty.", field=self.kind)
         return self

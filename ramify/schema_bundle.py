@@ -7,17 +7,21 @@ becomes a *compound document* (JSON Schema 2020-12 Core, section 9.3), in which 
     {"$ref": "point.json#/$defs/x",
      "$defs": {"point.json": {"$id": "point.json", "$defs": {"x": {"type": "integer"}}}}}
 
-A reference that no given schema answers stays as it is: the compiler refuses it, with its pointer.
+A given schema with an ``$id`` keeps it, and references to it by another name are changed to that URI. A
+reference that no given schema answers stays as it is: the compiler refuses it, with its pointer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
@@ -30,6 +34,18 @@ Definitions = Mapping[str, Any] | str | os.PathLike[str]
 Find = Callable[[str], str | None]
 """The JSON text of the schema that has a URI or a file name; None where there is none."""
 
+MAX_SOURCE_BYTES = 1 << 20
+"""Longest constraint accepted, in UTF-8 bytes. A longer one is refused unparsed."""
+
+MAX_URI_LENGTH = 1024
+"""Longest URI in a schema, in characters, once it is resolved."""
+
+MAX_REFERENCES = 10_000
+"""Most references that may lead out of the schemas of a constraint, equal ones counted once."""
+
+MAX_FOLDER_BYTES = 64 << 20
+"""Largest size of all schemas of a folder together, which are kept in memory."""
+
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "dependencies"])
 _MAPS |= {"$defs", "definitions"}
@@ -37,129 +53,318 @@ _VALUES = frozenset(["enum", "const", "default", "examples"])
 """Keywords that hold values, in which a ``$ref`` is a name like any other."""
 
 
+def check_size(kind: str, size: int) -> None:
+    """Raise `InvalidConstraint` if `size`, in bytes, is more than `MAX_SOURCE_BYTES`."""
+    if size > MAX_SOURCE_BYTES:
+        raise InvalidConstraint(
+            f"The {kind} has {size} bytes; at most {MAX_SOURCE_BYTES} are accepted.",
+            field=kind,
+            remedy="Split it, or move constant text into the prompt.",
+        )
+
+
+def resolved(base: str, reference: str, pointer: str | None = None) -> str:
+    """The URI that `reference`, which has no fragment, means where the base URI is `base`.
+
+    A relative URI has no "." in its path, and ".." at its begin only. Raises `InvalidConstraint`, with
+    `pointer`, for what is no URI.
+    """
+    try:
+        uri = urljoin(base, reference)
+        parts = urlsplit(uri)
+        uri.encode()
+    except ValueError as error:
+        _no_uri(reference, str(error), pointer)
+    if len(uri) > MAX_URI_LENGTH:
+        _no_uri(reference, f"with its base it has more than {MAX_URI_LENGTH} characters", pointer)
+    if not parts.scheme and not parts.netloc and not {".", ".."}.isdisjoint(parts.path.split("/")):
+        end = "/" if parts.path.endswith(("/", "/.", "/..")) else ""
+        uri = parts._replace(path=posixpath.normpath(parts.path) + end).geturl()
+    return uri
+
+
+def _no_uri(reference: str, reason: str, pointer: str | None) -> NoReturn:
+    raise InvalidConstraint(
+        f"{reference!r:.80} is no URI: {reason}.",
+        pointer=pointer,
+        remedy="Write a URI such as https://example.org/point.json, or a relative one such as point.json.",
+    )
+
+
+def has_references(source: str) -> bool:
+    """Whether `source` may hold a reference."""
+    return any(f'"{keyword}"' in source for keyword in _REFERENCES)
+
+
 def bundled(source: str, find: Find) -> str:
     """The schema `source` with those that it refers to, directly or through others.
 
     A reference means the schema of its URI, which is resolved against the ``$id`` around it. Failing that, it
-    means the schema that `find` has under the reference as it is written. Raises as `find`.
+    means the schema that `find` has under the reference as it is written. Raises as `find`, and
+    `InvalidConstraint` where the whole is too long, or holds what is no URI.
     """
-    if not _has_references(source):
-        return source
-    try:
-        root = json.loads(source)
-    except (ValueError, RecursionError):
-        return source  # the compiler says what is wrong
-    if not isinstance(root, dict):
-        return source
-    dialect = root.get("$schema")
-    base = _identifier(root, root) or ""
-    found: dict[str, str] = {}
-    known = {"", base}
-    queue = [(root, base)]
-    for document, at in queue:
-        references, resources = _references(document, at)
-        known |= resources
-        for reference, around in references:
-            uri = urljoin(around, reference)
-            if uri in known:
-                continue
-            text = find(uri) or find(reference)
-            if text is None:
-                continue
-            known.add(uri)
-            found[uri] = _with_identifier(text, uri, dialect)
-            queue.append((json.loads(text), uri))
-    return _with_schemas(source, found) if found else source
+    return _with_bundles(source, find, "json_schema", lambda root: [(root, None)])
 
 
 def bundled_tag(source: str, find: Find) -> str:
-    """The structural tag `source`, whose schemas are `bundled`."""
-    if not _has_references(source):
+    """The structural tag `source`, whose schemas are `bundled`; their sizes count together."""
+    return _with_bundles(source, find, "structural_tag", _schemas_of_tag)
+
+
+_Place = tuple[Any, str | int] | None
+"""The place of a value: that of the value around it, and the key or index in that. None is the root's."""
+
+
+def _with_bundles(
+    source: str, find: Find, kind: str, schemas: Callable[[Any], list[tuple[Any, _Place]]]
+) -> str:
+    if not has_references(source):
         return source
     try:
-        return _bundled_inside(msgspec.Raw(source.encode()), find).decode()
-    except (msgspec.DecodeError, RecursionError):
+        root = _parsed(source)
+    except (ValueError, RecursionError):
         return source  # the compiler says what is wrong
+    size = _Size(kind, len(source.encode()))
+    bundles = [
+        _Bundle(schema, place, find, size) for schema, place in schemas(root) if isinstance(schema, dict)
+    ]
+    changed = [bundle.changed() for bundle in bundles]
+    if not any(changed):
+        return source
+    try:
+        return msgspec.json.encode(root).decode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidConstraint(
+            f"The {kind} with its definitions cannot be written as JSON: {error}.",
+            field=kind,
+            remedy="Write whole characters, and nest it less.",
+        ) from None
 
 
-def _bundled_inside(tag: bytes, find: Find) -> bytes:
-    begins = bytes(tag).lstrip()[:1]
-    if begins == b"[":
-        items = msgspec.json.decode(tag, type=list[msgspec.Raw])
-        return msgspec.json.encode([msgspec.Raw(_bundled_inside(item, find)) for item in items])
-    if begins != b"{":
-        return bytes(tag)
-    members = msgspec.json.decode(tag, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode(
-        {
-            name: msgspec.Raw(
-                bundled(bytes(member).decode(), find).encode()
-                if name in ("json_schema", "schema")
-                else _bundled_inside(member, find)
+def _parsed(text: str) -> Any:
+    """The value of a JSON text, whose numbers stay as they are written. Raises `ValueError`."""
+    return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_no_constant)
+
+
+def _number(digits: str) -> msgspec.Raw:
+    return msgspec.Raw(digits.encode())
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _schemas_of_tag(tag: Any) -> list[tuple[Any, _Place]]:
+    found: list[tuple[Any, _Place]] = []
+    queue: list[tuple[Any, _Place]] = [(tag, None)] if _holds(tag) else []
+    for value, place in queue:
+        members = enumerate(value) if isinstance(value, list) else value.items()
+        for name, inner in members:
+            if _holds(inner):
+                (found if name in ("json_schema", "schema") else queue).append((inner, (place, name)))
+    return found
+
+
+@dataclass
+class _Size:
+    """The size of a constraint in bytes."""
+
+    kind: str
+    bytes: int
+    references: int = 0
+
+    def add(self, *texts: str) -> None:
+        self.bytes += sum(len(text.encode()) for text in texts)
+        check_size(self.kind, self.bytes)
+
+    def add_reference(self, pointer: str) -> None:
+        self.references += 1
+        if self.references > MAX_REFERENCES:
+            raise InvalidConstraint(
+                f"More than {MAX_REFERENCES} references lead out of the {self.kind}.",
+                pointer=pointer,
+                remedy="Put schemas under $defs, and refer to them there.",
             )
-            for name, member in members.items()
-        }
-    )
 
 
-def _has_references(source: str) -> bool:
-    return any(f'"{keyword}"' in source for keyword in _REFERENCES)
+@dataclass
+class _Reference:
+    holder: dict[str, Any]
+    keyword: str
+    around: str
+    """The base URI."""
+    place: _Place
 
 
-def _references(document: Any, base: str) -> tuple[list[tuple[str, str]], set[str]]:
-    """(reference without its fragment, base URI around it) of each, and the URIs of embedded schemas."""
-    references: dict[tuple[str, str], None] = {}
+@dataclass
+class _Bundle:
+    """A schema `root`, into which the schemas are put that it refers to."""
+
+    root: dict[str, Any]
+    place: _Place
+    find: Find
+    size: _Size
+    embedded: dict[str, Any] = field(default_factory=dict)
+    """By key in ``$defs``."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """By URI, the texts of the embedded schemas."""
+    by_name: dict[str, str] = field(default_factory=dict)
+    """By the name that `find` had it under, the URI of an embedded schema."""
+    answers: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    """By base URI and reference, the reference to write there; None to leave it."""
+    known: set[str] = field(default_factory=set)
+    """The URIs of all schemas inside."""
+
+    def changed(self) -> bool:
+        """Embed them; whether there are any."""
+        base = _base(self.root, self.root, "", self.place)
+        self.known = {"", base}
+        queue = [(self.root, base, self.place)]
+        for document, at, place in queue:
+            references, resources = _references(document, at, place)
+            self.known |= resources
+            for reference in references:
+                queue += self._answer(reference)
+        if self.embedded:
+            self.root["$defs"] = self._definitions() | self.embedded
+        return bool(self.embedded)
+
+    def _definitions(self) -> dict[str, Any]:
+        definitions = self.root.get("$defs", {})
+        if not isinstance(definitions, dict):
+            raise InvalidConstraint(
+                "$defs is an object.",
+                pointer=_pointer((self.place, "$defs")),
+                remedy="Write schemas by name there, or leave it out.",
+            )
+        return definitions
+
+    def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
+        """Let it lead to a schema inside; the schema that is embedded for it, its URI and its place."""
+        named, mark, fragment = reference.holder[reference.keyword].partition("#")
+        case = (reference.around, named)
+        new: list[tuple[Any, str, _Place]] = []
+        if case not in self.answers:
+            self.answers[case], new = self._find(named, reference)
+        written = self.answers[case]
+        if written is not None:
+            reference.holder[reference.keyword] = written + mark + fragment
+        return new
+
+    def _find(self, named: str, reference: _Reference) -> tuple[str | None, list[tuple[Any, str, _Place]]]:
+        pointer = _pointer(reference.place)
+        uri = resolved(reference.around, named, pointer)
+        if uri in self.known:
+            return None, []
+        self.size.add_reference(pointer)
+        name = uri
+        text = self.find(name)
+        if text is None:
+            name = resolved("", named)
+            text = self.find(name)
+        if text is None:
+            return None, []
+        new: list[tuple[Any, str, _Place]] = []
+        target = self.by_name.get(name)
+        if target is None or _written(target, reference.around) is None:
+            target, new = self._embed(text, uri)
+            self.by_name[name] = target
+        return None if target == uri else _written(target, reference.around), new
+
+    def _embed(self, text: str, uri: str) -> tuple[str, list[tuple[Any, str, _Place]]]:
+        """The URI of the schema `text`, which `uri` led to. It is embedded, unless its URI is known."""
+        document = _parsed(text)
+        if isinstance(document, bool):
+            document = {"$id": uri, "allOf": [document]}
+        dialect = self.root.get("$schema")
+        if "$schema" not in document and isinstance(dialect, str):
+            document["$schema"] = dialect
+        key = uri
+        while key in self.embedded or key in self._definitions():
+            key += "_"
+        place = ((self.place, "$defs"), key)
+        target = _base(document, document, uri, place)
+        if target in self.known:
+            if self.texts.get(target, text) != text:
+                raise InvalidConstraint(
+                    f"Two schemas that references lead to have the same $id {target!r}.",
+                    field="definitions",
+                    remedy="Give each an $id of its own, or none.",
+                )
+            return target, []
+        self.size.add(text, key, target)
+        document[_id_keyword(document)] = _written(target, _base(self.root, self.root, "", None)) or target
+        self.embedded[key] = document
+        self.texts[target] = text
+        self.known.add(target)
+        return target, [(document, target, place)]
+
+
+def _written(uri: str, base: str) -> str | None:
+    """A reference that means `uri` where the base URI is `base`; None where there is none."""
+    if resolved(base, uri) == uri:
+        return uri
+    parts = urlsplit(uri)
+    path = posixpath.relpath(parts.path or ".", posixpath.dirname(urlsplit(base).path) or ".")
+    relative = parts._replace(path=path).geturl()
+    return relative if resolved(base, relative) == uri else None
+
+
+def _references(document: Any, base: str, place: _Place) -> tuple[list[_Reference], set[str]]:
+    """The references out of `document`, and the URIs of the schemas embedded in it."""
+    references: list[_Reference] = []
     resources: set[str] = set()
-    queue: list[tuple[Any, str, bool]] = [(document, base, False)]
-    for value, around, is_map in queue:
+    queue: list[tuple[Any, str, bool, _Place]] = [(document, base, False, place)]
+    for value, around, is_map, at in queue:
         if isinstance(value, list):
-            queue += [(item, around, False) for item in value]
-        if not isinstance(value, dict):
+            queue += [(item, around, False, (at, i)) for i, item in enumerate(value) if _holds(item)]
             continue
         if not is_map and value is not document:
-            identifier = _identifier(value, document)
-            if identifier:
-                around = urljoin(around, identifier)
+            own = _base(value, document, around, at)
+            if own != around:
+                around = own
                 resources.add(around)
         for keyword, inner in value.items():
-            if is_map or keyword not in _VALUES:
-                queue.append((inner, around, not is_map and keyword in _MAPS))
-            if not is_map and keyword in _REFERENCES and isinstance(inner, str):
-                named = inner.partition("#")[0]
-                if named:
-                    references[named, around] = None
-    return list(references), resources
+            if _holds(inner) and (is_map or keyword not in _VALUES):
+                queue.append((inner, around, not is_map and keyword in _MAPS, (at, keyword)))
+            if (
+                not is_map
+                and keyword in _REFERENCES
+                and isinstance(inner, str)
+                and inner[:1] not in ("", "#")
+            ):
+                references.append(_Reference(value, keyword, around, (at, keyword)))
+    return references, resources
 
 
-def _identifier(schema: dict[str, Any], document: dict[str, Any]) -> str | None:
-    """The URI that a schema gives itself: in draft-04 by ``id``. A fragment alone is none."""
-    value = schema.get("id" if "draft-04" in str(document.get("$schema")) else "$id")
-    return value.partition("#")[0] if isinstance(value, str) else None
+def _holds(value: Any) -> bool:
+    return isinstance(value, dict | list)
 
 
-def _with_identifier(text: str, uri: str, dialect: Any) -> str:
-    """The schema `text` with `uri` as its own, and with ``$schema`` (of `dialect`, where it has none)."""
-    if text.strip() in ("true", "false"):
-        return json.dumps({"$id": uri, "allOf": [json.loads(text)]})
-    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    if "$schema" not in members and isinstance(dialect, str):
-        members["$schema"] = _raw(dialect)
-    draft_04 = "$schema" in members and b"draft-04" in bytes(members["$schema"])
-    members["id" if draft_04 else "$id"] = _raw(uri)
-    return msgspec.json.format(msgspec.json.encode(members), indent=-1).decode()  # without white space
+_REF_ALONE = re.compile("draft-0[467]")
+"""The drafts in which a ``$ref`` overrides all others, ``$id`` too."""
 
 
-def _with_schemas(source: str, schemas: Mapping[str, str]) -> str:
-    # The rest stays as it is written: numbers keep their digits.
-    members = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
-    existing = msgspec.json.decode(members.get("$defs", b"{}"), type=dict[str, msgspec.Raw])
-    added = {uri: msgspec.Raw(text.encode()) for uri, text in schemas.items()}
-    members["$defs"] = msgspec.Raw(msgspec.json.encode(added | existing))
-    return msgspec.json.encode(members).decode()
+def _id_keyword(document: dict[str, Any]) -> str:
+    return "id" if "draft-04" in str(document.get("$schema")) else "$id"
 
 
-def _raw(text: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(text))
+def _base(schema: dict[str, Any], document: dict[str, Any], around: str, place: _Place) -> str:
+    """The base URI in a schema of `document`. A fragment alone is no URI that a schema gives itself."""
+    keyword = _id_keyword(document)
+    if "$ref" in schema and "$schema" not in schema and _REF_ALONE.search(str(document.get("$schema"))):
+        return around
+    value = schema.get(keyword)
+    named = value.partition("#")[0] if isinstance(value, str) else ""
+    return resolved(around, named, _pointer((place, keyword))) if named else around
+
+
+def _pointer(place: _Place) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append("/" + str(step).replace("~", "~0").replace("/", "~1"))
+    return "".join(reversed(steps))
 
 
 def remedy(uri: str, reference: str) -> str:
@@ -194,6 +399,7 @@ def finder(definitions: Definitions) -> Find:
     if not isinstance(definitions, Mapping):
         return SchemaFolder.at(definitions).find
     texts: dict[str, str] = {}
+    own: dict[str, str] = {}
     for uri, schema in definitions.items():
         if not isinstance(uri, str):
             raise InvalidConstraint(
@@ -201,77 +407,110 @@ def finder(definitions: Definitions) -> Find:
             )
         try:
             text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-            own = _checked(text)
-        except (TypeError, ValueError, RecursionError) as error:
+            key, names = _names(text, uri.rstrip("#"))
+        except (TypeError, ValueError, RecursionError, InvalidConstraint) as error:
             raise InvalidConstraint(
-                f"definitions[{uri!r}] is no JSON schema: {error}.", field="definitions"
+                f"definitions[{uri!r}] is no JSON schema: {str(error).rstrip('.')}.", field="definitions"
             ) from None
-        texts[uri.rstrip("#")] = text
-        if own is not None:
-            texts.setdefault(own, text)
-    return texts.get
+        texts[key] = text
+        for name in names:
+            own.setdefault(name, text)
+    return (own | texts).get
 
 
-def _checked(text: str) -> str | None:
-    """The URI that the schema gives itself. Raises `ValueError` where `text` is no schema."""
-    schema = json.loads(text)
+def _names(text: str, uri: str) -> tuple[str, list[str]]:
+    """The URI `uri` as it is looked up, and what the schema gives itself: against `uri`, and as written.
+
+    Raises `ValueError` where `text` is no schema, and `InvalidConstraint` for what is no URI.
+    """
+    schema = _parsed(text)
+    text.encode()
+    key = resolved("", uri)
     if isinstance(schema, bool):
-        return None
+        return key, []
     if not isinstance(schema, dict):
         raise ValueError("a schema is an object or a boolean")
-    return _identifier(schema, schema) or None
+    names = [_base(schema, schema, around, None) for around in (key, "")]
+    return key, [name for name in names if name not in ("", key)]
 
 
 class SchemaFolder:
-    """The schemas of a folder and the folders in it: all files `*.json` that hold an object."""
+    """The schemas of a folder and the folders in it: all files `*.json` that hold an object or a boolean.
 
-    def __init__(self, folder: Path, files: Iterator[Path] | tuple[Path, ...]) -> None:
-        self._by_path: dict[str, Path] = {}
-        self._by_uri: dict[str, list[Path]] = {}
+    Their texts are kept in memory, at most `MAX_FOLDER_BYTES` of them.
+    """
+
+    def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
+        self._texts: dict[str, str] = {}
+        self._bad: dict[str, str] = {}
+        """By path, the reason why a file is no schema."""
+        self._by_uri: dict[str, list[str]] = {}
+        size = 0
         for file in files:
-            self._by_path[file.relative_to(folder).as_posix()] = file
+            name = file.relative_to(folder).as_posix()
             try:
-                uri = _checked(file.read_text("utf-8-sig"))
-            except (OSError, ValueError, RecursionError) as error:
+                check_size("file", file.stat().st_size)  # unread, as it can never be put beside another
+                text = file.read_text("utf-8-sig")
+                _, names = _names(text, "")
+            except (OSError, ValueError, RecursionError, InvalidConstraint) as error:
+                self._bad[name] = str(error).rstrip(".")
+                continue
+            size += len(text.encode())
+            if size > MAX_FOLDER_BYTES:
                 raise InvalidConstraint(
-                    f"{file} is no JSON schema: {error}.",
+                    f"The folder {str(folder)!r} has more than {MAX_FOLDER_BYTES} bytes of schemas.",
                     field="definitions",
-                    remedy="Take it out of the folder of schemas, or mend it.",
-                ) from None
-            if uri is not None:
-                self._by_uri.setdefault(uri, []).append(file)
+                    remedy="Keep only those in it that others refer to.",
+                )
+            self._texts[name] = text
+            for uri in set(names):
+                self._by_uri.setdefault(uri, []).append(name)
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> SchemaFolder:
         """The schemas in `folder`, read again when a file of it has changed.
 
-        Raises `InvalidConstraint` where there is no such folder.
+        Raises `InvalidConstraint` where there is no such folder, or it is too large.
         """
         path = Path(folder)
         if not path.is_dir():
             raise InvalidConstraint(f"There is no folder {str(path)!r} of schemas.", field="definitions")
-        return _read(path, tuple((file, file.stat().st_mtime_ns) for file in sorted(path.rglob("*.json"))))
+        files = sorted(file for file in path.rglob("*.json") if file.is_file())
+        return _read(path, tuple((file, *_version(file)) for file in files))
 
     def find(self, uri: str) -> str | None:
         """The text of the schema whose ``$id`` is `uri`, or whose path in the folder is `uri` or, for an
         absolute URI, its host and path. Of several with that ``$id`` it is the one whose name `uri` ends in.
 
-        Raises `InvalidConstraint` where that is none of them.
+        Raises `InvalidConstraint` where that is none of them, and where the file is no schema.
         """
-        files = self._by_uri.get(uri, [])
-        if len(files) > 1:
-            files = [file for file in files if uri.endswith(f"/{file.name}")] or files
-        if len(files) > 1:
-            names = " and ".join(str(file) for file in files)
+        names = self._by_uri.get(uri, [])
+        if len(names) > 1:
+            names = [name for name in names if uri.endswith(f"/{posixpath.basename(name)}")] or names
+        if len(names) > 1:
             raise InvalidConstraint(
-                f"{names} have the same $id {uri!r}, which a $ref leads to.",
+                f"{' and '.join(names)} have the same $id {uri!r}, which a $ref leads to.",
                 field="definitions",
                 remedy="Keep one of them in the folder of schemas.",
             )
-        file = files[0] if files else self._by_path.get(_file_of(uri))
-        return None if file is None else file.read_text("utf-8-sig")
+        name = names[0] if names else _file_of(uri)
+        if name in self._bad:
+            raise InvalidConstraint(
+                f"{name}, which a $ref leads to, is no JSON schema: {self._bad[name]}.",
+                field="definitions",
+                remedy="Mend it in the folder of schemas.",
+            )
+        return self._texts.get(name)
+
+
+def _version(file: Path) -> tuple[int, int]:
+    try:
+        stat = file.stat()
+    except OSError:  # it has gone since
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=4)
-def _read(folder: Path, files: tuple[tuple[Path, int], ...]) -> SchemaFolder:
-    return SchemaFolder(folder, tuple(file for file, _ in files))
+def _read(folder: Path, files: tuple[tuple[Path, int, int], ...]) -> SchemaFolder:
+    return SchemaFolder(folder, tuple(file for file, _, _ in files))

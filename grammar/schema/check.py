@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, NoReturn
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote
 
 from ramify.errors import InvalidConstraint
-from ramify.schema_bundle import remedy
+from ramify.schema_bundle import remedy, resolved
 from ramify.spelling import nearest
 
 Schema = dict[str, Any] | bool
@@ -146,7 +146,7 @@ class SchemaDocument:
         where = f"{pointer}/{keyword}"
         named, _, fragment = reference.partition("#")
         base = self._bases[pointer]
-        resource = urljoin(base, named).rstrip("#") if named else base
+        resource = resolved(base, named, where) if named else base
         if resource not in self._resources:
             raise InvalidConstraint(
                 f"The {keyword} {reference!r} leads out of the schema, to {resource}.",
@@ -254,11 +254,12 @@ class SchemaDocument:
         own = isinstance(schema.get("$schema"), str) and {"$id", "id"} & schema.keys()
         if own and pointer:
             draft = _draft(schema, pointer)
-        identifier = schema.get("id" if draft == 4 else "$id")
+        keyword = "id" if draft == 4 else "$id"
+        identifier = schema.get(keyword)
         if isinstance(identifier, str) and (own or not (draft <= 7 and "$ref" in schema)):
             named, _, fragment = identifier.partition("#")
             if named:
-                base = urljoin(base, named)
+                base = resolved(base, named, f"{pointer}/{keyword}")
                 self._resources.setdefault(base, pointer)
                 self._drafts.setdefault(base, draft)
                 if not pointer:

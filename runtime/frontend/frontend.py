@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import logging
@@ -65,10 +66,10 @@ from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
-from ramify.schema_bundle import finder
 
 if TYPE_CHECKING:
     from ramify.runtime.fleet.local import LocalFleet
+from ramify.schema_bundle import finder, has_references
 
 log = logging.getLogger("ramify")
 
@@ -274,10 +275,23 @@ class Frontend:
         request that kills rings (`quarantine`).
         """
         if self._schemas is not None and request.constraint is not None:
-            constraint = self._with_schemas(checked(request.constraint))
-            request = msgspec.structs.replace(request, constraint=constraint)
+            checked(request.constraint)  # its size, before it is parsed
+            if has_references(request.constraint.source):
+                return self._generate_bundled(request)
+        return self._generate(request)
+
+    def _generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         chunks = self._chunks(request)
         return validated(request, chunks) if to_be_validated(request) else chunks
+
+    async def _generate_bundled(self, request: Generate) -> AsyncIterator[TextChunk]:
+        """`_generate` with the schemas of the config's folder, which a thread puts beside the request's."""
+        assert request.constraint is not None
+        constraint = await asyncio.to_thread(self._with_schemas, request.constraint)
+        chunks = self._generate(msgspec.structs.replace(request, constraint=constraint))
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     def _bundled(self, constraint: Constraint) -> Constraint:
         """`constraint` with the schemas of the config's folder that it refers to."""

@@ -56,6 +56,10 @@ class Fields:
         # Only null starts with an "n" in JSON.
         return raw is not None and memoryview(raw)[0] == ord("n")
 
+    def mentions(self, field: str, name: str) -> bool:
+        """Whether the JSON of `field` has the string `name` somewhere."""
+        return f'"{name}"'.encode() in bytes(self._values.get(field, b""))
+
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
         """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
         raw = self._take_raw(field)

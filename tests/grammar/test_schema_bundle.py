@@ -14,12 +14,13 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from ramify import constraint
+from ramify import constraint, schema_bundle
 from ramify.errors import InvalidConstraint
+from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.compiler import compile_schema, schema_rules
 from ramify.grammar.schema.instance import validate
 from ramify.grammar.schema.values.json_text import parse_json
-from ramify.schema_bundle import finder
+from ramify.schema_bundle import MAX_SOURCE_BYTES, finder
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import in_schema_order
 
@@ -76,6 +77,38 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any], list[Any]]] = {
         [{"$ref": "a.json"}],
         [1, {"$ref": 1}],
     ),
+    "relative to the $id of a given schema": (
+        {"$ref": "a.json"},
+        {
+            "a.json": {"$id": f"{ORG}y/a.json", "$ref": "b.json"},
+            "b.json": STRING,
+            f"{ORG}y/b.json": {"type": "integer"},
+        },
+        [1],
+        ["a"],
+    ),
+    "inside a given schema with an $id": (
+        {"$ref": "a.json#/$defs/b", "$defs": {"a.json": {}}},
+        {
+            "a.json": {"$id": f"{ORG}y/a.json", "$defs": {"b": {"$ref": "b.json"}}},
+            "b.json": STRING,
+            f"{ORG}y/b.json": {"type": "integer"},
+        },
+        [1],
+        ["a"],
+    ),
+    "with dots": (
+        {"$ref": "./a.json", "$defs": {"a.json": {"type": "null"}}},
+        {"a.json": {"anyOf": [{"$ref": "b/./../c.json"}]}, "./c.json": STRING},
+        ["a"],
+        [1, None],
+    ),
+    "relative to a relative $id": (
+        {"$id": "schemas/root.json", "$ref": "item.json"},
+        {"schemas/item.json": {"$ref": "../other.json"}, "other.json": STRING},
+        ["a"],
+        [1],
+    ),
     "each by its draft": (
         {
             "$schema": DRAFT_07,
@@ -97,6 +130,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any], list[Any]]] = {
 }
 
 
+OUR_OWN = (
+    *("each by its draft", "with dots", "relative to a relative $id"),
+    *("relative to the $id of a given schema", "inside a given schema with an $id"),
+)
+"""Cases in which jsonschema finds none, reads another draft, or resolves by the key in place of the $id."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_reference(name: str) -> None:
     schema, definitions, valid, invalid = CASES[name]
@@ -108,7 +148,7 @@ def test_a_reference(name: str) -> None:
         assert (validate(whole, instance) == []) == right, instance
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "each by its draft"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OUR_OWN])
 def test_the_table_agrees_with_jsonschema(name: str) -> None:
     schema, definitions, valid, invalid = CASES[name]
     registry = Registry().with_contents(definitions.items(), default_specification=DRAFT202012)
@@ -126,6 +166,93 @@ def test_the_schema_keeps_its_order_and_its_digits() -> None:
         '{"$ref":"a.json","b":0.10,"a":123456789012345678901234567890,'
         '"$defs":{"a.json":{"multipleOf":0.10,"$id":"a.json"}}}'
     )
+
+
+def test_a_cycle_through_a_name_embeds_each_schema_once() -> None:
+    definitions = {"a/x.json": {"not": {"$ref": "a/x.json"}, "anyOf": [{"$ref": "b/y.json"}]}}
+    definitions |= {"b/y.json": {"items": {"$ref": "a/x.json#/not"}, "then": {"$ref": "b/y.json"}}}
+    for base in (None, f"{ORG}deep/root", "urn:a:b", "deep/root"):
+        root = {"$ref": "a/x.json"} if base is None else {"$ref": "a/x.json", "$id": base}
+        whole = parse_json(constraint.json_schema(root, definitions=definitions).source)
+        assert len(whole["$defs"]) == 2
+        SchemaDocument(whole)
+
+
+def test_the_size_is_refused_while_schemas_are_embedded() -> None:
+    taken = 0
+
+    def find(uri: str) -> str:
+        nonlocal taken
+        taken += 1
+        return json.dumps({"$ref": f"{taken}.json", "description": "x" * 100_000})
+
+    for given in (
+        constraint.json_schema({"$ref": "a.json"}),
+        constraint.structural_tag({"a": [{"json_schema": {"$ref": "a.json"}}] * 20}),
+    ):
+        taken = 0
+        with pytest.raises(InvalidConstraint, match=f"at most {MAX_SOURCE_BYTES}"):
+            constraint.with_definitions(given, find)
+        assert taken == 11
+
+
+def test_more_references_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_bundle, "MAX_REFERENCES", 3)
+    anywhere = [{"$ref": "1"}, {"$ref": "2"}, {"$ref": "3"}, {"$ref": "2"}]
+    constraint.json_schema({"anyOf": anywhere}, definitions={"2": {"$id": ORG}})
+    with pytest.raises(InvalidConstraint, match="More than 3 references") as refused:
+        constraint.json_schema({"anyOf": [*anywhere, {"$ref": "4"}]}, definitions={})
+    assert refused.value.pointer == "/anyOf/4/$ref"
+    assert refused.value.remedy
+
+
+NO_URI: list[tuple[Any, dict[str, Any], str]] = [
+    ({"items": {"$ref": "http://[x"}}, {}, "/items/$ref"),
+    ({"$ref": "//[x"}, {}, "/$ref"),
+    ({"$ref": "http://\u2100/x"}, {}, "/$ref"),
+    ({"$ref": "x" * 3000}, {}, "/$ref"),
+    ({"$ref": "\ud800"}, {}, "/$ref"),
+    ({"$id": "http://[x", "$ref": "a.json"}, {}, "/$id"),
+    ({"allOf": [{"$id": "http://[x", "$ref": "a.json"}]}, {}, "/allOf/0/$id"),
+    ({"$ref": "a/b"}, {"a/b": {"$ref": "http://[x"}}, "/$defs/a~1b/$ref"),
+    ({"$ref": "a.json", "$defs": []}, {"a.json": {}}, "/$defs"),
+]
+
+
+@pytest.mark.parametrize(("schema", "definitions", "pointer"), NO_URI)
+def test_a_wrong_uri_is_refused(schema: Any, definitions: dict[str, Any], pointer: str) -> None:
+    source = json.dumps(schema)
+    with pytest.raises(InvalidConstraint) as refused:
+        constraint.json_schema(source, definitions=definitions)
+    assert refused.value.pointer == pointer
+    assert refused.value.remedy
+    json.dumps(str(refused.value), ensure_ascii=False).encode()
+    tag = constraint.structural_tag(f'{{"format": [{{"json_schema": {source}}}]}}')
+    with pytest.raises(InvalidConstraint) as refused:
+        constraint.with_definitions(tag, finder(definitions))
+    assert refused.value.pointer == f"/format/0/json_schema{pointer}"
+
+
+@pytest.mark.parametrize(("schema", "pointer"), [(one, at) for one, given, at in NO_URI if not given])
+def test_a_wrong_uri_is_refused_by_the_compiler(schema: Any, pointer: str) -> None:
+    with pytest.raises(InvalidConstraint) as refused:
+        compile_schema(schema)
+    assert refused.value.pointer == pointer
+    assert refused.value.remedy
+
+
+def test_half_of_a_surrogate_pair_cannot_be_put_beside_another() -> None:
+    with pytest.raises(InvalidConstraint, match="cannot be written") as refused:
+        constraint.json_schema('{"$ref": "a.json", "title": "\\ud800"}', definitions={"a.json": {}})
+    assert refused.value.remedy
+
+
+def test_two_schemas_with_one_id_are_refused() -> None:
+    definitions = {name: {"$id": f"{ORG}same", "const": name} for name in ("a.json", "b.json")}
+    schema = {"anyOf": [{"$ref": "a.json"}, {"$ref": "b.json"}]}
+    with pytest.raises(InvalidConstraint, match=f"the same .id '{ORG}same'") as refused:
+        constraint.json_schema(schema, definitions=definitions)
+    assert refused.value.remedy
 
 
 def test_only_what_is_needed_is_taken() -> None:
@@ -170,6 +297,12 @@ def test_the_remedy_names_the_files_that_are_looked_up(reference: str, files: st
         ({"a.json": [1]}, "definitions.'a.json'. is no JSON schema"),
         ({"a.json": "{"}, "definitions.'a.json'. is no JSON schema"),
         ({1: {}}, "the key 1"),
+        ({"a.json": {"minimum": float("nan")}}, "NaN is no JSON number"),
+        ({"a.json": '{"minimum": Infinity}'}, "Infinity is no JSON number"),
+        ({"a.json": {"const": "\ud800"}}, "definitions.'a.json'. is no JSON schema"),
+        ({"\ud800": {}}, "is no URI"),
+        ({"http://[x": {}}, "is no URI"),
+        ({"a.json": {"$id": "http://[x"}}, "is no URI"),
         ("/no/such/folder", "There is no folder"),
     ],
 )
@@ -240,11 +373,42 @@ def test_one_uri_for_two_files_is_refused(folder: Path) -> None:
     assert refused.value.remedy
 
 
-def test_a_file_that_is_no_schema_is_named(folder: Path) -> None:
-    (folder / "bad.json").write_text("[1]")
-    with pytest.raises(InvalidConstraint, match=r"bad\.json is no JSON schema") as refused:
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff", b'{"a": NaN}', b" " * MAX_SOURCE_BYTES + b"{}"])
+def test_a_file_that_is_no_schema_is_refused_where_it_is_needed(folder: Path, text: bytes) -> None:
+    (folder / "bad.json").write_bytes(text)
+    find = finder(folder)
+    assert find("address.json")
+    with pytest.raises(InvalidConstraint, match=r"bad\.json, which a \$ref leads to, is no") as refused:
+        find("bad.json")
+    assert refused.value.remedy
+
+
+def test_a_folder_is_kept_in_memory(folder: Path) -> None:
+    (folder / "dangling.json").symlink_to(folder / "none")
+    (folder / "folder.json").mkdir()
+    find = finder(folder)
+    assert find("dangling.json") is None
+    assert find("folder.json") is None
+    (folder / "address.json").unlink()
+    (folder / "deep/zip.json").write_text("{")
+    assert find("address.json") == '{"type": "string"}'
+    assert find("deep/zip.json") == '{"type": "integer"}'
+
+
+def test_a_folder_that_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_bundle, "MAX_FOLDER_BYTES", 100)
+    with pytest.raises(InvalidConstraint, match="more than 100 bytes") as refused:
         finder(folder)
     assert refused.value.remedy
+
+
+def test_a_cycle_through_a_name_in_a_folder(folder: Path) -> None:
+    (folder / "deep/zip.json").write_text('{"type": "array", "items": {"$ref": "deep/zip.json#"}}')
+    whole = parse_json(constraint.json_schema({"$ref": "deep/zip.json"}, definitions=folder).source)
+    assert list(whole["$defs"]) == ["deep/zip.json"]
+    compile_schema(whole)
+    assert validate(whole, [[[]]]) == []
+    assert validate(whole, [[1]])
 
 
 def test_the_schemas_of_a_structural_tag(folder: Path) -> None:

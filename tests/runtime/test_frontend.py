@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from ramify import constraint
+from ramify.constraint import Constraint
 from ramify.errors import (
     EngineClosed,
     EngineError,
@@ -258,7 +260,13 @@ def test_a_schema_may_refer_to_the_folder_of_the_config(
         opened.append(request)
         raise EngineClosed("It is enough.")
 
+    def bundle(given: Constraint, find: Any) -> Constraint:
+        threads.add(threading.current_thread())
+        return constraint.with_definitions(given, find)
+
+    threads: set[threading.Thread] = set()
     monkeypatch.setattr(Frontend, "_open", taken)
+    monkeypatch.setattr("ramify.runtime.frontend.frontend.with_definitions", bundle)
     frontend = Frontend(EngineConfig(schemas=str(tmp_path)))
     for strict in (True, "validate"):
         wanted = constraint.json_schema({"items": {"$ref": "n.json"}}, strict=strict)  # type: ignore[arg-type]
@@ -269,6 +277,11 @@ def test_a_schema_may_refer_to_the_folder_of_the_config(
         assert request.constraint is not None
         assert json.loads(request.constraint.source)["$defs"]["n.json"]["type"] == "integer"
     assert len(opened) == 2
+    assert threads
+    assert threading.main_thread() not in threads  # the event loop's here
+    long = Constraint(kind="json_schema", source='{"$ref": "n.json"}' + " " * 2**20)
+    with pytest.raises(InvalidConstraint, match="at most"):
+        frontend.generate(Generate(rid="a", constraint=long, sampling=SamplingParams()))
 
 
 def test_a_folder_of_schemas_that_is_missing_is_named_at_start(tmp_path: Path) -> None:

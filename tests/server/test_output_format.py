@@ -137,6 +137,9 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
         (wrapped(whitespace=-1), "response_format.json_schema.whitespace"),
         (wrapped(definitions="/etc"), "response_format.json_schema.definitions"),
         (wrapped(schema=POINT, definitions={"x.json": []}), "response_format.json_schema.definitions"),
+        (wrapped(schema=POINT | {"$defs": []}, definitions=X), "response_format.json_schema.schema"),
+        (wrapped(schema={"$ref": "//[x"}, definitions=X), "response_format.json_schema.schema"),
+        (wrapped(schema=POINT, definitions=X | {"y": "z" * 2**20}), "response_format.json_schema.schema"),
         (wrapped() | {"any_order": True}, "any_order"),
         (
             {"response_format": wrapped()["response_format"] | {"any_order": True}},

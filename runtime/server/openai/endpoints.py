@@ -20,7 +20,7 @@ from ramify.messages import Generate, TextChunk, Usage
 from ramify.runtime.server.fields import json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
-from ramify.runtime.server.openai.output_format import take_output_format
+from ramify.runtime.server.openai.output_format import take_in_thread, take_output_format
 from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
     DEFAULT_VERBOSITY,
@@ -81,7 +81,7 @@ async def chat_completions(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "chatcmpl-")
-    chat = take_chat(fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
+    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
@@ -132,7 +132,7 @@ async def completions(request: Request) -> Response:
     unlimited = f"Give a number; left out it is {COMPLETION_MAX_TOKENS}."
     sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=unlimited, **options)
     service.check_count(len(prompts) * sampling.n)
-    found = take_output_format(fields)
+    found = await take_in_thread(take_output_format, fields)
     generations = [
         Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
         for prompt in prompts

@@ -10,8 +10,9 @@ A request has at most one constraint.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,8 +31,20 @@ from ramify.runtime.server.params import (
     take_constraints,
     take_definitions,
 )
+from ramify.schema_bundle import check_size
 
 Taker = Callable[[Fields], "FieldConstraint | None"]
+T = TypeVar("T")
+
+
+async def take_in_thread(take: Callable[..., T], fields: Fields, *given: Any) -> T:
+    """`take(fields, *given)`, in a thread where the output format has schemas that others refer to.
+
+    Up to `MAX_SOURCE_BYTES` of them are parsed, which takes too long for the event loop.
+    """
+    if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
+        return await asyncio.to_thread(take, fields, *given)
+    return take(fields, *given)
 
 
 def take_output_format(fields: Fields) -> FieldConstraint | None:
@@ -113,6 +126,8 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
     definitions = take_definitions(form)
+    if definitions is not None:  # before they are parsed
+        check_size(path, len(schema.encode()) + sum(len(text.encode()) for text in definitions.values()))
     form.ignore({"description": None})  # it is for the model, which is not shown the schema either
     form.refuse_rest()
     return path, make_constraint(

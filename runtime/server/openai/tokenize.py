@@ -24,6 +24,7 @@ from ramify.messages import Generate
 from ramify.ring_messages import TokenIds
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.output_format import take_in_thread
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.service import Service
@@ -51,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     chat = fields.given("messages")
     if (given is None) is not chat:
         raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
-    messages = _take_chat(fields, service) if chat else None
+    messages = await take_in_thread(_take_chat, fields, service) if chat else None
     fields.refuse_rest()
     many = isinstance(given, list)
     texts: Sequence[str] = given if isinstance(given, list) else (given or "",)

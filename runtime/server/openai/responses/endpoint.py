@@ -20,7 +20,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import Dialect, take_chat
-from ramify.runtime.server.openai.output_format import take_text_format
+from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
 from ramify.runtime.server.openai.request import (
     IGNORED,
     SPELLING,
@@ -80,7 +80,7 @@ async def responses(request: Request) -> Response:
     fields = await read_fields(request)
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
-    chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
+    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, _RESPONSES)
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
     metadata = _take_metadata(fields)
