@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from ramify.messages import ProgramHint
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import admission, precedence
-from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flows
+from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flow, Flows
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
@@ -199,6 +200,35 @@ def test_a_long_prompt_that_is_cached_is_light(tiny_model: Any) -> None:
         uncached = local.scheduler._requests.requests[rid].uncached
         local.run()
     assert uncached == 1
+
+
+def test_a_long_prompt_is_heavy_until_all_of_it_is_computed(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=400)
+    requests = local.scheduler._requests
+    local.submit(prompt_of(9), max_tokens=200, ignore_eos=True)
+    essay = requests.requests[local.submit(prompt_of(CHUNKS * 8 + 20, 1), max_tokens=90, ignore_eos=True)]
+    while essay.prefilling:
+        local.step()
+        assert essay.flow.heavy
+        if essay.computed_len > 40 and not essay.stats.retractions:
+            requests.retract(essay)  # its pages stay in the tree
+    assert essay.stats.retractions == 1
+    local.step()
+    assert not essay.flow.heavy
+
+
+def test_the_common_prompt_of_choices_counts_once(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+
+    def flow_of(name: str, seeds: Sequence[int]) -> Flow:
+        rids = [local.submit(prompt_of(28, seed), max_tokens=9, ignore_eos=True, flow=name) for seed in seeds]
+        return local.scheduler._requests.requests[rids[0]].flow
+
+    chat(local)
+    choices = flow_of("n", (0, 0, 0, 0, 3, 3, 3, 3))
+    prompts = flow_of("prompts", (4, 5, 6, 7))
+    local.step()
+    assert (choices.heavy, prompts.heavy) == (False, True)
 
 
 def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
