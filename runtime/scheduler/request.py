@@ -144,7 +144,8 @@ class Request:
         self.prompt_len = len(submit.ids)
         self.priority = submit.priority
         program = None if submit.hint is None else submit.hint.program
-        self.flow_key = (submit.priority, program or submit.flow or submit.rid)
+        kind = "program" if program else "body" if submit.flow else "request"
+        self.flow_key = (submit.priority, submit.scope, kind, program or submit.flow or submit.rid)
         self.flow = Flow(submit.priority)
         """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
         self.uncached = self.prompt_len

@@ -14,6 +14,7 @@ from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import admission, precedence
 from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flow, Flows
 from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
@@ -130,7 +131,7 @@ def test_two_lists_share_the_places(tiny_model: Any, monkeypatch: pytest.MonkeyP
     listed(local, 40, tokens=12, name="other")
     for _ in range(40):
         local.step()
-    running = [request.flow_key[1] for request in local.scheduler._requests.running]
+    running = [request.flow_key[-1] for request in local.scheduler._requests.running]
     assert 3 <= running.count("list") <= 7
     assert len(running) == 10
 
@@ -162,10 +163,10 @@ def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], 
     for one in running:
         flows.join(one)
     flows.judge(running, [])
-    assert {one.flow_key[1] for one in running if one.rank < 0} == {
-        one.flow_key[1] for one in running if one.flow.yields
+    assert {one.flow_key[-1] for one in running if one.rank < 0} == {
+        one.flow_key[-1] for one in running if one.flow.yields
     }
-    yielding = sorted({one.flow_key[1] for one in running if one.flow.yields})
+    yielding = sorted({one.flow_key[-1] for one in running if one.flow.yields})
     for one in running:
         flows.leave(one)
     assert not flows._flows
@@ -181,6 +182,24 @@ def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
     )
     assert judged(("list", 50, 9)) == ([], 0.0)
     assert judged(("list", 50, 9), ("other", 50, 9)) == ([], 0.0)
+
+
+def test_programs_bodies_and_scopes_of_one_name_are_flows_of_their_own() -> None:
+    def key(**given: Any) -> Any:
+        submit = Submit(rid="r", ids=(1,), sampling=SamplingParams(), **given)
+        return Request(submit, arrival=0.0, max_tokens=1).flow_key
+
+    agent = ProgramHint(program="agent")
+    keys = [key(flow="agent"), key(hint=agent), key(hint=agent, scope="a"), key(hint=agent, scope="b")]
+    assert len(set(keys)) == 4
+    assert key(flow="r") != key()
+    assert key(hint=agent, flow="body") == key(hint=agent)
+
+
+def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
+    turns = precedence.Precedence(StepCost())
+    served = [turns._next_rank(lower) for lower in ({-1, -2, -3}, {-1, -2}) * 6]
+    assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 
 def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -> None:

@@ -60,7 +60,7 @@ class Flows:
 
     def __init__(self, chunk_tokens: int) -> None:
         self._most_tokens = CHUNKS * chunk_tokens
-        self._flows: dict[tuple[int, str], Flow] = {}
+        self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
         """Share of the highest priority's flows that yield, from 0 to 1."""
 
