@@ -37,7 +37,7 @@ class Requests:
         self._ring = ring
         self.outputs: dict[str, OutputQueue] = {}
         """By the client's id."""
-        self._flows: collections.Counter[str] = collections.Counter()
+        self._flows: collections.Counter[tuple[str, ...]] = collections.Counter()
         """Requests in flight by flow."""
         self._numbers = itertools.count()
         self.quarantine = Quarantine(ring.send_alone, ring.end_alone)
@@ -174,6 +174,8 @@ class Requests:
                 output.fail(unsendable(error))
 
 
-def _flow_of(request: Generate) -> str:
-    """The flow that `request` shares a place with; "" where it is alone."""
-    return (request.hint.program if request.hint is not None else "") or request.flow
+def _flow_of(request: Generate) -> tuple[str, ...]:
+    """The flow that `request` shares a place with: scope, kind and id; empty where it is alone."""
+    if request.hint is not None and request.hint.program:
+        return request.scope, "program", request.hint.program
+    return (request.scope, "body", request.flow) if request.flow else ()

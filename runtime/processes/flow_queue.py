@@ -36,13 +36,17 @@ class _Header(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(_Header)
 
 
+Key = tuple[str, str]
+"""The kind of a flow, and its id among those of the kind. Messages about a program do not tell its scope."""
+
+
 class FlowQueue:
     """Encoded messages in, and out in the order in which they are to be handled."""
 
     def __init__(self) -> None:
-        self._flows: OrderedDict[str, deque[tuple[str, bytes]]] = OrderedDict()
+        self._flows: OrderedDict[Key, deque[tuple[str, bytes]]] = OrderedDict()
         """Ids and messages by flow; the first flow is the next one."""
-        self._flow_of: dict[str, str] = {}
+        self._flow_of: dict[str, Key] = {}
         """Flows of the requests that wait, by their id."""
         self._behind: deque[bytes] = deque()
         """A barrier, and what has come since."""
@@ -76,12 +80,13 @@ class FlowQueue:
         rid = ""
         if header.type == "Generate":
             program = "" if header.hint is None else header.hint.program
-            flow = program or header.flow or header.rid
+            flow = _key(program, header.flow, header.rid)
             if header.rid not in self._flow_of:
                 rid = header.rid
                 self._flow_of[rid] = flow
         else:
-            flow = header.program or self._flow_of.get(header.rid, header.rid)
+            flow = _key(header.program, "", header.rid)
+            flow = self._flow_of.get(header.rid, flow)
         self._flows.setdefault(flow, deque()).append((rid, message))
 
     def _past_barrier(self) -> bytes | None:
@@ -93,3 +98,9 @@ class FlowQueue:
         for message in rest:
             self.put(message)
         return barrier
+
+
+def _key(program: str, body: str, rid: str) -> Key:
+    if program:
+        return "program", program
+    return ("body", body) if body else ("request", rid)

@@ -68,7 +68,10 @@ class Lifecycle:
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
-        request.uncached = request.prompt_len - min(self.pages.match(request).length, request.prompt_len)
+        found = self.pages.match(request).length
+        if request.stats.first_pass is None:
+            found = max(found, request.share_prefix())
+        request.count_uncached(found)
         request.take_rank()
         bisect.insort(self.waiting, request, key=ORDER)
 
@@ -82,6 +85,7 @@ class Lifecycle:
         """`request` has been admitted."""
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=ORDER)
+        request.count_uncached(request.computed_len)
         stats = request.stats
         if stats.first_pass is None:
             stats.first_pass = now

@@ -144,11 +144,12 @@ class Request:
         self.prompt_len = len(submit.ids)
         self.priority = submit.priority
         program = None if submit.hint is None else submit.hint.program
-        self.flow_key = (submit.priority, program or submit.flow or submit.rid)
+        kind = "program" if program else "body" if submit.flow else "request"
+        self.flow_key = (submit.priority, submit.scope, kind, program or submit.flow or submit.rid)
         self.flow = Flow(submit.priority)
         """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
         self.uncached = self.prompt_len
-        """While it waits: prompt tokens that were not in the tree when it was enqueued."""
+        """Prompt tokens that it has to compute. While it prefills they stay as many as when it joined."""
         self.rank = 2 * submit.priority
         """Higher goes first: twice the priority, less one while the flow yields."""
         self.order = (-self.rank, arrival)
@@ -198,6 +199,20 @@ class Request:
         """Once this number of requests has been admitted since the start, no other goes first."""
         self.overdue = False
         """It was `due` when it was admitted, so it yields its place to nobody."""
+
+    def count_uncached(self, found: int) -> None:
+        """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off
+        counts as before."""
+        uncached = max(0, self.prompt_len - found)
+        begun = 0 < self.stats.reached < self.prompt_len
+        self.uncached = max(self.uncached, uncached) if begun else uncached
+
+    def share_prefix(self) -> int:
+        """The number of its tokens that the newest request of its flow will compute; it is the newest now."""
+        newest, self.flow.newest = self.flow.newest, self
+        if newest is None or not newest.prefilling or newest.scope != self.scope:
+            return 0
+        return min(common_prefix(self.ids, newest.ids), self.match_limit)
 
     def take_rank(self) -> None:
         """Set `rank` and `order` by what the flow is now. The lists that are sorted by them must be sorted

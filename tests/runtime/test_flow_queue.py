@@ -41,6 +41,11 @@ def test_flows_take_turns() -> None:
     ]
 
 
+def test_a_body_and_a_program_of_one_name_take_turns() -> None:
+    body = [asked(f"b{i}", flow="one") for i in range(2)]
+    assert order(*body, asked("p", program="one")) == ["Generate b0", "Generate p", "Generate b1"]
+
+
 def test_what_is_about_a_request_goes_behind_it() -> None:
     found = order(
         asked("b0", flow="b"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 from ramify.messages import ProgramHint
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import admission, precedence
-from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flows
+from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flow, Flows
 from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
@@ -128,7 +131,7 @@ def test_two_lists_share_the_places(tiny_model: Any, monkeypatch: pytest.MonkeyP
     listed(local, 40, tokens=12, name="other")
     for _ in range(40):
         local.step()
-    running = [request.flow_key[1] for request in local.scheduler._requests.running]
+    running = [request.flow_key[-1] for request in local.scheduler._requests.running]
     assert 3 <= running.count("list") <= 7
     assert len(running) == 10
 
@@ -160,10 +163,10 @@ def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], 
     for one in running:
         flows.join(one)
     flows.judge(running, [])
-    assert {one.flow_key[1] for one in running if one.rank < 0} == {
-        one.flow_key[1] for one in running if one.flow.yields
+    assert {one.flow_key[-1] for one in running if one.rank < 0} == {
+        one.flow_key[-1] for one in running if one.flow.yields
     }
-    yielding = sorted({one.flow_key[1] for one in running if one.flow.yields})
+    yielding = sorted({one.flow_key[-1] for one in running if one.flow.yields})
     for one in running:
         flows.leave(one)
     assert not flows._flows
@@ -179,6 +182,24 @@ def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
     )
     assert judged(("list", 50, 9)) == ([], 0.0)
     assert judged(("list", 50, 9), ("other", 50, 9)) == ([], 0.0)
+
+
+def test_programs_bodies_and_scopes_of_one_name_are_flows_of_their_own() -> None:
+    def key(**given: Any) -> Any:
+        submit = Submit(rid="r", ids=(1,), sampling=SamplingParams(), **given)
+        return Request(submit, arrival=0.0, max_tokens=1).flow_key
+
+    agent = ProgramHint(program="agent")
+    keys = [key(flow="agent"), key(hint=agent), key(hint=agent, scope="a"), key(hint=agent, scope="b")]
+    assert len(set(keys)) == 4
+    assert key(flow="r") != key()
+    assert key(hint=agent, flow="body") == key(hint=agent)
+
+
+def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
+    turns = precedence.Precedence(StepCost())
+    served = [turns._next_rank(lower) for lower in ({-1, -2, -3}, {-1, -2}) * 6]
+    assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 
 def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -> None:
@@ -198,6 +219,35 @@ def test_a_long_prompt_that_is_cached_is_light(tiny_model: Any) -> None:
         uncached = local.scheduler._requests.requests[rid].uncached
         local.run()
     assert uncached == 1
+
+
+def test_a_long_prompt_is_heavy_until_all_of_it_is_computed(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=400)
+    requests = local.scheduler._requests
+    local.submit(prompt_of(9), max_tokens=200, ignore_eos=True)
+    essay = requests.requests[local.submit(prompt_of(CHUNKS * 8 + 20, 1), max_tokens=90, ignore_eos=True)]
+    while essay.prefilling:
+        local.step()
+        assert essay.flow.heavy
+        if essay.computed_len > 40 and not essay.stats.retractions:
+            requests.retract(essay)  # its pages stay in the tree
+    assert essay.stats.retractions == 1
+    local.step()
+    assert not essay.flow.heavy
+
+
+def test_the_common_prompt_of_choices_counts_once(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+
+    def flow_of(name: str, seeds: Sequence[int]) -> Flow:
+        rids = [local.submit(prompt_of(28, seed), max_tokens=9, ignore_eos=True, flow=name) for seed in seeds]
+        return local.scheduler._requests.requests[rids[0]].flow
+
+    chat(local)
+    choices = flow_of("n", (0, 0, 0, 0, 3, 3, 3, 3))
+    prompts = flow_of("prompts", (4, 5, 6, 7))
+    local.step()
+    assert (choices.heavy, prompts.heavy) == (False, True)
 
 
 def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +282,11 @@ def test_the_same_tokens(
     monkeypatch.setattr(precedence, "PATIENCE_S", patience_s)
     monkeypatch.setattr(precedence, "RIDE", 1.0)
     load = Mixed(tiny_folder, (0,), **options)
-    chosen, submit = load.random.__class__(5), load.local.submit
+    submit = load.local.submit
+    flows = itertools.cycle(("list",) * 4 + ("",) * 2)  # the list runs when the first others come
 
     def submitted(ids: Any, **given: Any) -> str:
-        return submit(ids, flow=chosen.choice(("", "list", "list", "list")), **given)
+        return submit(ids, flow=next(flows), **given)
 
     load.local.submit = submitted  # type: ignore[method-assign]
     monkeypatch.setattr("ramify.runtime.scheduler.admission.flows.FEW", 1)

@@ -7,7 +7,8 @@ Example, with chunks of 512 tokens:
 
     chat    1 request, decoding                                      light
     list    1,000 prompts of one body, of which 128 run              heavy: more than `FEW` requests
-    essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than `CHUNKS` chunks
+    essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than `CHUNKS` chunks,
+                                                                     until all of them are computed
 
 Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
 they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have
@@ -42,10 +43,13 @@ class Flow:
     queued: int = 0
     """Running and waiting requests. The spans of choices count, so it may exceed `open_requests`."""
     prefill_tokens: int = 0
-    """Prompt tokens of its running and waiting requests that are still to be computed."""
+    """Prompt tokens that its waiting requests have to compute, and those that prefill had when they joined
+    the batch. A long prompt is no shorter for others while its second half is computed."""
     heavy: bool = False
     yields: bool = False
     """Its requests go behind others of their priority."""
+    newest: Request | None = None
+    """The last request that was enqueued, if it has not ended."""
 
 
 class Flows:
@@ -56,7 +60,7 @@ class Flows:
 
     def __init__(self, chunk_tokens: int) -> None:
         self._most_tokens = CHUNKS * chunk_tokens
-        self._flows: dict[tuple[int, str], Flow] = {}
+        self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
         """Share of the highest priority's flows that yield, from 0 to 1."""
 
@@ -68,6 +72,8 @@ class Flows:
     def leave(self, request: Request) -> None:
         """`request` ends."""
         request.flow.open_requests -= 1
+        if request.flow.newest is request:
+            request.flow.newest = None
         if not request.flow.open_requests:
             del self._flows[request.flow_key]
 
@@ -82,7 +88,7 @@ class Flows:
             flow = request.flow
             flow.running += 1
             if request.prefilling:
-                flow.prefill_tokens += request.prompt_len - request.computed_len
+                flow.prefill_tokens += request.uncached
         for request in waiting:
             request.flow.queued += 1
             request.flow.prefill_tokens += request.uncached

@@ -65,6 +65,8 @@ class Precedence:
         """Seconds of sitting out that are not paid back."""
         self._share = SHARE
         self._steps_shared = 0
+        self._served: dict[int, int] = {}
+        """`_steps_shared` when the prefills of a rank went first, by rank."""
         self._step_s = 0.0
         """Average time of recent steps in which all took part."""
         self._shared = self._leaves_out = False
@@ -97,9 +99,11 @@ class Precedence:
 
     def _next_rank(self, lower: set[int]) -> int:
         """The rank whose prefills and admissions go first: each in its turn, as those of one could fill the
-        chunk of every shared step."""
+        chunk of every shared step. The one that has waited longest, whichever others come and go."""
+        rank = min(lower, key=lambda rank: (self._served.get(rank, 0), rank))
         self._steps_shared += 1
-        return sorted(lower)[self._steps_shared % len(lower)]
+        self._served[rank] = self._steps_shared
+        return rank
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all requests: of one rank, or because nobody of the highest can go on."""
