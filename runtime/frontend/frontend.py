@@ -66,10 +66,10 @@ from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
+from ramify.schema_bundle import finder, has_references
 
 if TYPE_CHECKING:
     from ramify.runtime.fleet.local import LocalFleet
-from ramify.schema_bundle import finder, has_references
 
 log = logging.getLogger("ramify")
 
