@@ -114,7 +114,7 @@ class ProgramActor:
             self._lost(error)
         line: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields))
         if self._finished is not None:
-            identity, key = row.key
+            identity, key = row.identity
             self._finished.append(identity, key, line)
         return line
 

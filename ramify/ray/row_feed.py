@@ -85,7 +85,7 @@ class RowFeed:
         """What has ended the thread."""
         threading.Thread(target=self._run, name="ramify-rows", daemon=True).start()
 
-    def run(self, values: Any, key: Any = None) -> Future[Any]:
+    def run(self, values: Any, identity: Any = None) -> Future[Any]:
         """Have a row run. From any thread."""
         future: Future[Any] = Future()
         number = next(self._numbers)
@@ -94,7 +94,7 @@ class RowFeed:
                 future.set_exception(self._failure)
                 return future
             self._futures[number] = future
-        self._inbox.rows.append(Row(number, values, key=key))
+        self._inbox.rows.append(Row(number, values, identity))
         self._arrived.set()
         with contextlib.suppress(RuntimeError):  # the loop of the last rows has just closed
             self._wake()
