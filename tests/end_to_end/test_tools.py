@@ -161,20 +161,20 @@ def test_auto_may_answer_in_text(client: openai.OpenAI) -> None:
     assert "<tool_call>" not in (choice.message.content or "")
 
 
-@pytest.mark.parametrize("limit", [0, 5, None])
-def test_reasoning_then_json(client: openai.OpenAI, limit: int | None) -> None:
+@pytest.mark.parametrize("own", [{"max_tokens": 0}, {"max_tokens": 5}, {"end": "</think>"}])
+def test_reasoning_then_json(client: openai.OpenAI, own: dict[str, Any]) -> None:
     """Reasoning stops at its limit, and leaves room for the answer where it has none."""
     schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
     answer = client.chat.completions.create(
         **ASK | {"max_tokens": 40},
         response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-        extra_body={"reasoning": {"max_tokens": limit}},
+        extra_body={"reasoning": own},
     )
     (choice,) = answer.choices
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content or ""), schema)
     reasoning = choice.message.reasoning_content  # type: ignore[attr-defined]
-    assert bool(reasoning) == (limit != 0)
+    assert bool(reasoning) == (own != {"max_tokens": 0})
     assert "</think>" not in reasoning
 
 
@@ -216,7 +216,11 @@ def test_every_kind_of_format(client: openai.OpenAI, form: Any, pattern: str) ->
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": [LOOKING_AHEAD]}, "tools[0].function.parameters", "lookahead"),
+        (
+            {"tools": [LOOKING_AHEAD | {"function": LOOKING_AHEAD["function"] | {"strict": True}}]},
+            "tools[0].function.parameters",
+            "lookahead",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}},
             "response_format.json_schema.schema",

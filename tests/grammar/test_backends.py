@@ -223,7 +223,7 @@ def enforced(*features: str) -> dict[str, Found]:
 
 def refuse_two_letters(wanted: Constraint, vocabulary: Vocabulary) -> Compiled:
     if "maxLength" in wanted.source:
-        raise Unenforceable("Ours cannot.", pointer="/maxLength")
+        raise Unenforceable("Ours cannot.", pointer="/maxLength", remedy="Leave it out.")
     return OURS(wanted, vocabulary)
 
 
