@@ -136,7 +136,7 @@ def test_rows_without_a_key_fail_by_themselves(program, out):
         {"text": "no key"},
         {"id": None, "text": "null"},
         {"id": "\ud800", "text": "b"},
-        {"id": nested(3000), "text": "c"},
+        {"id": nested(50_000), "text": "c"},
         {"id": 2, "text": "d"},
     ]
     summary = run(program, rows, out=out, key="id")
@@ -216,7 +216,7 @@ def test_numbers_of_numpy_stay_numbers(out):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("\ud800", "surrogate"), (nested(3000), "too deep"), (Broken(), "no text")]
+    ("value", "said"), [("\ud800", "surrogate"), (nested(50_000), "too deep"), (Broken(), "no text")]
 )
 def test_an_output_that_cannot_be_written_fails_its_row_alone(program, out, value, said):
     @rm.function
