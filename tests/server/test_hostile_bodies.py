@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.runtime.server.fields import MAX_OBJECTS
 from tests.server.fake_frontend import MODEL, FakeFrontend
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": "HERE"}}}
@@ -107,3 +108,11 @@ def test_no_field_of_a_body_is_a_500(
         assert len(response.text) < 5000 or response.status_code == 200, response.text[:500]
     assert http.get("/health").status_code == 200
     assert frontend.running == set()
+
+
+def test_a_list_of_too_many_objects_is_refused_by_name(http: httpx.Client, frontend: FakeFrontend) -> None:
+    for count, named in ((MAX_OBJECTS, False), (MAX_OBJECTS + 1, True)):
+        body = {"model": MODEL, "messages": [USER] * count, "max_tokens": 2}
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.json()["error"]["param"] == "messages"
+        assert (f"has {count} objects" in response.text) == named
