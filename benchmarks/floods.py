@@ -119,7 +119,7 @@ class Load:
             await asyncio.sleep(1.0)  # until its requests have ended
 
     async def rate(self, spending: Awaitable[T]) -> tuple[T, float]:
-        """What `spending` returns, and the tokens that the engine computes per second meanwhile."""
+        """Result of `spending`, and the tokens that the engine computes per second meanwhile."""
         before, began = await self._computed(), time.perf_counter()
         found = await spending
         return found, (await self._computed() - before) / (time.perf_counter() - began)

@@ -96,7 +96,7 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
 
 
 def byte_speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """What gives the bytes of an entry of the vocabulary. `decoder` is that of tokenizer.json.
+    """Function from an entry of the vocabulary to its bytes. `decoder` is that of tokenizer.json.
 
     Raises `EngineError` unless entries spell bytes as byte-level BPE (GPT-2) or byte fallback (SentencePiece)
     does.

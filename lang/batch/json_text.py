@@ -77,7 +77,7 @@ def _stable(value: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """What pydantic or numpy make of a value of theirs, and the plain value of a subclass; any other value
+    """Plain value of pydantic's and numpy's types and of subclasses of plain ones; any other value
     itself."""
     if isinstance(value, Mapping):
         return dict(value)

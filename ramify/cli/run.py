@@ -129,7 +129,7 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
 
 
 def _rows(options: argparse.Namespace) -> tuple[Callable[[Any], int], str]:
-    """What runs the rows on a backend, and the command that goes on with them."""
+    """The function that runs rows on a backend, and the command that goes on with them."""
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--input needs --output.", field="output")
     if options.output is not None:

@@ -116,7 +116,7 @@ class Inspection:
     """Why nothing runs it here."""
     refused_options: list[Refusal]
     notes: list[str]
-    """What else the log says when an engine starts with it."""
+    """Further sentences for the log when an engine starts with it."""
 
     @property
     def fits(self) -> bool:

@@ -26,7 +26,7 @@ _NUMBERS = {
 _NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_factor": "long_factors"}
 _LISTS = ("short_factor", "long_factor")
 _KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
-"""Those of transformers. Every family of ours has them all there."""
+"""Names of transformers' rotary forms. Every family of ours has them all there."""
 _NO_EXTENSION = "rope_scaling (--rope-scaling) does not go with this model: "
 _STRETCHED = ("linear", "yarn")
 """Kinds whose factor says how many times the original context they reach."""

@@ -170,7 +170,7 @@ class Detokenizer:
 
     @cached_property
     def _spell(self) -> Callable[[int], str]:
-        """What gives the `token_text` of an id: with the bytes that the vocabulary has, which a part of a
+        """Function from an id to its `token_text`: with the bytes that the vocabulary has, which a part of a
         character loses when it is decoded alone, as the space before a word does with SentencePiece."""
         from ramify.grammar.vocabulary import byte_speller
 

@@ -213,7 +213,7 @@ Explain = Callable[[InvalidConstraint], None]
 """Sets the field of an error in a constraint to the one that the client wrote the constraint in."""
 
 Tell = Callable[[Enforcement], Enforcement]
-"""What a client is told of the grammar, in the client's terms."""
+"""The enforcement that a client is told, in the client's terms."""
 
 
 def explain_by_field(path: str | None) -> Explain:

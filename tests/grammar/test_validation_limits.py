@@ -1,4 +1,4 @@
-"""What validating a value may take: numbers of bounded size, and bounded time for everything else."""
+"""Limits of validating a value: numbers of bounded size, and bounded time for everything else."""
 
 from __future__ import annotations
 

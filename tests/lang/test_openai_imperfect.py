@@ -17,7 +17,7 @@ class Case(NamedTuple):
     reply: bytes | None
     """None closes the connection without an answer."""
     text: str | None = None
-    """What the program gets; None where it fails."""
+    """Value that the program gets; None where it fails."""
     error: str = ""
     """A part of the message of the failure."""
     sent: int = 1

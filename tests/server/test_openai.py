@@ -358,7 +358,7 @@ def test_text_offsets_and_keys_of_tokens_within_characters(
 
 
 def test_places_of_a_prompts_tokens() -> None:
-    """What the tokenizer adds, a special token and SentencePiece's space, has no width."""
+    """Characters that the tokenizer adds, a special token and SentencePiece's space, have no width."""
     texts = ("<s>", " a", "<s>", r"bytes:\xc3", r"bytes:\xa9\xe6", r"bytes:\x97\xa5")
     run = TokenLogprobs(ids=(0,) * 6, logprobs=(0.0,) * 6, texts=texts)
     assert completion_logprobs([run], [], "a<s>é日").text_offset == [0, 0, 1, 4, 4, 5]

@@ -53,7 +53,7 @@ class AnyProperty(Assertion):
         ) or (self.other is not None and self.other.holds(value, test))
 
     def by(self, name: str, test: Test) -> Formula:
-        """What the property `name` satisfies if it meets the condition."""
+        """Formula of the property `name` if it meets the condition."""
         options = [formula for known, formula, _ in self.named if known == name]
         if self.other is not None and test(self.other.key, name):
             options.append(self.other.value)

@@ -103,7 +103,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def in_parts(items: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> list[R]:
-    """What `ask` answers for parts of `items` of at most `PART_TEXTS` items or `PART_SIZE` characters or ids.
+    """Answers of `ask` for parts of `items` of at most `PART_TEXTS` items or `PART_SIZE` characters or ids.
 
     One part follows the other: in between, this process and the tokenizer's serve other requests.
     """
