@@ -141,7 +141,7 @@ def test_what_no_schema_describes_is_refused_when_it_is_read(kind: Any) -> None:
 
 
 def _dates_of(kind: Any, days: range) -> set[int]:
-    """The days among 20 May 2024 and the `days` from it that the pattern of `kind` allows."""
+    """Days that the pattern of `kind` allows, of the `days` from 20 May 2024 on."""
     source = schema_of(list[kind]).constraint
     assert source is not None
     pattern = re.compile(json.loads(source.source)["items"]["allOf"][1]["pattern"])
