@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -78,9 +78,11 @@ NUMBERS = st.integers(-(10**6), 10**6) | st.integers(-(10**40), 10**40)
 
 @given(NUMBERS, st.integers(-60, 60), st.integers(1, 10**6), st.integers(-30, 30))
 def test_multiples_are_exact(digits: int, exponent: int, unit: int, scale: int) -> None:
-    value, divisor = Decimal(digits).scaleb(exponent), Decimal(unit).scaleb(scale)
+    with localcontext(prec=100):  # by default Decimal rounds to 28 digits
+        value, divisor = Decimal(digits).scaleb(exponent), Decimal(unit).scaleb(scale)
+        multiple = value * unit
     assert is_multiple(value, divisor) == ((Fraction(value) / Fraction(divisor)).denominator == 1)
-    assert is_multiple(value * unit, Decimal(unit).scaleb(min(0, exponent)))
+    assert is_multiple(multiple, Decimal(unit).scaleb(min(0, exponent)))
 
 
 def deep(levels: int) -> Any:
