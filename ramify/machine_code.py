@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 KIND = "compiled"
 MOST_BYTES = 500_000_000
-"""Space for machine code, the least recently used versions first to go. One version takes about 25 MB."""
+"""Space for machine code, the versions that were compiled longest ago first to go. One takes about 25 MB."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 

@@ -42,7 +42,7 @@ class Disjunct:
         return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
 
     def item_formula(self, i: int) -> Formula:
-        """What item `i` of an array satisfies."""
+        """Formula of item `i` of an array."""
         return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
 
     @property
@@ -51,7 +51,7 @@ class Disjunct:
         return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
 
     def property_formula(self, name: str, test: Test) -> Formula:
-        """What the property `name` of an object satisfies."""
+        """Formula of the property `name` of an object."""
         return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
 
     @functools.cached_property
