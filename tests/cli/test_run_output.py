@@ -22,19 +22,23 @@ from ramify.lang.batch.checkpoint import ResultsFile
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
-    import os, signal
+    import asyncio, os, signal, time
     import ramify as rm
 
     @rm.function
     def greet(s, name):
         if name == "stop":
             os.kill(os.getpid(), signal.SIGINT)
+        if name.startswith("later"):  # the signal must reach the main thread before all rows are done
+            time.sleep(0.25)
         s += "hello " + name + rm.gen("answer", max_tokens=4)
 
     @rm.function
     async def agreet(s, name):
         if name == "stop":
             os.kill(os.getpid(), signal.SIGINT)
+        if name.startswith("later"):
+            await asyncio.sleep(0.25)
         s += "hello " + name + rm.gen("answer", max_tokens=4)
 """
 
@@ -138,7 +142,7 @@ def test_an_interrupted_batch_says_how_to_go_on(
     folder: Path, server: LiveServer, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (folder / "rows.csv").open("a") as file:
-        file.write("stop\n" + "".join(f"m{number}\n" for number in range(20)))
+        file.write("stop\n" + "".join(f"later{number}\n" for number in range(20)))
     arguments = command(folder, server, folder / "out.jsonl", "--concurrency", "1", name=name)
     assert main.main(arguments) == 130
     said = capfd.readouterr().err
