@@ -29,7 +29,7 @@ PROGRAM = """
     def greet(s, name):
         if name == "stop":
             os.kill(os.getpid(), signal.SIGINT)
-        if name.startswith("later"):  # the signal must reach the main thread before all rows are done
+        if name.startswith("wait"):  # until the signal has reached the main thread
             time.sleep(0.25)
         s += "hello " + name + rm.gen("answer", max_tokens=4)
 
@@ -37,7 +37,7 @@ PROGRAM = """
     async def agreet(s, name):
         if name == "stop":
             os.kill(os.getpid(), signal.SIGINT)
-        if name.startswith("later"):
+        if name.startswith("wait"):
             await asyncio.sleep(0.25)
         s += "hello " + name + rm.gen("answer", max_tokens=4)
 """
@@ -142,7 +142,8 @@ def test_an_interrupted_batch_says_how_to_go_on(
     folder: Path, server: LiveServer, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (folder / "rows.csv").open("a") as file:
-        file.write("stop\n" + "".join(f"later{number}\n" for number in range(20)))
+        # Rows run in the order of their texts: the others come behind "stop".
+        file.write("stop\n" + "".join(f"wait{number}\n" for number in range(20)))
     arguments = command(folder, server, folder / "out.jsonl", "--concurrency", "1", name=name)
     assert main.main(arguments) == 130
     said = capfd.readouterr().err
