@@ -78,6 +78,13 @@ class Submit(Message, frozen=True, kw_only=True):
     """See `Generate`, as for `every_s`."""
 
 
+def flow_key(program: str, flow: str, rid: str) -> tuple[str, str]:
+    """Kind and id of the flow of a request: that of its program, else of its body, else its own."""
+    if program:
+        return "program", program
+    return ("body", flow) if flow else ("request", rid)
+
+
 class Abort(Message, frozen=True, kw_only=True):
     """Stop working on `rid`; unknown ids are ignored.
 

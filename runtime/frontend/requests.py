@@ -17,7 +17,7 @@ import msgspec
 
 from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Generate, TextChunk
-from ramify.ring_messages import Abort
+from ramify.ring_messages import Abort, flow_key
 from ramify.runtime.faults import unsendable
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.quarantine import Quarantine
@@ -176,6 +176,5 @@ class Requests:
 
 def _flow_of(request: Generate) -> tuple[str, ...]:
     """The flow that `request` shares a place with: scope, kind and id; empty where it is alone."""
-    if request.hint is not None and request.hint.program:
-        return request.scope, "program", request.hint.program
-    return (request.scope, "body", request.flow) if request.flow else ()
+    kind, name = flow_key("" if request.hint is None else request.hint.program, request.flow, request.rid)
+    return () if kind == "request" else (request.scope, kind, name)

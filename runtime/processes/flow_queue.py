@@ -15,6 +15,8 @@ from collections import OrderedDict, deque
 
 import msgspec
 
+from ramify.ring_messages import flow_key
+
 BARRIERS = frozenset(("FlushCache", "LoadLora", "UnloadLora"))
 
 
@@ -36,17 +38,14 @@ class _Header(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(_Header)
 
 
-Key = tuple[str, str]
-"""The kind of a flow, and its id among those of the kind. Messages about a program do not tell its scope."""
-
-
 class FlowQueue:
     """Encoded messages in, and out in the order in which they are to be handled."""
 
     def __init__(self) -> None:
-        self._flows: OrderedDict[Key, deque[tuple[str, bytes]]] = OrderedDict()
-        """Ids and messages by flow; the first flow is the next one."""
-        self._flow_of: dict[str, Key] = {}
+        self._flows: OrderedDict[tuple[str, str], deque[tuple[str, bytes]]] = OrderedDict()
+        """Ids and messages by flow; the first flow is the next one. Messages about a program do not tell its
+        scope, so programs of the same id in two scopes share a place here."""
+        self._flow_of: dict[str, tuple[str, str]] = {}
         """Flows of the requests that wait, by their id."""
         self._behind: deque[bytes] = deque()
         """A barrier, and what has come since."""
@@ -80,12 +79,12 @@ class FlowQueue:
         rid = ""
         if header.type == "Generate":
             program = "" if header.hint is None else header.hint.program
-            flow = _key(program, header.flow, header.rid)
+            flow = flow_key(program, header.flow, header.rid)
             if header.rid not in self._flow_of:
                 rid = header.rid
                 self._flow_of[rid] = flow
         else:
-            flow = _key(header.program, "", header.rid)
+            flow = flow_key(header.program, "", header.rid)
             flow = self._flow_of.get(header.rid, flow)
         self._flows.setdefault(flow, deque()).append((rid, message))
 
@@ -98,9 +97,3 @@ class FlowQueue:
         for message in rest:
             self.put(message)
         return barrier
-
-
-def _key(program: str, body: str, rid: str) -> Key:
-    if program:
-        return "program", program
-    return ("body", body) if body else ("request", rid)

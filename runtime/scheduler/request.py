@@ -23,7 +23,7 @@ from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.priority import MOST
 from ramify.radix.observe.evicted import Lost
-from ramify.ring_messages import Submit
+from ramify.ring_messages import Submit, flow_key
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.scheduler.admission.flows import Flow
 from ramify.runtime.scheduler.outputs.pooling import PooledStates
@@ -143,9 +143,8 @@ class Request:
         self.arrival = arrival
         self.prompt_len = len(submit.ids)
         self.priority = submit.priority
-        program = None if submit.hint is None else submit.hint.program
-        kind = "program" if program else "body" if submit.flow else "request"
-        self.flow_key = (submit.priority, submit.scope, kind, program or submit.flow or submit.rid)
+        program = "" if submit.hint is None else submit.hint.program
+        self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
         """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
         self.uncached = self.prompt_len
