@@ -7,7 +7,7 @@ names, start without the DSL.
 What both halves share:
     messages, ring_messages     between clients and the runtime, and between the ring's processes
     constraint, sampling_params, graph, bounds, priority    what a request or a program says
-    schema_bundle               schemas that other schemas refer to
+    json_text, schema_bundle    JSON that others wrote, and schemas that other schemas refer to
     errors, spelling, text      errors, near names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again

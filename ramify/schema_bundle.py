@@ -27,6 +27,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 
 from ramify.errors import InvalidConstraint
+from ramify.json_text import escape, no_constant
 
 Definitions = Mapping[str, Any] | str | os.PathLike[str]
 """Schemas by URI, as mappings, booleans or JSON text; or the path of a folder of schemas (`*.json`)."""
@@ -143,15 +144,11 @@ def _with_bundles(
 
 def _parsed(text: str) -> Any:
     """The value of a JSON text, whose numbers stay as they are written. Raises `ValueError`."""
-    return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_no_constant)
+    return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=no_constant)
 
 
 def _number(digits: str) -> msgspec.Raw:
     return msgspec.Raw(digits.encode())
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _schemas_of_tag(tag: Any) -> list[tuple[Any, _Place]]:
@@ -363,7 +360,7 @@ def _pointer(place: _Place) -> str:
     steps: list[str] = []
     while place is not None:
         place, step = place
-        steps.append("/" + str(step).replace("~", "~0").replace("/", "~1"))
+        steps.append("/" + escape(str(step)))
     return "".join(reversed(steps))
 
 

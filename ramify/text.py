@@ -1,9 +1,7 @@
-"""Texts: shortened for people to read, of tokens that are a part of a character, in JSON, and none at all."""
+"""Texts: shortened for people to read, of tokens that are a part of a character, and none at all."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from typing import Any
 
@@ -34,29 +32,6 @@ def token_bytes(text: str) -> bytes:
     """The bytes of the token whose `token_text` is `text`."""
     spelled = _BYTES.fullmatch(text)
     return text.encode() if spelled is None else bytes.fromhex(spelled[1].replace("\\x", ""))
-
-
-def read_json(text: str, *, strict: bool = True) -> Any:
-    """The value of a JSON text that somebody else wrote, numbers with a fraction or exponent as finite
-    floats.
-
-    strict : refuse control characters in strings, as JSON does
-
-    Raises ValueError for what is no JSON, for infinite numbers (1e400), for integers of more digits than
-    Python reads, and for what is nested too deeply.
-    """
-    try:
-        return json.loads(text, strict=strict, parse_float=finite, parse_constant=finite)
-    except RecursionError:
-        raise ValueError("The JSON is nested too deeply.") from None
-
-
-def finite(text: str) -> float:
-    """The float of a text. Raises ValueError for infinity and NaN."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"The number {shortened(text, 24)} does not fit a double.")
-    return value
 
 
 def not_unicode(message: Any) -> InvalidRequest:

@@ -31,6 +31,7 @@ LEAVES = {
 LEAVES |= {
     "ramify.answers",
     "ramify.cache",
+    "ramify.json_text",
     "ramify.machine_code",
     "ramify.retry",
     "ramify.schema_bundle",

@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ramify.grammar.schema.check import KEYWORDS, SchemaDocument, escape
+from ramify.grammar.schema.check import KEYWORDS, SchemaDocument
 from ramify.grammar.schema.values.formats import FORMATS
 from ramify.grammar.schema.values.json_text import parse_json
+from ramify.json_text import escape
 from ramify.messages import Unenforced
 
 FILE = Path(__file__).with_name("backend_keywords.json")

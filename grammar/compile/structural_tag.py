@@ -32,8 +32,8 @@ from ramify.grammar.rules.expression import (
     text,
 )
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
-from ramify.grammar.schema.check import escape
 from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.json_text import escape
 from ramify.messages import Unenforced
 
 _FIELDS: dict[str, frozenset[str]] = {

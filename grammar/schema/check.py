@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from ramify.errors import InvalidConstraint
+from ramify.json_text import escape
 from ramify.schema_bundle import remedy, resolved
 from ramify.spelling import nearest
 
@@ -297,11 +298,6 @@ def _draft(schema: Any, pointer: str = "") -> int:
         if "json-schema.org" in name:
             return 9
     return ANY_DRAFT
-
-
-def escape(name: str) -> str:
-    """`name` as a reference token of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _children(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape, place
+from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import is_multiple
@@ -26,6 +26,7 @@ from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values import formats
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.schema.values.string_patterns import matches_pattern, matches_regular
+from ramify.json_text import escape
 from ramify.text import shortened
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ramify.grammar.schema.check import escape
 from ramify.grammar.schema.json_values import NumberTooLong, decimal_of, integer_of
+from ramify.json_text import escape
 
 
 def place_of_long_number(source: str) -> str | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ramify.constraint import Constraint
 from ramify.errors import UnsupportedNode
+from ramify.json_text import read_json
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.spelling import nearest
-from ramify.text import read_json
 
 if TYPE_CHECKING:
     from ramify.grammar.matcher import Grammar

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
 from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
+from ramify.json_text import read_json
 from ramify.lang.program.caller import caller_names
 from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
-from ramify.text import read_json
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
 P = ParamSpec("P")

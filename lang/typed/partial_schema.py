@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ramify.grammar.schema.check import REFERENCES, SchemaDocument, escape
+from ramify.grammar.schema.check import REFERENCES, SchemaDocument
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.instance import Instances
 from ramify.grammar.schema.json_values import as_decimals
 from ramify.grammar.schema.values.string_patterns import matches_pattern
-from ramify.text import read_json
+from ramify.json_text import escape, read_json
 
 
 def schema_checker(schema: Any) -> SchemaChecker:

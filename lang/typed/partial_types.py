@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
+from ramify.json_text import read_json
 from ramify.lang.typed.typed_dict import modern
-from ramify.text import read_json
 
 
 class Checker(Protocol):

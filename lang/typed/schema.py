@@ -19,9 +19,9 @@ import msgspec
 
 from ramify.constraint import Constraint, choices, json_schema, regex, with_definitions
 from ramify.errors import InvalidConstraint
+from ramify.json_text import finite, read_json
 from ramify.lang.typed.typed_dict import modern
 from ramify.schema_bundle import finder
-from ramify.text import finite, read_json
 
 END = (" ", "\n")
 """Stop strings after a number: a base model continues with prose instead of an end-of-sequence token."""

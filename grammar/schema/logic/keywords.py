@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape, place
+from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, place
 from ramify.grammar.schema.logic.assertions import (
     OBJECT,
     STRING,
@@ -44,6 +44,7 @@ from ramify.grammar.schema.logic.formula import (
 from ramify.grammar.schema.logic.unevaluated import Unevaluated
 from ramify.grammar.schema.values import formats
 from ramify.grammar.schema.values.string_patterns import without_lookaheads
+from ramify.json_text import escape
 
 Shared = Callable[[Formula, Formula], frozenset[str]]
 """Types of which some value may satisfy both formulas, and perhaps more types."""

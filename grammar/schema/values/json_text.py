@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules.expression import (
@@ -36,6 +36,7 @@ from ramify.grammar.rules.expression import (
     text,
 )
 from ramify.grammar.schema.json_values import decimal_of, integer_of
+from ramify.json_text import no_constant
 
 COMMA = ", "
 COLON = ": "
@@ -47,7 +48,7 @@ def parse_json(source: str) -> Any:
     Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
     try:
-        return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=_no_constant)
+        return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=no_constant)
     except RecursionError:
         raise InvalidConstraint(
             "The JSON is nested too deeply.", remedy="Put parts of it beside one another."
@@ -56,10 +57,6 @@ def parse_json(source: str) -> Any:
         raise InvalidConstraint(
             f"This is not JSON: {error}.", remedy="Send the text of one JSON value."
         ) from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def spelled(value: Any) -> str:
