@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -75,6 +76,39 @@ def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: in
         said += vocabulary.tokens[token]
 
 
+def check_begun(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    seed: int,
+    may_begin: Callable[[bytes], bool],
+    steps: int,
+    *,
+    closing: bytes,
+    often: float,
+) -> None:
+    """On a random walk, masks and budgets are those that follow from the texts that `may_begin` a sentence.
+
+    Tokens that end in one of `closing` come with the probability `often`: used items are there only where
+    items end.
+    """
+    chooser = random.Random(seed)
+    said = b""
+    for _ in range(steps):
+        mask = mask_of(matcher, vocabulary)
+        for token, spelling in enumerate(vocabulary.tokens):
+            if spelling:
+                assert mask[token] == may_begin(said + spelling), (said, spelling)
+        check_costs(matcher, vocabulary, mask, None, said)
+        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
+        ending = [token for token in going_on if vocabulary.tokens[token][-1:] in closing]
+        going_on = ending if ending and chooser.random() < often else going_on
+        if not going_on:
+            break
+        token = chooser.choice(going_on)
+        assert matcher.accept(token)
+        said += vocabulary.tokens[token]
+
+
 def check_costs(
     matcher: Matcher, vocabulary: Vocabulary, mask: np.ndarray, texts: list[bytes] | None, said: bytes
 ) -> None:
@@ -119,23 +153,7 @@ def test_endless_words(low: int, data: st.DataObject, seed: int) -> None:
     vocabulary = Vocabulary((b"", *BYTES, *data.draw(st.lists(pieces, max_size=25))), (0,))
     rules = {ROOT: array(Call("value"), low, None), "value": nested}
     matcher = built(rules, vocabulary).matcher()
-    chooser = random.Random(seed)
-    said = b""
-    for _ in range(14):
-        mask = mask_of(matcher, vocabulary)
-        for token, spelling in enumerate(vocabulary.tokens):
-            if spelling:
-                assert mask[token] == may_begin(said + spelling, low), (said, spelling)
-        check_costs(matcher, vocabulary, mask, None, said)
-        # What closes an item or ends it, more often than not: only then are there used ones.
-        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
-        closing = [token for token in going_on if vocabulary.tokens[token][-1:] in b'",)']
-        going_on = closing if closing and chooser.random() < 0.7 else going_on
-        if not going_on:
-            break
-        token = chooser.choice(going_on)
-        assert matcher.accept(token)
-        said += vocabulary.tokens[token]
+    check_begun(matcher, vocabulary, seed, lambda said: may_begin(said, low), 14, closing=b'",)', often=0.7)
 
 
 def may_begin(data: bytes, low: int) -> bool:
@@ -244,22 +262,15 @@ def test_arrays_within_items(low: int, inner_low: int, data: st.DataObject, seed
     vocabulary = Vocabulary((b"", *BYTES, *data.draw(st.lists(pieces, max_size=25))), (0,))
     rules = {ROOT: array(seq(text("("), Call("inner"), text(")")), low, None), "inner": inner}
     matcher = built(rules, vocabulary).matcher()
-    chooser = random.Random(seed)
-    said = b""
-    for _ in range(16):
-        mask = mask_of(matcher, vocabulary)
-        for token, spelling in enumerate(vocabulary.tokens):
-            if spelling:
-                assert mask[token] == nested_may_begin(said + spelling, low, inner_low), (said, spelling)
-        check_costs(matcher, vocabulary, mask, None, said)
-        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
-        closing = [token for token in going_on if vocabulary.tokens[token][-1:] in b'",)]']
-        going_on = closing if closing and chooser.random() < 0.8 else going_on
-        if not going_on:
-            break
-        token = chooser.choice(going_on)
-        assert matcher.accept(token)
-        said += vocabulary.tokens[token]
+    check_begun(
+        matcher,
+        vocabulary,
+        seed,
+        lambda said: nested_may_begin(said, low, inner_low),
+        16,
+        closing=b'",)]',
+        often=0.8,
+    )
 
 
 def nested_may_begin(data: bytes, low: int, inner_low: int) -> bool:

@@ -145,12 +145,18 @@ def test_a_text_that_cannot_be_sent_is_refused_while_a_suspect_runs_alone() -> N
     assert sockets.sent == ["suspect", "a", "c"], "one that fails keeps none behind it"
 
 
-def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def opened(monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[Frontend, list[Any]]:
+    """A frontend without processes, for prompts of 9 tokens, and the messages that it sends."""
     monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8))
+    frontend = Frontend(EngineConfig(max_running=8, **config))
     monkeypatch.setattr(frontend, "_closed", None)
     sent: list[Any] = []
     monkeypatch.setattr(frontend._ring, "send", sent.append)
+    return frontend, sent
+
+
+def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend, sent = opened(monkeypatch)
     with pytest.raises(InvalidRequest, match="begins with '~'"):
         frontend._open(Generate(rid="~heartbeat", prompt=("Q",)))
 
@@ -164,10 +170,7 @@ def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_body_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8, max_waiting=8))
-    monkeypatch.setattr(frontend, "_closed", None)
-    monkeypatch.setattr(frontend._ring, "send", lambda message: None)
+    frontend, _ = opened(monkeypatch, max_waiting=8)
     for index in range(14):
         frontend._open(Generate(rid=f"b{index}", prompt=("Q",), flow="body"))
     with pytest.raises(
@@ -185,11 +188,7 @@ def test_one_body_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_chat_of_more_messages_than_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8))
-    monkeypatch.setattr(frontend, "_closed", None)
-    sent: list[Any] = []
-    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    frontend, sent = opened(monkeypatch)
     hello = ChatMessage(role="user", content="hi")
     frontend._open(Generate(rid="a", chat=(hello,) * 9))
     with pytest.raises(PromptTooLong, match="10 messages") as refused:
@@ -203,11 +202,7 @@ def test_a_chat_of_more_messages_than_tokens_is_refused(monkeypatch: pytest.Monk
 
 
 def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8))
-    monkeypatch.setattr(frontend, "_closed", None)
-    sent: list[Any] = []
-    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    frontend, sent = opened(monkeypatch)
     frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="1")
     output = frontend._open(Generate(rid="a", prompt=("Q",), lora="x"))
     frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="2")
@@ -221,11 +216,7 @@ def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.Monkey
 
 
 def test_an_id_that_is_used_again_gets_nothing_of_the_request_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8))
-    monkeypatch.setattr(frontend, "_closed", None)
-    sent: list[Any] = []
-    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    frontend, sent = opened(monkeypatch)
     request = Generate(rid="a~b", prompt=("Q",))
 
     async def read() -> tuple[TextChunk, TextChunk]:
