@@ -1,0 +1,41 @@
+"""The parts of each call, in their order, with their seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of a call: ``benchmarks.gpu_visit.parts.NAME.run(figures)`` in a process of its own.
+
+    seconds : of its own; it may also take what the parts before it left
+    about : one line for the table
+    """
+
+    name: str
+    seconds: int
+    about: str
+
+
+CALLS: dict[str, tuple[Part, ...]] = {
+    "A": (
+        Part("versions", 5, "device, driver, libraries"),
+        Part("ceilings", 10, "a large copy and an 8192³ product: what the card reaches"),
+        Part("twins", 20, "each kernel against its twin in torch, outputs poisoned before"),
+        Part("toy", 25, "a toy engine: graphs, overlap, cascade and page sizes change no bit"),
+        Part("engine", 55, "Llama-3.1-8B's shape at batch 1, 32, 256; a 4k prompt; an 8k prefix"),
+    ),
+    "B": (
+        Part("profile", 30, "time by kernel and idle time of five steps"),
+        Part("products", 20, "the library's products at 1 to 4096 rows"),
+        Part("library", 40, "32 layers of the library's kernels in one graph: the headline ratio"),
+        Part("kernels", 60, "our kernels against the ceilings and torch's own, pages of 64"),
+        Part("long", 55, "long contexts, and deterministic decodes"),
+        Part("serve", 35, "ramify serve: 64 requests, half of them with a schema"),
+    ),
+    "C": (
+        Part("engine_tests", 75, "tests of the engine, alone on the device"),
+        Part("kernel_tests", 115, "tests of the kernels, shared out among processes"),
+    ),
+}

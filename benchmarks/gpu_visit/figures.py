@@ -1,0 +1,46 @@
+"""Figures of a part: a line of JSON and a printed line for each case, written as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Figures:
+    """Appends the figures of one part to a file of JSON lines.
+
+    tiny : the part is rehearsed on small shapes
+    """
+
+    def __init__(self, path: Path, part: str, *, tiny: bool = False) -> None:
+        self.path, self.part, self.tiny = path, part, tiny
+        self.failures = 0
+
+    def add(self, case: str, **values: Any) -> None:
+        """Write one case. Values are JSON: numbers in seconds, bytes or shares, as their names say."""
+        row = {"part": self.part, "case": case, **values}
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        print(f"{self.part:<10} {case:<36} {shown}", flush=True)
+
+    @contextmanager
+    def attempt(self, case: str) -> Iterator[None]:
+        """A failure inside becomes a row with `error` and a printed traceback, and the part goes on."""
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:  # kernels, compilers and libraries fail with types of their own
+            self.failures += 1
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            self.add(case, error=text, seconds=time.monotonic() - began)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

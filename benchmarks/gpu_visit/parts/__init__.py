@@ -1,0 +1,1 @@
+"""The parts of a visit: one module each, with ``run(figures: Figures) -> None``."""
