@@ -3,34 +3,123 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 import threading
+from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP
-from ramify.runtime.config import DEFAULT_MODEL
+from ramify.cli.flags import MODEL_HELP, add_config_flags, given_fields
+from ramify.errors import UnsupportedField
+from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
+
+if TYPE_CHECKING:
+    from ramify.runtime.model.hub.resolve import ModelFiles
+
+FORM_OPTIONS = (
+    "load_format",
+    "dtype",
+    "quantization",
+    "exact_activations",
+    "deterministic",
+    "cascade",
+    "page_size",
+    "kv_cache_dtype",
+    "tensor_parallel",
+)
+"""Options of an engine on which the forms of its Triton kernels depend."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: %(default)s)"
     )
+    add_config_flags(parser, EngineConfig, ("device",))
+    parser.add_argument(
+        "--capability",
+        type=_capability,
+        metavar="X.Y",
+        help="compile for GPUs of this compute capability, such as 9.0 (default: that of the GPU here)",
+    )
+    group = parser.add_argument_group(
+        "for CUDA", "Give those that the engine will have: its kernels are compiled for them."
+    )
+    add_config_flags(group, EngineConfig, FORM_OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
 
-    compiling = threading.Thread(target=_compile, daemon=True)
+    config = EngineConfig(**given_fields(options, EngineConfig))
+    capability = _wanted_capability(options, config)
+    compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()
-    weights = resolve(options.model).weights
+    files = resolve(options.model, weights=config.load_format != "dummy")
+    if capability is not None:
+        _compile_triton(config, files, capability, asked="device" in options or options.capability)
     compiling.join()
-    print(weights)
+    print(files.weights)
     return 0
 
 
-def _compile() -> None:
-    from ramify.runtime.compile_ahead import compile_grammars, compile_kernels
-    from ramify.runtime.config import EngineConfig
-    from ramify.runtime.executor.device import resolve_device
+def _capability(text: str) -> int:
+    """90 for "9.0", as NVIDIA writes it."""
+    if not re.fullmatch(r"\d+\.\d", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0 for an H100")
+    return int(text.replace(".", ""))
 
-    if resolve_device(EngineConfig()).type == "cpu":
+
+def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int | None:
+    """The compute capability of the GPU to compile for; None: the CPU.
+
+    Raises `UnsupportedField` where a GPU is asked for and neither there nor described, and for options of
+    GPUs where the device is the CPU.
+    """
+    given: int | None = options.capability
+    if given is not None and config.device != "cpu":
+        return given
+    import torch
+
+    if config.device != "cpu" and torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        return 10 * major + minor
+    if config.device == "cuda":
+        raise UnsupportedField(
+            "device is 'cuda', and there is no CUDA device here to ask for its compute capability.",
+            field="device",
+            remedy="Say it: --capability 9.0 for an H100 or H200, 8.0 for an A100, 8.9 for an L4 or L40S.",
+        )
+    for name in ("capability", *FORM_OPTIONS):
+        if getattr(options, name, None) is not None:
+            raise UnsupportedField(
+                f"{name} is given, which only kernels for CUDA depend on; the device is the CPU.",
+                field=name,
+                remedy="Leave it out, or give --device cuda.",
+            )
+    return None
+
+
+def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *, asked: bool) -> None:
+    """asked : for a GPU by an option; otherwise a model whose kernels cannot be compiled ahead is no error"""
+    from ramify.runtime.executor.triton_forms import compile_for_absent
+
+    try:
+        done = compile_for_absent(config, files, capability)
+    except UnsupportedField as error:
+        if asked:
+            raise
+        print(error, file=sys.stderr)
+        return
+    print(
+        f"{done.forms} Triton kernels for compute capability {capability / 10}: {done.compiled} compiled in "
+        f"{done.seconds:.1f} s, the others were there",
+        file=sys.stderr,
+    )
+
+
+def _compile_numba(kernels: bool) -> None:
+    """The functions that constraints need, and with `kernels` the CPU's kernels."""
+    from ramify.runtime.compile_ahead import compile_grammars, compile_kernels
+
+    if kernels:
         compile_kernels()
     compile_grammars()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 
 import torch
 
@@ -23,6 +22,7 @@ from ramify.runtime.executor.device import (
 )
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
+from ramify.runtime.executor.load import LoadModel
 from ramify.runtime.executor.memory import (
     FRACTION,
     LEAST_STATES,
@@ -37,14 +37,13 @@ from ramify.runtime.executor.memory import (
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.executor.token_graphs import buckets, space_bytes
+from ramify.runtime.executor.triton_forms import compile_ahead
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.parallel.ranks import Ranks
 
 log = logging.getLogger("ramify")
-
-LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
 
 
 def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
@@ -73,8 +72,18 @@ def build_runners(
     cascade = _wants_cascade(config, backend, ops)
     dtype = resolve_dtype(config, device)
     kept = resolve_page_dtype(config, backend, device, dtype)
-    with fitting("The model's weights", device):
+
+    def loaded(load: LoadModel) -> CausalLM:
         model = load(dtype, device, ops)
+        # All ranks launch the same kernels. The others wait in `connect`.
+        if device.type == "cuda" and backend != "torch" and (ranks is None or ranks.index == 0):
+            major, minor = torch.cuda.get_device_capability(device)
+            done = compile_ahead(config, model, ops, dtype, device, 10 * major + minor)
+            log.info("%s: %d Triton kernels, of which %d were compiled, in %.1f s", device, *done)
+        return model
+
+    with fitting("The model's weights", device):
+        model = loaded(load)
     if ranks is not None:
         assert isinstance(model, Model)
         ranks.connect(device, deterministic=ops.deterministic)
@@ -82,7 +91,7 @@ def build_runners(
     draft: CausalLM | None = None
     if load_draft is not None:
         with fitting("The draft model's weights", device):
-            draft = load_draft(dtype, device, ops)
+            draft = loaded(load_draft)
     shape, draft_shape = model.config, None if draft is None else draft.config
     size = page_bytes(shape, config.page_size, kept, draft_shape)
     pages = pages_in(config, shape, kept, device, draft_shape)

@@ -59,7 +59,7 @@ class DeviceSampler:
         ):
             row = SamplingRow(params, uniform=0.0, mask=mask)
             for top in (0, 1):
-                self.begin(logits, [row], [0], top).result()
+                self.begin(logits, [row], [0], top)
 
     def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
         masks = [row.mask for row in rows]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.build import LoadModel
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.context import with_context
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import dummy_model, load_model
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
+
+LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
+"""Gives a model in a dtype, on a device, for some kernels."""
 
 
 def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:

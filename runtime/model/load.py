@@ -181,12 +181,15 @@ def dummy_model(
     deterministic: bool = False,
 ) -> CausalLM:
     """A model with random weights for benchmarks: N(0, 0.02²), and norms of 1. Equal seeds on equal kinds of
-    device give equal weights. `packed` and `deterministic` are those of `load_model`."""
+    device give equal weights; on the meta device they have none. `packed` and `deterministic` are those of
+    `load_model`."""
     if not isinstance(config, ModelConfig):
         from ramify.runtime.model.transformers.backend import dummy_transformers
 
         return dummy_transformers(config, dtype=dtype, device=device, seed=seed)
     model = _empty(config, dtype, device)
+    if torch.device(device).type == "meta":
+        return model
     norms = {id(module.weight) for module in model.modules() if isinstance(module, RMSNorm)}
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():

@@ -8,6 +8,7 @@ import sys
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from ramify.cli import main, pull
 from ramify.cli.flags import add_config_flags, field_docs, given_fields
@@ -71,6 +72,22 @@ def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any)
     missing = tmp_path / "nothing.gguf"
     assert main.main(["pull", str(missing)]) == 2
     assert "nothing.gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--device", "cuda"], "Say it: --capability 9.0"),
+        (["--device", "cpu", "--capability", "9.0"], "capability is given"),
+        (["--deterministic"], "deterministic is given, which only kernels for CUDA depend on"),
+    ],
+)
+def test_pull_compiles_for_gpus_that_it_knows(
+    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main.main(["pull", *arguments]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

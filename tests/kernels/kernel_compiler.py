@@ -17,13 +17,10 @@ from typing import Any
 from unittest import mock
 
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ramify.kernels.triton import interpret
-from ramify.kernels.triton.plan import attention_config
-from ramify.kernels.triton.plan.attention_config import Device
+from ramify.kernels.triton.ahead import absent
+from ramify.kernels.triton.plan.attention_config import CARDS, Device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +38,14 @@ class Generation:
     programs: int
 
 
-GENERATIONS = {
-    80: Generation("A100", Device(108, 166912), 167936, 2048, 32),
-    89: Generation("L40S", Device(142, 101376), 102400, 1536, 24),
-    90: Generation("H100", Device(132, 232448), 233472, 2048, 32),
-    100: Generation("B200", Device(148, 232448), 233472, 2048, 32),
-    120: Generation("RTX PRO 6000", Device(188, 101376), 102400, 1536, 24),
+_LIMITS = {
+    80: (167936, 2048, 32),
+    89: (102400, 1536, 24),
+    90: (233472, 2048, 32),
+    100: (233472, 2048, 32),
+    120: (102400, 1536, 24),
 }
+GENERATIONS = {number: Generation(*CARDS[number], *limits) for number, limits in _LIMITS.items()}
 REGISTERS = 65536
 """Of a multiprocessor; a warp takes them in pieces of 256."""
 _PROGRAM_SHARED = 1024
@@ -66,22 +64,6 @@ class Compiled:
     @property
     def ptx(self) -> str:
         return str(self.kernel.asm["ptx"])
-
-
-class _Driver:
-    """As much of a driver as compiling needs."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 @contextmanager
@@ -108,15 +90,9 @@ def compiling(capability: int, *, noting: bool = False) -> Iterator[list[Compile
     with (
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(JITFunction, "_do_compile", note),
-        mock.patch.object(driver, "_active", _Driver(capability)),
-        mock.patch.object(interpret, "INTERPRETED", True),
-        mock.patch.object(attention_config, "H100", GENERATIONS[capability].device),
+        absent(capability),
     ):
-        attention_config.device_of.cache_clear()
-        try:
-            yield launches
-        finally:
-            attention_config.device_of.cache_clear()
+        yield launches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ramify.kernels.triton import interpret
+
 CHUNK = 512
 """Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""
 GRAIN = 128
@@ -60,13 +62,28 @@ class Device:
 
 
 H100 = Device(132, 232448)
+CARDS = {
+    80: ("A100", Device(108, 166912)),
+    86: ("RTX 3090", Device(82, 101376)),
+    89: ("L40S", Device(142, 101376)),
+    90: ("H100", H100),
+    100: ("B200", Device(148, 232448)),
+    120: ("RTX PRO 6000", Device(188, 101376)),
+}
+"""A card of each compute capability (CUDA programming guide, "compute capabilities"), for compiling ahead."""
+
+
+def device_of(device: torch.device) -> Device:
+    """The properties of a CUDA device, or of the card in `CARDS` for which kernels are compiled where none is
+    there. The interpreter runs an H100's plans."""
+    if device.type == "cuda":
+        return _found(device)
+    wanted = 90 if interpret.absent is None else interpret.absent
+    return CARDS[max((known for known in CARDS if known <= wanted), default=min(CARDS))][1]
 
 
 @functools.cache
-def device_of(device: torch.device) -> Device:
-    """The properties of a CUDA device; an H100's for the interpreter, which so runs an H100's plans."""
-    if device.type != "cuda":
-        return H100
+def _found(device: torch.device) -> Device:
     from triton.runtime import driver
 
     found = driver.active.utils.get_device_properties(device.index or 0)

@@ -1,0 +1,217 @@
+"""Compiles Triton kernels ahead of their launches: in parallel processes, for a GPU that need not be there.
+
+Triton compiles a kernel anew for each form: its constants, the dtypes of its arguments, and which integers
+divide by 16. One form takes 0.3 to 5 s of one core.
+
+    with noting() as forms:                      no launch is run
+        warm_up()
+    compile_forms(missing(forms), capability)    in parallel, into Triton's cache folder
+    warm_up()                                    finds every kernel there
+
+A cache folder can be carried to another machine with the same versions of Python and triton. Triton keeps
+absolute paths in it, so it has to lie in the same place there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import FileCacheManager
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from ramify.kernels.triton import interpret
+
+
+class Form(NamedTuple):
+    """One form of a kernel: its module, its name, and the specialisation as Triton writes it (JSON)."""
+
+    module: str
+    kernel: str
+    specialisation: str
+
+
+class _Target:
+    """As much of a driver as compiling needs (`triton.backends.driver.DriverBase`)."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return int(self._target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def absent(capability: int) -> Iterator[None]:
+    """Kernels are planned and compiled for a GPU that is not there, of a compute capability such as 90.
+
+    Launchers take tensors of the CPU or of the meta device inside. Launches must be noted: nothing runs them.
+    """
+    before = driver._active, interpret.absent
+    driver.set_active(_Target(capability))  # as much of one as compiling needs
+    interpret.absent = capability
+    try:
+        yield
+    finally:
+        driver._active, interpret.absent = before
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[dict[Form, None]]:
+    """No launch inside is run. The forms that this process has not compiled yet are noted, in their order.
+
+    The tensors that launches would have written hold anything.
+    """
+    forms: dict[Form, None] = {}
+    before, run = knobs.runtime.jit_cache_hook, JITFunction.run
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        forms[Form(fn.module, fn.name, compile["specialization_data"])] = None
+        return True  # it is not compiled
+
+    def not_run(self: Any, *args: Any, warmup: bool, **named: Any) -> Any:
+        return run(self, *args, warmup=True, **named)
+
+    knobs.runtime.jit_cache_hook, JITFunction.run = note, not_run
+    try:
+        yield forms
+    finally:
+        knobs.runtime.jit_cache_hook, JITFunction.run = before, run
+
+
+class _Missing(Exception):
+    pass
+
+
+class _Lookup(FileCacheManager):
+    """A cache in which a kernel is looked up, and never compiled."""
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        found = super().get_group(filename)
+        if not found:
+            raise _Missing
+        return found
+
+
+def missing(forms: Iterable[Form]) -> list[Form]:
+    """The forms that Triton's cache folder lacks. The others are ready in this process from now on."""
+    before = knobs.cache.manager_class
+    knobs.cache.manager_class = _Lookup
+    lacking = []
+    try:
+        for form in forms:
+            try:
+                _compile(form)
+            except _Missing:
+                lacking.append(form)
+    finally:
+        knobs.cache.manager_class = before
+    return lacking
+
+
+def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> list[str]:
+    """Compile forms into Triton's cache folder. Returns the compiler's message for each form that failed.
+
+    processes : at most; each takes a core and about 0.5 GB
+    """
+    waiting = SimpleQueue[Form]()
+    for form in forms:
+        waiting.put(form)
+    failures: list[str] = []
+
+    def feed() -> None:
+        worker: _Worker | None = None
+        while True:
+            try:
+                form = waiting.get_nowait()
+            except Empty:
+                break
+            if worker is None or worker.ended:
+                worker = _Worker(capability)  # of the last one a form has crashed the compiler
+            if failure := worker.compile(form):
+                failures.append(f"{form.kernel}: {failure}")
+        if worker is not None:
+            worker.close()
+
+    count = min(processes, len(forms))
+    with ThreadPoolExecutor(max(count, 1)) as threads:
+        for feeding in [threads.submit(feed) for _ in range(count)]:
+            feeding.result()
+    return failures
+
+
+class _Worker:
+    """A process that compiles one form after the other."""
+
+    def __init__(self, capability: int) -> None:
+        environment = os.environ | {"TRITON_STORE_BINARY_ONLY": "1", "OMP_NUM_THREADS": "1"}
+        environment |= {"TRITON_CACHE_DIR": str(knobs.cache.dir)}
+        command = [sys.executable, "-m", __name__, str(capability)]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._forms, self._answers = self._process.stdin, self._process.stdout
+        self.ended = False
+
+    def compile(self, form: Form) -> str | None:
+        """The failure, if any. A compiler that crashes ends the process."""
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._forms.write(json.dumps(form) + "\n")
+            self._forms.flush()
+            answer = self._answers.readline()
+        if not answer:
+            self.ended = True
+            self.close()
+            return f"the compiling process ended with status {self._process.returncode}"
+        failure: str | None = json.loads(answer)
+        return failure
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._forms.close()
+        self._process.wait()
+        self._answers.close()
+
+
+def _compile(form: Form) -> None:
+    kernel: Any = getattr(importlib.import_module(form.module), form.kernel)
+    kernel.preload(form.specialisation)
+
+
+def _worker(capability: int) -> None:
+    """Compiles a form for each line of the input; answers each with a line: null, or the failure."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # compilers print as well
+    with absent(capability):
+        for line in sys.stdin:
+            failure = None
+            try:
+                _compile(Form(*json.loads(line)))
+            except Exception as error:  # the compiler's types are its own
+                failure = f"{type(error).__name__}: {str(error).strip()[:500]}"
+            answers.write(json.dumps(failure) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    _worker(int(sys.argv[1]))

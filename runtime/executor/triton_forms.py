@@ -1,0 +1,131 @@
+"""Compiles the Triton kernels that a model's steps launch, before the first step.
+
+For the GPU of this machine, or for one that is not there:
+
+    engine      model on the GPU   ──▶ warm-up, noted ──▶ forms that the cache lacks ──▶ compiled on all cores
+    ramify pull model without data ──▶ the same
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import NamedTuple
+
+import torch
+
+from ramify.errors import UnsupportedField
+from ramify.kernels.registry import Ops, ops
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.cores import usable_cores
+from ramify.runtime.executor.attention import has_cascade
+from ramify.runtime.executor.device_defaults import with_defaults
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.load import loader, quantization_of
+from ramify.runtime.executor.memory import LEAST_STATES
+from ramify.runtime.executor.runner import MANY_ROWS, Runner
+from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.context import with_context
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import read_shape
+from ramify.runtime.parallel.checks import check_ranks, part_for
+
+log = logging.getLogger("ramify")
+
+
+class Compiled(NamedTuple):
+    """Numbers of forms that a model's steps launch and of those that were compiled, and seconds."""
+
+    forms: int
+    compiled: int
+    seconds: float
+
+
+def compile_ahead(
+    config: EngineConfig,
+    model: CausalLM,
+    kernels: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: int,
+) -> Compiled:
+    """Compile every form that a warm-up of `model` asks for and Triton's cache lacks, on all cores.
+
+    device : of the model: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have no data
+    capability : compute capability of the GPU, such as 90
+
+    A form that does not compile is logged. Its launch fails with the compiler's message.
+    """
+    from ramify.kernels.triton import ahead
+
+    began = time.monotonic()
+    runner = _on_few_pages(config, model, kernels, dtype, device)
+    with ahead.noting() as forms:
+        runner.warm_up()
+    lacking = ahead.missing(forms)
+    if lacking:
+        cores = len(usable_cores())
+        log.warning(
+            "Compiling %d Triton kernels for sm_%d on %d cores, once.", len(lacking), capability, cores
+        )
+        for failure in ahead.compile_forms(lacking, capability, processes=cores):
+            log.error("A Triton kernel does not compile: %s", failure)
+    return Compiled(len(forms), len(lacking), time.monotonic() - began)
+
+
+def compile_for_absent(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
+    """As `compile_ahead`, for an engine with these options on a GPU that need not be there.
+
+    Reads the files of quantised weights, whose layout decides about forms, and no others.
+
+    capability : tiles are chosen for the card in `CARDS` of that compute capability, or of the next lower one
+
+    Raises `UnsupportedField` for a model without a native implementation.
+    """
+    from ramify.kernels.triton import ahead
+
+    config = with_defaults(config, 0)
+    shape = read_shape(files.weights, config.model_impl)
+    if not isinstance(shape, ModelConfig):
+        raise UnsupportedField(
+            f"the {shape.family} model runs through transformers, whose kernels cannot be compiled ahead.",
+            field="model",
+            remedy="An engine on the GPU compiles them at its start.",
+        )
+    part = shape
+    if config.tensor_parallel > 1:
+        check_ranks(config, shape, files.weights)
+        part = part_for(shape, 0, config.tensor_parallel)
+    if quantization_of(config, files, shape, packed=True) == "none":
+        config = dataclasses.replace(config, load_format="dummy")  # forms depend on no number in the files
+    native = capability >= 80
+    dtype = torch.float32 if config.dtype == "float32" or not native else torch.bfloat16
+    with ahead.absent(capability), torch.inference_mode():
+        rounds = capability >= 89 and not config.exact_activations
+        kernels = ops("triton", deterministic=bool(config.deterministic), float8=rounds)
+        context = with_context(shape, config.context_length).context_length
+        load = loader(config, files, part, context)
+        meta = torch.device("meta")
+        return compile_ahead(config, load(dtype, meta, kernels), kernels, dtype, meta, capability)
+
+
+def _on_few_pages(
+    config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
+) -> Runner:
+    """A runner with room for its warm-up."""
+    shape = model.config
+    assert config.page_size is not None
+    pool = KvPool(
+        shape,
+        num_pages=MANY_ROWS[0] // config.page_size + 2,
+        page_size=config.page_size,
+        dtype=dtype,
+        device=device,
+        float8=config.kv_cache_dtype == "fp8",
+    )
+    states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
+    cascade = has_cascade(kernels) if config.cascade is None else config.cascade
+    return Runner(model, pool, kernels, cascade=cascade, states=states)
