@@ -49,10 +49,13 @@ def fault(cell: str, visits: Rows) -> str:
 @pytest.mark.parametrize("row", PARTS, ids=lambda row: row[0][:40])
 def test_a_row_names_files_that_exist_and_a_card_or_none(row: list[str]) -> None:
     part, without, tests, card = row
-    files = re.findall(r"`([\w/]+\.py)`", " ".join(row))
-    assert [name for name in files if not (ROOT / name).is_file()] == []
-    assert "`tests/" in without, "what the CPU shows"
-    assert tests == "none" or all(name.startswith("tests/gpu/") for name in re.findall(r"`(.*?)`", tests))
+    for cell, folder in ((part, ""), (without, "tests/kernels"), (tests, "tests/gpu")):
+        for name in re.findall(r"`([\w/]+\.py)`", cell):
+            assert (ROOT / folder / name).is_file() or (ROOT / name).is_file(), name
+    for kernel in re.findall(r"`([a-z0-9_/]+)`", part):
+        assert (KERNELS / f"{kernel}.py").is_file(), kernel
+    assert ".py`" in without, "what the CPU shows"
+    assert tests == "none" or ".py`" in tests
     assert not fault(card, VISITS), part
 
 
@@ -65,7 +68,7 @@ def test_every_kernel_and_every_test_for_a_card_is_in_the_table() -> None:
     }
     assert {"norm", "tiles/merge"} <= kernels, "kernels are found by their decorator"
     assert {name for name in kernels if f"`{name}`" not in parts} == set()
-    tests = {f"`tests/gpu/{path.name}`" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    tests = {f"`{path.name}`" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert {name for name in tests if not any(name in row[2] for row in PARTS)} == set()
 
 
