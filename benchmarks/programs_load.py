@@ -3,10 +3,10 @@
     python -m benchmarks.programs_load [--seeds 1 2] [--seconds 60] [--rate 2.5] [--running 32]
     python -m benchmarks.programs_load --engine --seconds 20 --rate 2 --kinds judge plain
 
-Without `--engine` no model runs: `tests.runtime.policy_simulation` gives steps simulated times, of an 8B
-model on a GPU, or with `--cpu` of SmolLM2-135M on two cores. With `--engine` the default model gets the same
-calls. A program's time is from its first call to its last, without waits for tools and people. `plain` are
-the requests without a program.
+Without `--engine` no model runs: `tests.runtime.policy_simulation` gives steps simulated times, assumed
+for an 8B model, or with `--cpu` those of SmolLM2-135M on two cores. With `--engine` the default model gets
+the same calls. A program's time is from its first call to its last, without waits for tools and people.
+`plain` are the requests without a program.
 """
 
 from __future__ import annotations

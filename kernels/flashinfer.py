@@ -9,7 +9,7 @@ Example with pages of 4, two sequences of 6 and 9 tokens, of which 1 and 3 are n
 
 A step in which every sequence has one token is planned and run by `BatchDecodeWithPagedKVCacheWrapper`, any
 other by `BatchPrefillWithPagedKVCacheWrapper`. Our pages are FlashInfer's layout HND. Written from the
-sources of 0.6.18 and 0.7.2 (`flashinfer/prefill.py`, `decode.py`); not run on a card.
+sources of 0.6.18 and 0.7.2 (`flashinfer/prefill.py`, `decode.py`).
 """
 
 from __future__ import annotations

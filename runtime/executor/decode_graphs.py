@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 OFTEN = 8
-"""Steps of a form of cascade plans before it is captured, which takes about as long as ten steps."""
+"""Steps of a form of cascade plans before it is captured, so that rare forms are not. Not measured: see
+docs/kernels.md."""
 MOST_LATE = 64
 """Graphs of cascade plans, and as many of plans that merge few tokens; further forms are not captured."""
 FINE = ((256, 8), (1 << 30, 16))

@@ -115,7 +115,7 @@ class GraphBuffers:
         hidden = self._compute(ids, positions, slots, attention, states)
         if self._hidden is None:
             self._hidden = hidden.new_empty(self.tokens, hidden.shape[1])
-        # Some hundred graphs with a result each would take some hundred MiB; the copy takes 1 to 4 us.
+        # Some hundred graphs with a result each would take some hundred MiB; the copy is one small launch.
         return self._hidden[:size].copy_(hidden)
 
     def clear(self, size: int) -> None:

@@ -6,7 +6,7 @@
 A whole step is captured, attention included: its plan is made on the host, and what varies with it is the
 number of work items of each tile, rounded up to powers of two (`attention_graph.TokenForm`). Forms of a
 prompt alone and of verification passes are captured at start; another form when it has come up `OFTEN` times,
-and the steps before run eagerly. So do steps beyond the largest bucket: they take longer than their launches.
+and the steps before run eagerly. So do steps beyond the largest bucket (`LARGEST`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 LARGEST = 2048
-"""Tokens of the largest bucket: 9 to 12 launches a layer take the host 4 to 6 ms a step of 32 layers, and
-2,048 tokens of a model of 0.5 billion weights as long (estimates)."""
+"""Tokens of the largest bucket. Larger steps are taken to compute longer than the host needs for their 9 to
+12 launches a layer. Not measured: see docs/kernels.md."""
 SMALL = (8, 16, 32, 48, 64, 96, 128)
-"""Buckets up to which reading the weights takes longer than the products: padding costs little."""
+"""Buckets up to which reading the weights takes longer than the products, by the peaks of data sheets (150
+to 300 rows of 16-bit weights from an A100 to an H100): padding costs little."""
 A_DOUBLING = 4
 """Buckets from one power of two to the next, above."""
 PADDING = 64
 """Tokens, or an eighth of the step's: a step that would be padded by more runs eagerly."""
 OFTEN = 8
-"""Steps of a form before it is captured, which takes about as long as ten steps."""
+"""Steps of a form before it is captured, so that rare forms are not. Not measured: see docs/kernels.md."""
 MOST_LATE = 128
 """Graphs that are captured while serving; further forms run eagerly."""
 PREFIX = 4096

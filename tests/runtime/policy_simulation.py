@@ -25,7 +25,7 @@ from tests.runtime.program_traces import Call, Trace
 
 CHUNK_TOKENS = 2048
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 6e-3, 40e-6, 150e-6
-"""A step: of itself, for each token of a prefill, for each request that decodes. As of an 8B model."""
+"""A step: of itself, for each token of a prefill, for each request that decodes. Assumed for an 8B model."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

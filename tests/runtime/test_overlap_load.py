@@ -20,7 +20,7 @@ from ramify.sampling_params import SamplingParams
 
 END, VOCAB = 0, 50
 WEIGHTS_S, TOKEN_S = 3.7e-3, 27e-6
-"""Reading the weights of an 8B model in bfloat16 on an H200, and the products of one token of a prompt."""
+"""A step, and one token of a prompt beside it: assumed, as of an 8B model in bfloat16. Not measured."""
 HOST_S = 3.5e-3
 """Of a step: bookkeeping, messages, scheduling."""
 

@@ -44,13 +44,14 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that a plan needs. The defaults are an H100's.
+    """The properties of a device that a plan needs. Rates are shares of peaks, as in `figures_of`; the
+    defaults are an H100's.
 
     processors : multiprocessors
     shared_bytes : of shared memory, of a program
-    memory, cache : bytes a second that are reached from memory, and of repeated reads from the L2 cache
+    memory, cache : bytes a second from memory, and of repeated reads from the L2 cache
     cache_bytes : repeated reads of at most this size come from the cache
-    flops : reached by attention in tiles of many rows, a second
+    flops : of attention in tiles of many rows, a second
     """
 
     processors: int
@@ -94,9 +95,10 @@ def _found(device: torch.device) -> Device:
 _FLOPS = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 """Of 16-bit products of a multiprocessor a cycle, dense, by compute capability (NVIDIA's white papers)."""
 _REACHED = 0.9, 0.4
-"""Shares of the peaks of memory and products; an H100's, with the latter that of attention without TMA."""
+"""Shares of the peaks of memory and products that attention is taken to reach. Not measured: see
+docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Of the L2 cache, a cycle and multiprocessor."""
+"""Of the L2 cache, a cycle and multiprocessor. Not measured either."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
@@ -124,9 +126,8 @@ def tiles(
 
     A block of keys is 16 KiB: fewer columns mean more softmax reductions, more columns more registers.
     Tensor cores need at least 16 rows, `wgmma` 64. One or two blocks are in flight, as the remaining shared
-    memory allows. With two, and 3 programs of 16 rows on a multiprocessor of an H100, 190 KB are in flight;
-    40 KB cover the latency of its memory. float32 has no exact tensor cores, so its tiles are small enough
-    for the registers.
+    memory allows. With two, and 3 programs of 16 rows on a multiprocessor of an H100, 192 KiB are in flight.
+    float32 has no exact tensor cores, so its tiles are small enough for the registers.
     """
     block_d = block_dim(head_dim)
     size = dtype.itemsize

@@ -26,9 +26,9 @@ PROGRAMS_A_PROCESSOR = 2
 STATE_BYTES = 256 << 20
 """Most bytes of softmax states; parts are made no shorter than that allows."""
 _SMALLEST = 256
-"""Positions of the shortest part: its start and its states cost a quarter of its time."""
+"""Positions of the shortest part, whose start and states are taken to cost a quarter of its time."""
 _MERGE = 256
-"""Cost of the merge's launch, about 5 us, in positions."""
+"""Positions whose time the merge's launch is taken to cost. Not measured: see docs/kernels.md."""
 
 
 class Shape(NamedTuple):
@@ -181,7 +181,7 @@ def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
     """Positions of a part, for each task: the whole range, or evened out from the power of two of least cost.
 
     The cost is the bound of list scheduling: all work divided evenly, plus half of the longest item (the
-    bound has all of it, but is seldom met). A row of a state costs about as much as 4 positions.
+    bound has all of it, but is seldom met). A row of a state is taken to cost as much as 4 positions.
     """
     span = np.maximum(tasks.end - tasks.begin, 1)
     length = cut.end - cut.begin

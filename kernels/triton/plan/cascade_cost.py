@@ -12,7 +12,8 @@ from ramify.kernels.triton.plan.attention_plan import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The cost model. Errors in its figures, which by default are an H100's, matter only for close choices.
+    """The cost model. Errors in its figures matter only for close choices. None was measured on a card: see
+    docs/kernels.md.
 
     memory, cache : bytes a second from device memory, and of repeated reads from the L2 cache
     cache_bytes : repeated reads of at most this size come from the cache

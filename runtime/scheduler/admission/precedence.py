@@ -10,7 +10,7 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
 A step of many rows takes several times as long as a step of one (on the CPU), and that is what a request of
-high rank would wait for at each of its tokens. Where rows cost next to nothing (on a GPU), requests that
+high rank would wait for at each of its tokens. Where rows cost next to nothing, by measurement, requests that
 decode sit out no step.
 """
 

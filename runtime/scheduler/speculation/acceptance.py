@@ -46,8 +46,8 @@ class DeviceRows(NamedTuple):
 ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
 """Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
 ON_CUDA = DeviceRows(128.0, 256, 2048)
-"""Computed for an H200 and 8 billion bfloat16 weights: 3.7 ms a step and 27 us a row. So 256 draft tokens add
-7 ms."""
+"""Not measured: see docs/kernels.md. The base is below the 150 to 300 rows of 16-bit weights that the peaks
+of data sheets give (A100, H200, H100). With it 256 draft tokens triple the time of a step."""
 
 
 class Draft(NamedTuple):
