@@ -14,6 +14,11 @@ CPU_COPY_BYTES = 1 << 28
 CPU_PRODUCT = 1024
 
 
+def dense(config: ModelConfig) -> bool:
+    """The counts below are right: each pass multiplies by all weights, and each layer sees all positions."""
+    return config.experts is None and config.states is None and not any(config.windows)
+
+
 def weight_bytes(model: Model) -> int:
     """Bytes of weights that every pass with logits reads: all but the embedding, of which it reads rows."""
     total = sum(_size(parameter) for parameter in model.parameters())
