@@ -79,7 +79,7 @@ def run(figures: Figures) -> None:
                 _check(local.complete(prompts, tokens), expected)
             figures.add(
                 case, equal=True, start_s=ready - began, seconds=time.monotonic() - ready,
-                graphs=None,
+                graphs=local.runner.captured.graphs,
             )  # fmt: skip
         del local
         free(torch.device(device))
