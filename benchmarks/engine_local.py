@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,8 @@ class LocalEngine:
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int, rounds: int = 2) -> Step:
         """Steps of a warm engine in which all of `prompts`, which are known, decode: `rounds` of `steps`."""
-        for prompt in prompts:
-            self._submit(prompt, steps * rounds + MOST_WARM[0] + 2)
         scheduler = self._scheduler
-        warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
-        if scheduler.stats().running != len(prompts) or self._failed:
-            raise RuntimeError(f"not all requests decode: {scheduler.stats()} {self._failed}")
+        warm = self._begin(prompts, steps * rounds)
         seconds, unsettled, before = [], 0, self._positions()
         for _ in range(rounds):
             self._wait()
@@ -219,6 +216,26 @@ class LocalEngine:
         device = self._device_time()
         self._end()
         return Step(Rounds(tuple(seconds), warm, unsettled), device, (before + after) / 2)
+
+    @contextlib.contextmanager
+    def decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[Callable[[], object]]:
+        """A function that takes the next step of a warm engine in which all of `prompts`, which are known,
+        decode; for `steps` calls at the most."""
+        self._begin(prompts, steps)
+        try:
+            yield self._scheduler.step
+        finally:
+            self._end()
+
+    def _begin(self, prompts: Sequence[Sequence[int]], steps: int) -> int:
+        """Let `prompts` decode until the engine is warm, with `steps` left; returns the steps before."""
+        for prompt in prompts:
+            self._submit(prompt, steps + MOST_WARM[0] + 2)
+        scheduler = self._scheduler
+        warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
+        if scheduler.stats().running != len(prompts) or self._failed:
+            raise RuntimeError(f"not all requests decode: {scheduler.stats()} {self._failed}")
+        return warm
 
     def prefills(self, tokens: int, rounds: int = 3) -> Rounds:
         """Seconds to the first token of prompts of `tokens` uncached tokens, of a warm engine."""
