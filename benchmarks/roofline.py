@@ -59,10 +59,10 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     if device.type == "cuda":
         from benchmarks import gpu_timing
 
-        found = gpu_timing.ceilings(gpu_timing.Timer())
+        found = gpu_timing.ceilings(gpu_timing.Timer(device), dtype)
         torch.cuda.empty_cache()
         return found
-    source = torch.zeros(CPU_COPY_BYTES, dtype=torch.int8)
+    source = torch.randint(100, (CPU_COPY_BYTES,), dtype=torch.int8)
     target = torch.ones_like(source)
     a = torch.randn(CPU_PRODUCT, CPU_PRODUCT).to(dtype)
     copy, product = fastest([lambda: target.copy_(source), lambda: a @ a], 0.1)
