@@ -20,6 +20,23 @@ absent: int | None = None
 (`ahead.absent`)."""
 
 
+def _take_scalars_as_indices() -> None:
+    """Triton 3.6 calls `int` on arrays of one number, which numpy 2.4 refuses; 3.7 drops their axis first."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+if INTERPRETED and triton.__version__.startswith("3.6."):
+    _take_scalars_as_indices()
+
+
 def jit(kernel: Callable[..., Any] | None = None, **options: Any) -> Any:
     """`triton.jit`, typed for mypy."""
     return triton.jit(kernel, **options)

@@ -1,0 +1,29 @@
+"""Where a part runs, and what it begins with: the device, its ceilings, memory given back between cases."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_visit.figures import Figures
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def device_of(figures: Figures) -> torch.device:
+    """The GPU; the CPU in a rehearsal, where Triton's interpreter runs the kernels."""
+    return torch.device("cpu") if figures.tiny else torch.device("cuda", torch.cuda.current_device())
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free(device: torch.device) -> None:
+    """Give back the memory of what is gone, so that the next case finds it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,61 @@
+"""Whole engines over dummy weights for the parts of a visit: Llama-3.1-8B's shape, or a tiny one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import CONFIGS, Row, Sizes, engine_config
+from benchmarks.engine_local import LocalEngine
+from benchmarks.gpu_visit import expected
+from benchmarks.gpu_visit.figures import Figures
+
+TINY = Sizes(batches=(1, 2), context=20, steps=1, prompt=24, chunk=16, branches=2, prefixes=(128,))
+
+
+def shape_of(figures: Figures) -> Path:
+    return Path(__file__).with_name("tiny.json") if figures.tiny else CONFIGS / "llama-3.1-8b.json"
+
+
+def build(
+    figures: Figures, case: str, sizes: Sizes, *, context_length: int | None = None, **changes: Any
+) -> LocalEngine:
+    """An engine of these sizes, and a row of its start.
+
+    A rehearsal's runs its kernels in Triton's interpreter, in float32 and with pages of 16.
+    """
+    if figures.tiny:
+        changes = {"attention_backend": "triton", "dtype": "float32", "page_size": 16, **changes}
+    config = engine_config(sizes, "cpu" if figures.tiny else "cuda", **changes)
+    if context_length is not None:
+        config = dataclasses.replace(config, context_length=context_length)
+    engine = LocalEngine(shape_of(figures), config)
+    add_state(figures, f"{case}: built", engine)
+    return engine
+
+
+def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
+    """A row of what was compiled and captured until now, and of the memory in use."""
+    facts = engine.facts()
+    compiled, captured = facts["compiled"], facts["captured"]
+    figures.add(
+        case,
+        build_s=facts["build_s"],
+        kernels_compiled=compiled["kernels"],
+        kernels_loaded=compiled["loaded"],
+        jit_s=compiled["seconds"],
+        graphs=captured["graphs"],
+        capture_s=captured["seconds"],
+        **{f"{name}_bytes": size for name, size in facts["memory"].items()},
+    )
+
+
+def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
+    """A row of `benchmarks.engine` with its floor and its prediction; `of` goes before the case's name."""
+    row = dict(row)
+    case = row.pop("case")
+    if "of_roofline" in row:
+        row["floor_s"] = row["of_roofline"] * row["seconds"]
+    predicted = {} if of else expected.seconds(case, row["seconds"])
+    figures.add(f"{of}{case}", **row, **predicted)

@@ -1,0 +1,189 @@
+"""The headline ratio: a step of torch's own kernels in one CUDA graph, against our engine's.
+
+The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the fastest
+of torch's backends over contiguous keys and values, gated activations, residuals, the head and a greedy choice.
+It has no rotation, no store of keys and values, no pages and no scheduler, so it does less than a step must.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.engine import ROUNDS, Sizes, decodes, prefills
+from benchmarks.gpu_timing import Timer
+from benchmarks.gpu_visit.device import device_of, free
+from benchmarks.gpu_visit.engines import TINY, add_row, build, shape_of
+from benchmarks.gpu_visit.figures import Figures
+from benchmarks.roofline import ceilings
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.hf_config import config_from_hf
+from tests.kernels.kernel_cases.attention import BACKENDS
+from tests.kernels.kernel_cases.base import difference, reason
+
+SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
+MOST_ERROR = 1e-2
+"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖: others are wrong, and not timed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """Our engine's step. context : positions of each request when it was timed"""
+
+    seconds: float
+    context: int
+
+
+@torch.inference_mode()
+def run(figures: Figures) -> None:
+    sizes, device = TINY if figures.tiny else SIZES, device_of(figures)
+    dtype = torch.float32 if figures.tiny else torch.bfloat16
+    ours: dict[str, Ours] = {}
+    with figures.attempt("ours"):
+        engine = build(figures, "ours", sizes)
+        bandwidth, flops = ceilings(device, dtype)
+        for row in decodes(engine, sizes, bandwidth):
+            add_row(figures, row, of="ours: ")
+            ours[row["case"]] = Ours(row["device_s"], sizes.context + row["warm"] + ROUNDS * sizes.steps)
+        for row in prefills(engine, sizes, flops):
+            add_row(figures, row, of="ours: ")
+            ours[row["case"]] = Ours(row["seconds"], sizes.prompt)
+        del engine
+    free(device)
+    config = config_from_hf(json.loads(shape_of(figures).read_text()))
+    library, timer = Library(config, device, dtype), Timer(device)
+    cases = {f"decode {batch} x {sizes.context}": batch for batch in sizes.batches}
+    cases[f"prefill {sizes.prompt}"] = 0
+    for case, batch in cases.items():
+        with figures.attempt(case):
+            our = ours.get(case)
+            context = our.context if our is not None else sizes.context
+            if batch:
+                attention: Attention = Cached(config, batch, context, device, dtype)
+            else:
+                attention = Causal(config, sizes.prompt, device, dtype)
+            layers, unavailable = backends(attention, timer)
+            best = min(layers, key=layers.__getitem__)
+            x = torch.randn(batch or sizes.prompt, config.hidden_size, device=device).to(dtype)
+            step = partial(library.step, x, attention, BACKENDS[best], rows=batch or 1)
+            found, failed = timer.timings({"library": step}, seconds=0.5)
+            if failed:
+                raise RuntimeError(failed["library"])
+            timing = found["library"]
+            row = {"library_s": timing.seconds, "spread": timing.spread, "captured": timing.captured}
+            if our is not None:
+                row |= {"ours_s": our.seconds, "ratio": timing.seconds / our.seconds}
+            figures.add(case, **row, context=context, backend=best, layer_s=layers, unavailable=unavailable)
+            del attention, x, step
+        free(device)
+
+
+class Library:
+    """Random weights of a model's sizes, and its step by torch's kernels."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        def weight(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device).normal_(std=0.02)
+
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attended = config.num_heads * config.head_dim
+        fused = attended + 2 * config.num_kv_heads * config.head_dim
+        self._norm = torch.ones(hidden, dtype=dtype, device=device)
+        self._layers = [
+            (weight(fused, hidden), weight(hidden, attended), weight(2 * inner, hidden), weight(hidden, inner))
+            for _ in range(config.num_layers)
+        ]
+        self._head = weight(config.vocab_size, hidden)
+
+    def step(self, x: Tensor, attention: Attention, backend: SDPBackend, *, rows: int) -> Tensor:
+        """The greedy tokens of the last `rows` of x, (tokens, hidden)."""
+        with sdpa_kernel(backend):
+            for layer, (qkv, o, gate_up, down) in enumerate(self._layers):
+                mixed = attention.attend(layer, F.linear(self._normed(x), qkv))
+                x = x + F.linear(mixed, o)
+                gate, up = F.linear(self._normed(x), gate_up).chunk(2, dim=-1)
+                x = x + F.linear(F.silu(gate) * up, down)
+        return torch.argmax(F.linear(self._normed(x[-rows:]), self._head), dim=-1)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._norm.shape, self._norm, 1e-5)
+
+
+class Attention:
+    """Of one step: from a layer's fused queries, keys and values, (tokens, all heads), to (tokens, heads)."""
+
+    def __init__(self, config: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = config
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.example = torch.randn(tokens, heads * config.head_dim, device=device).to(dtype)
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, heads, head_dim) each."""
+        config = self.config
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        q, k, v = qkv.view(len(qkv), sum(sizes), config.head_dim).split(sizes, dim=1)
+        return q, k, v
+
+
+class Cached(Attention):
+    """Of a decode, over contiguous keys and values of its own for each layer."""
+
+    def __init__(
+        self, config: ModelConfig, batch: int, context: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(config, batch, device, dtype)
+        shape = (2, batch, config.num_kv_heads, context, config.head_dim)
+        self._kv = [
+            torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(config.num_layers)
+        ]
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        q, _, _ = self._split(qkv)
+        keys, values = self._kv[layer]
+        out = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
+        return out.flatten(1)
+
+
+class Causal(Attention):
+    """Of a prompt."""
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        q, k, v = (each.transpose(0, 1)[None] for each in self._split(qkv))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
+
+
+def backends(attention: Attention, timer: Timer) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of one layer by each backend that is right, and the reasons of the others."""
+
+    def layer(backend: SDPBackend) -> Tensor:
+        with sdpa_kernel(backend):
+            return attention.attend(0, attention.example)
+
+    plain = layer(SDPBackend.MATH)
+    calls: dict[str, Callable[[], Any]] = {}
+    refused: dict[str, str] = {}
+    for name, backend in BACKENDS.items():
+        try:
+            error = difference(layer(backend), plain)
+        except Exception as failure:  # libraries fail with types of their own
+            refused[name] = reason(failure)
+            continue
+        if error <= MOST_ERROR:
+            calls[name] = partial(layer, backend)
+        else:
+            refused[name] = f"differs by {error:.2g}"
+    del plain
+    times, failed = timer.medians(calls, seconds=0.05)
+    return times, refused | failed
