@@ -23,7 +23,7 @@ def parts_of(name: str, only: list[str] | None, seconds: float | None, *, tiny: 
     """The parts of a call that are wanted. `seconds` are shared out among them as their own are."""
     parts = [part for part in CALLS[name] if only is None or part.name in only]
     own = sum(part.seconds for part in parts)
-    factor = seconds / own if seconds and own else TINY_FACTOR if tiny else 1
+    factor = seconds / own if seconds is not None and own else TINY_FACTOR if tiny else 1
     return [dataclasses.replace(part, seconds=part.seconds * factor) for part in parts]
 
 
@@ -40,6 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="rehearse on small shapes, without a GPU")
     parser.add_argument("--seconds", type=float, help="of each call, instead of its parts' own")
     args = parser.parse_args(arguments)
+    if args.seconds is not None and args.seconds <= 0:
+        parser.error(f"--seconds {args.seconds:g}: a call needs more than 0 seconds")
+    if not any(parts_of(name, args.only, None, tiny=args.tiny) for name in args.calls):
+        parser.error(f"--only {' '.join(args.only)}: call {' or '.join(args.calls)} has no such part")
     if not args.tiny and (without := why_no_device()):
         print(f"gpu-visit needs a CUDA device, and torch finds none: {without}.", file=sys.stderr)
         return 2

@@ -27,6 +27,9 @@ from benchmarks.gpu_visit.log import LOG_BYTES, Log
 
 MARK = "RAMIFY_GPU_VISIT_PART"
 """Variable that a part's processes inherit, also those with sessions of their own: so they are found."""
+LOOK_S = 0.05
+FREED_S = 5.0
+"""Within which a killed process's memory on the device is free for the next part."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -127,7 +130,8 @@ class Call:
         cut = None
         if not self._ends(process, began + limit, while_wanted=True):
             cut = self._cut(process, mark)
-        self._kill_what_is_left(process.pid, mark)
+        _signal(process.pid, mark, signal.SIGKILL)
+        self._are_gone(mark, FREED_S)
         seconds = self._clock() - began
         rows = rows_of(self.figures, found_before)
         outcome = cut or _outcome(process.returncode, sum("error" in row for row in rows))
@@ -145,7 +149,16 @@ class Call:
             if self._clock() >= limit or (while_wanted and self.stopped):
                 return False
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.05)
+                process.wait(LOOK_S)
+        return True
+
+    def _are_gone(self, mark: str, seconds: float) -> bool:
+        """Whether all processes of a part end within these seconds."""
+        end = self._clock() + seconds
+        while _marked(mark):
+            if self._clock() >= end:
+                return False
+            time.sleep(LOOK_S)
         return True
 
     def _cut(self, process: subprocess.Popen[bytes], mark: str) -> str:
@@ -160,18 +173,13 @@ class Call:
             return outcome + "SIGINT"
         self.log.write(f"--- SIGABRT, as it runs on {grace.interrupt:.0f} s after SIGINT")
         _signal(process.pid, mark, signal.SIGABRT)
-        if self._ends(process, self._clock() + grace.abort):
+        self._are_gone(mark, grace.abort)
+        if process.poll() is not None:
             return outcome + "SIGABRT"
         self.log.write("--- SIGKILL")
         process.kill()
         process.wait()
         return outcome + "SIGKILL"
-
-    def _kill_what_is_left(self, group: int, mark: str) -> None:
-        """And wait a while until it is gone: a process's memory on the device is freed late."""
-        end = self._clock() + self._at_its_limit.abort
-        while _signal(group, mark, signal.SIGKILL) and self._clock() < end:
-            time.sleep(0.05)
 
 
 def _environment(tiny: bool) -> dict[str, str]:
@@ -191,18 +199,24 @@ def _outcome(status: int, cases: int) -> str:
     return f"failed with status {status}" if status else "passed"
 
 
-def _signal(group: int, mark: str, number: signal.Signals) -> int:
-    """Signal a part's processes: its group, and those that left the group. How many carry its mark."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-    wanted, found = f"{MARK}={mark}".encode(), 0
+def _marked(mark: str) -> list[int]:
+    """Ids of the living processes that carry a part's mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             if wanted in path.read_bytes().split(b"\0"):
-                found += 1
-                if os.getpgid(pid := int(path.parent.name)) != group:
-                    os.kill(pid, number)
+                found.append(int(path.parent.name))
     return found
+
+
+def _signal(group: int, mark: str, number: signal.Signals) -> None:
+    """Signal a part's processes: its group, and those that left the group but carry its mark."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+    for pid in _marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) != group:
+                os.kill(pid, number)
 
 
 def _ends_with_a_line(path: Path) -> bool:
