@@ -23,11 +23,14 @@ class Figures:
 
     def add(self, case: str, **values: Any) -> None:
         """Write one case. Values are JSON: numbers in seconds, bytes or shares, as their names say."""
-        row = {"part": self.part, "case": case, **values}
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self.write(case, **values)
         shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
         print(f"{self.part:<10} {case:<36} {shown}", flush=True)
+
+    def write(self, case: str, **values: Any) -> None:
+        """Write one case without printing it. With `so_far`, it takes the place of the case's last row."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"part": self.part, "case": case, **values}) + "\n")
 
     @contextmanager
     def attempt(self, case: str) -> Iterator[None]:
