@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 30000
+HOST_PYTHON ?= python3.12
 
-.PHONY: demo quick test long-test ray-test check serve docs wheelhouse gpu-check clean
+.PHONY: demo quick test long-test ray-test check serve docs gpu-visit-kit gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -38,8 +39,9 @@ check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" sh .ci/typecheck
 
-wheelhouse:  ## PYTHON=3.12: the wheels that a GPU host without a network needs, into ./wheelhouse
-	python3 .ci/wheelhouse.py $(PYTHON)
+gpu-visit-kit: $(VENV)/.runtime  ## HOST_PYTHON=python3.12: what a GPU host without a network needs, into ./gpu-visit-kit
+	@$(BIN)/ramify pull
+	$(BIN)/python .ci/gpu_visit_kit.py $(HOST_PYTHON)
 
 gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests and figures, into ./gpu-visit, in about ten minutes
 	$(BIN)/python -m benchmarks.gpu_visit A B C --out gpu-visit

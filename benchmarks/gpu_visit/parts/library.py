@@ -98,7 +98,12 @@ class Library:
         fused = attended + 2 * config.num_kv_heads * config.head_dim
         self._norm = torch.ones(hidden, dtype=dtype, device=device)
         self._layers = [
-            (weight(fused, hidden), weight(hidden, attended), weight(2 * inner, hidden), weight(hidden, inner))
+            (
+                weight(fused, hidden),
+                weight(hidden, attended),
+                weight(2 * inner, hidden),
+                weight(hidden, inner),
+            )
             for _ in range(config.num_layers)
         ]
         self._head = weight(config.vocab_size, hidden)

@@ -50,9 +50,7 @@ def run(figures: Figures) -> None:
         record(figures, case, lambda: engine.prefill(sizes.prompt), 1, device)
 
 
-def record(
-    figures: Figures, case: str, run: Callable[[], object], steps: int, device: torch.device
-) -> None:
+def record(figures: Figures, case: str, run: Callable[[], object], steps: int, device: torch.device) -> None:
     """Rows of `run`, which takes `steps` steps. Seconds and numbers are those of one step.
 
     seconds : without the profiler; `profiled_s` with it
@@ -81,9 +79,7 @@ def record(
         kernels=len(kernels) / steps,
         waits_s=waits,
         host_s=profiled / steps - waits,
-        launches={
-            start: sum(event.name.startswith(start) for event in calls) / steps for start in LAUNCHES
-        },
+        launches={start: sum(event.name.startswith(start) for event in calls) / steps for start in LAUNCHES},
     )
     by_name: Counter[str] = Counter()
     counts: Counter[str] = Counter()

@@ -101,7 +101,9 @@ class Answer:
     def check(self) -> None:
         """Raise ValueError unless it is whole, and of its schema."""
         if self.finish not in ("stop", "length") or not self.tokens:
-            raise ValueError(f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}")
+            raise ValueError(
+                f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}"
+            )
         if self.schema is None:
             return
         if self.finish != "stop" or not SCHEMAS[self.schema][1](json.loads(self.text)):

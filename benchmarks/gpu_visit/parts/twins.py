@@ -245,9 +245,7 @@ def _silu_mul(sizes: Sizes, device: torch.device) -> list[Pair]:
 
 
 def _product(sizes: Sizes, rows: int, device: torch.device) -> list[Pair]:
-    x, weight = (
-        _random(device, count, sizes.hidden, dtype=sizes.dtype) for count in (rows, sizes.inner)
-    )
+    x, weight = (_random(device, count, sizes.hidden, dtype=sizes.dtype) for count in (rows, sizes.inner))
     out = matmul.matmul(x, weight, out=_poisoned(device, rows, sizes.inner, dtype=sizes.dtype))
     return [(out, x.float() @ weight.float().t())]
 
@@ -265,7 +263,10 @@ def _float8(sizes: Sizes, device: torch.device) -> list[Pair]:
 
 
 def _both(
-    kernel: Callable[..., Tensor], twin: Callable[..., Tensor], given: tuple[object, ...], shape: tuple[int, ...]
+    kernel: Callable[..., Tensor],
+    twin: Callable[..., Tensor],
+    given: tuple[object, ...],
+    shape: tuple[int, ...],
 ) -> list[Pair]:
     """Of functions of the same arguments, with columns behind the result's that nobody may write."""
     x = given[0]

@@ -1,0 +1,84 @@
+"""The Triton kernels that calls A and B launch, compiled without a GPU for the kit to carry.
+
+    TRITON_CACHE_DIR=FOLDER python -m benchmarks.gpu_visit.forms 9.0 MODEL
+
+Engines: the forms of their warm-ups. Parts twins and kernels: those of every case, on tensors without data.
+A form that is missed here is compiled on the GPU's host. The folder MODEL gets the shape and the tokenizer
+that part serve reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_visit.model import SHAPE, write_model
+from benchmarks.gpu_visit.parts import twins
+from ramify.kernels.triton import ahead
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.cores import usable_cores
+from ramify.runtime.executor.triton_forms import compile_for_absent
+from ramify.runtime.model.hub.resolve import ModelFiles
+from tests.gpu import toy
+from tests.kernels.kernel_cases.base import Case, cases
+
+ENGINES: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
+    (json.loads(SHAPE.read_text()), ({}, {"deterministic": True})),
+    (toy.SHAPE, tuple({"deterministic": True, "page_size": size} for size in (16, 64))),
+)
+"""Shapes, and options of their engines."""
+
+
+def compile_engines(capability: int) -> Iterator[str]:
+    for shape, variants in ENGINES:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(shape))
+            files = ModelFiles("shape", Path(folder), Path(folder))
+            for options in variants:
+                done = compile_for_absent(EngineConfig(load_format="dummy", **options), files, capability)
+                took = f"{done.compiled} compiled in {done.seconds:.0f} s"
+                yield f"engine {options}: {done.forms} forms, {took}"
+
+
+def compile_cases(capability: int) -> Iterator[str]:
+    meta = torch.device("meta")
+    with ahead.absent(capability), ahead.noting() as forms, torch.inference_mode():
+        launches: list[Callable[[], object]] = [
+            *(partial(compare, meta) for _, compare in twins.kernels(twins.Sizes(), meta)),
+            *(check for _, check in twins.draws(twins.Sizes(), meta)),
+            *(partial(_launch, case, meta) for case in cases()),
+        ]
+        for launch in launches:
+            with contextlib.suppress(
+                Exception
+            ):  # comparisons after the launches read numbers: there are none
+                launch()
+    with ahead.absent(capability):
+        lacking = ahead.missing(forms)
+    failures = ahead.compile_forms(lacking, capability, processes=len(usable_cores()))
+    yield f"cases: {len(forms)} forms, {len(lacking)} compiled"
+    yield from failures
+
+
+def _launch(case: Case, device: torch.device) -> None:
+    case.build(device).run()
+
+
+def main() -> int:
+    capability = int(sys.argv[1].replace(".", ""))
+    write_model(Path(sys.argv[2]))
+    for line in (*compile_engines(capability), *compile_cases(capability)):
+        print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
