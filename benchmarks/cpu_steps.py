@@ -86,7 +86,7 @@ def step(engine: LocalEngine, rows: int, options: argparse.Namespace) -> float:
     prompts = [engine.prompt(options.context) for _ in range(rows)]
     for prompt in prompts:
         engine.know(prompt)
-    return engine.decode(prompts, options.steps).wall
+    return engine.decode(prompts, options.steps, rounds=1).wall
 
 
 if __name__ == "__main__":

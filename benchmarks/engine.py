@@ -10,15 +10,22 @@ decode     tokens/s at several batch sizes; the roofline is the time in which a 
 prefill    tokens/s of one long prompt in chunks; the roofline is the time of as many operations in products.
 cascade    a step of many branches over one prefix with cascade on and off.
 
+Everything is timed several times, once nothing is compiled or captured any more; `+-` is the range of these
+times as a share of their median. A row says how many of its timed steps were not warm all the same. Printed
+as well: kernels compiled, CUDA graphs captured, and memory, after everything was built and at the end.
+
 With --deterministic decode and prefill are measured once more in that mode, and the ratio is printed. The
-KV of prompts is not computed for decode and cascade: pages of zeros stand for it. On a CUDA device the model
-is Llama-3.1-8B's shape, on the CPU SmolLM2-135M's, where nothing else is asked for.
+KV of prompts is not computed for decode and cascade: pages of random numbers stand for it. On a CUDA device
+the model is Llama-3.1-8B's shape, on the CPU SmolLM2-135M's, where nothing else is asked for. Shapes with
+experts, sliding windows or states have no roofline here.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
+import itertools
 import json
 import sys
 import time
@@ -28,8 +35,8 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.engine_local import LocalEngine
-from benchmarks.roofline import ceilings, kv_bytes, prefill_flop, weight_bytes
+from benchmarks.engine_local import MOST_WARM, LocalEngine, Rounds, Step
+from benchmarks.roofline import ceilings, dense, kv_bytes, prefill_flop, weight_bytes
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.device_defaults import with_defaults_of
@@ -37,133 +44,189 @@ from ramify.runtime.executor.device_defaults import with_defaults_of
 CONFIGS = Path(__file__).parent / "configs"
 SUFFIX = 64
 """Tokens of each branch behind the shared prefix."""
+ROUNDS = 2
+"""Of decodes."""
 
 Row = dict[str, Any]
 
 
-def engine_config(args: argparse.Namespace, **changes: Any) -> EngineConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured.
+
+    context : tokens of each prompt that decodes
+    steps : decoding steps of a timed round
+    prompt : tokens of the prefill
+    chunk : prompt tokens of a step; None: the device's default
+    branches, prefixes : of cascade: their number, and tokens of the prefix they share
+    """
+
+    batches: tuple[int, ...] = (1, 16, 64, 256)
+    context: int = 1024
+    steps: int = 32
+    prompt: int = 8192
+    chunk: int | None = None
+    branches: int = 64
+    prefixes: tuple[int, ...] = (1024, 8192, 32768)
+
+
+TINY = Sizes(batches=(1, 3), context=64, steps=4, prompt=100, chunk=32, branches=4, prefixes=(64, 128))
+"""For a rehearsal on the CPU."""
+
+
+def engine_config(
+    sizes: Sizes, device: Literal["auto", "cpu", "cuda"] = "auto", **changes: Any
+) -> EngineConfig:
     """With pages for the largest measurement, of the size that the device has by default."""
-    page = page_size_of(args.device)
+    config = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device)))
+    page = changes.pop("page_size", config.page_size)
+    beside = MOST_WARM[0] + ROUNDS * sizes.steps + 2 * page
+    prefix = max(sizes.prefixes, default=0)
     positions = max(
-        max(args.batches) * (args.context + 2 * page + args.steps),
-        2 * args.prompt,
-        max(args.prefixes, default=0) + args.branches * (SUFFIX + 2 * page + args.steps),
+        max(sizes.batches, default=0) * (sizes.context + beside),
+        2 * sizes.prompt,
+        prefix + sizes.branches * (SUFFIX + beside),
     )
-    longest = max(args.context, args.prompt, max(args.prefixes, default=0)) + SUFFIX + args.steps + 64
     return EngineConfig(
-        device=args.device,
+        device=device,
         page_size=page,
         num_pages=positions // page + 64,
-        context_length=longest,
-        max_running=max(*args.batches, args.branches),
-        chunk_tokens=args.chunk,
+        context_length=max(sizes.context, sizes.prompt, prefix) + SUFFIX + beside,
+        max_running=max((*sizes.batches, sizes.branches)),
+        chunk_tokens=sizes.chunk or config.chunk_tokens,
         max_waiting=4096,
         **changes,
     )
 
 
-def page_size_of(device: Literal["auto", "cpu", "cuda"]) -> int:
-    found = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device))).page_size
-    assert found is not None
-    return found
-
-
-def decodes(engine: LocalEngine, args: argparse.Namespace, bandwidth: float) -> Iterator[Row]:
-    for batch in args.batches:
-        prompts = [engine.prompt(args.context) for _ in range(batch)]
+def decodes(engine: LocalEngine, sizes: Sizes, bandwidth: float) -> Iterator[Row]:
+    """A row for each batch size. bandwidth : bytes a second of the device's copies"""
+    for batch in sizes.batches:
+        prompts = [engine.prompt(sizes.context) for _ in range(batch)]
         for prompt in prompts:
             engine.know(prompt)
-        step = engine.decode(prompts, args.steps)
-        positions = batch * (args.context + args.steps // 2)
-        floor = weight_bytes(engine.model) + kv_bytes(engine.model.config, positions, engine.dtype)
-        yield {
-            "case": f"decode {batch} x {args.context}",
-            "seconds": step.wall,
-            "device_s": step.device,
-            "host_s": step.exposed,
-            "tokens_s": batch / step.wall,
-            "of_roofline": floor / bandwidth / step.wall,
-        }
+        step = engine.decode(prompts, sizes.steps, ROUNDS)
+        row = {"case": f"decode {batch} x {sizes.context}", **_timed(step.rounds), **_of_device(step)}
+        row["tokens_s"] = batch / step.wall
+        config = engine.model.config
+        if dense(config):
+            floor = weight_bytes(engine.model) + kv_bytes(config, round(step.positions), engine.dtype)
+            row["of_roofline"] = floor / bandwidth / step.wall
+        yield row
 
 
-def prefills(engine: LocalEngine, args: argparse.Namespace, flops: float) -> Iterator[Row]:
-    engine.prefill(args.chunk)  # compiles what is not compiled yet
-    taken = engine.prefill(args.prompt)
-    floor = prefill_flop(engine.model.config, args.prompt) / flops
-    yield {
-        "case": f"prefill {args.prompt}",
-        "seconds": taken,
-        "tokens_s": args.prompt / taken,
-        "of_roofline": floor / taken,
-    }
+def prefills(engine: LocalEngine, sizes: Sizes, flops: float) -> Iterator[Row]:
+    """A row of one prompt. flops : operations a second of the device's products"""
+    rounds = engine.prefills(sizes.prompt)
+    row = {"case": f"prefill {sizes.prompt}", **_timed(rounds), "tokens_s": sizes.prompt / rounds.median}
+    config = engine.model.config
+    if dense(config):
+        row["of_roofline"] = prefill_flop(config, sizes.prompt) / flops / rounds.median
+    yield row
 
 
-def branches(engine: LocalEngine, args: argparse.Namespace) -> dict[int, float]:
-    """Seconds of a step of many branches over one prefix, by the prefix's length."""
-    found = {}
-    for length in args.prefixes:
+def branches(engine: LocalEngine, sizes: Sizes) -> Iterator[Row]:
+    """A row for each prefix: a step of many branches over it."""
+    for length in sizes.prefixes:
         prefix = engine.prompt(length)
-        prompts = [prefix + engine.prompt(SUFFIX) for _ in range(args.branches)]
+        prompts = [prefix + engine.prompt(SUFFIX) for _ in range(sizes.branches)]
         for prompt in prompts:
             engine.know(prompt)
-        found[length] = engine.decode(prompts, args.steps).wall
-    return found
+        step = engine.decode(prompts, sizes.steps, ROUNDS)
+        row = {"case": f"cascade, {sizes.branches} over {length}", **_timed(step.rounds), **_of_device(step)}
+        yield {**row, "tokens_s": sizes.branches / step.wall}
+
+
+def compared(row: Row, base: Row, of: str) -> Row:
+    """`row` with the ratio of its speed to that of `base`, which is `of`."""
+    return {**row, "ratio": base["seconds"] / row["seconds"], "of": of}
+
+
+def _timed(rounds: Rounds) -> Row:
+    found = {"seconds": rounds.median, "spread": rounds.spread, "rounds": rounds.seconds}
+    return {**found, "warm": rounds.warm, "unsettled": rounds.unsettled}
+
+
+def _of_device(step: Step) -> Row:
+    return {"device_s": step.device, "host_s": step.exposed}
 
 
 def line(row: Row) -> str:
     if "skipped" in row:
         return f"{row['case']:<32} skipped: {row['skipped']}"
-    text = f"{row['case']:<32}{row['seconds'] * 1e3:>10.2f}{row['tokens_s']:>12.0f}"
+    text = f"{row['case']:<32}{row['seconds'] * 1e3:>10.2f}{row['spread']:>7.1%}{row['tokens_s']:>10.0f}"
     text += f"{row['of_roofline']:>12.0%}" if "of_roofline" in row else f"{'':>12}"
     if "host_s" in row:
         text += f"{row['host_s'] * 1e3:>10.3f}{row['host_s'] / row['seconds']:>8.1%}"
     if "ratio" in row:
         text += f"   {row['ratio']:.2f}x {row['of']}"
+    if row["unsettled"]:
+        text += f"   {row['unsettled']} timed steps were not warm"
     return text
 
 
-def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
+def state(facts: Row) -> str:
+    """The line of `LocalEngine.facts`."""
+    compiled, captured, memory = facts["compiled"], facts["captured"], facts["memory"]
+    text = f"{compiled['kernels']} kernels compiled in {compiled['seconds']:.1f} s, "
+    text += f"{compiled['loaded']} loaded; "
+    text += f"{captured['graphs']} graphs captured in {captured['seconds']:.1f} s; GB: "
+    return text + ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.items() if size)
+
+
+def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> None:
     """Prints rows as they come, and writes them to the file beside `facts`, to which it adds its own."""
     rows: list[Row] = []
+
+    def write() -> None:
+        if args.json:
+            args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
     def show(row: Row) -> None:
         rows.append(row)
         print(line(row), flush=True)
-        if args.json:  # after every row, so that an interrupted run keeps its figures
-            args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
+        write()  # after every row, so that an interrupted run keeps its figures
+
+    def engine_of(name: str, **changes: Any) -> LocalEngine:
+        engine = LocalEngine(shape, engine_config(sizes, args.device, **changes))
+        note(name, engine)
+        return engine
+
+    def note(name: str, engine: LocalEngine) -> None:
+        facts.setdefault("states", {})[name] = engine.facts()
+        print(f"{name}: {state(engine.facts())}", flush=True)
+        write()
 
     plainly: dict[str, Any] = (
         {"deterministic": False} if args.deterministic else {}
     )  # on the CPU it is the default
-    engine = LocalEngine(shape, engine_config(args, **plainly))
+    engine = engine_of("built", **plainly)
     bandwidth, flops = ceilings(engine.device, engine.dtype)
     facts |= {"model": shape.stem, "dtype": str(engine.dtype)[6:]}
     facts |= {"bandwidth": bandwidth, "flops": flops, "weight_bytes": weight_bytes(engine.model)}
     print(f"ceilings: copy {bandwidth / 1e9:.1f} GB/s, products {flops / 1e12:.2f} TFLOP/s")
-    print(f"{'':<32}{'ms':>10}{'tokens/s':>12}{'of roofline':>12}{'host ms':>10}{'share':>8}")
-    for row in [*decodes(engine, args, bandwidth), *prefills(engine, args, flops)]:
+    columns = f"{'ms':>10}{'+-':>7}{'tokens/s':>10}{'of roofline':>12}{'host ms':>10}{'share':>8}"
+    print(f"{'':<32}{columns}")
+    for row in itertools.chain(decodes(engine, sizes, bandwidth), prefills(engine, sizes, flops)):
         show(row)
-    cascades = branches(engine, args) if engine.cascades else {}
+    cascades = list(branches(engine, sizes)) if engine.cascades else []
+    note("measured", engine)
     del engine
     _free()
     if not cascades:
-        show({"case": f"cascade, {args.branches} branches", "skipped": "these kernels have none"})
+        show({"case": f"cascade, {sizes.branches} branches", "skipped": "these kernels have none"})
     else:
-        flat = branches(LocalEngine(shape, engine_config(args, cascade=False, **plainly)), args)
+        for row, flat in zip(
+            cascades, branches(engine_of("without cascade", cascade=False, **plainly), sizes), strict=True
+        ):
+            show({**compared(row, flat, "without it"), "without_s": flat["seconds"]})
         _free()
-        for length, taken in cascades.items():
-            case = f"cascade, {args.branches} over {length}"
-            ratio = flat[length] / taken
-            tokens = args.branches / taken
-            show({"case": case, "seconds": taken, "tokens_s": tokens, "ratio": ratio, "of": "without it"})
     if args.deterministic:
         plain = {row["case"]: row for row in rows}
-        other = LocalEngine(shape, engine_config(args, deterministic=True))
-        for row in [*decodes(other, args, bandwidth), *prefills(other, args, flops)]:
-            ratio = plain[row["case"]]["seconds"] / row["seconds"]
-            show(
-                {**row, "case": f"deterministic {row['case']}", "ratio": ratio, "of": "the speed without it"}
-            )
+        other = engine_of("deterministic", deterministic=True)
+        for row in itertools.chain(decodes(other, sizes, bandwidth), prefills(other, sizes, flops)):
+            found = compared(row, plain[row["case"]], "the speed without it")
+            show({**found, "case": f"deterministic {row['case']}"})
 
 
 def _free() -> None:
@@ -173,27 +236,33 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Sizes]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", type=Path, help="a config.json, of benchmarks/configs for instance")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt that decodes")
-    parser.add_argument("--steps", type=int, default=32, help="that are timed")
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prefill")
-    parser.add_argument("--chunk", type=int, default=2048, help="prompt tokens of a step")
-    parser.add_argument("--branches", type=int, default=64)
-    parser.add_argument("--prefixes", type=int, nargs="*", default=[1024, 8192, 32768])
+    default = Sizes()
+    parser.add_argument("--batches", type=int, nargs="+", default=default.batches)
+    parser.add_argument("--context", type=int, default=default.context, help="tokens of a decode's prompt")
+    parser.add_argument("--steps", type=int, default=default.steps, help="of a timed round")
+    parser.add_argument("--prompt", type=int, default=default.prompt, help="tokens of the prefill")
+    parser.add_argument("--chunk", type=int, help="prompt tokens of a step; by default the device's")
+    parser.add_argument("--branches", type=int, default=default.branches)
+    parser.add_argument("--prefixes", type=int, nargs="*", default=default.prefixes)
     parser.add_argument("--deterministic", action="store_true", help="measure what that mode costs as well")
     parser.add_argument("--json", type=Path, help="write every figure to this file as well")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Sizes)}
+    sizes = Sizes(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    )
+    return args, sizes
 
 
 @torch.inference_mode()
 def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
+    args, sizes = parse(arguments)
     cuda = torch.cuda.is_available() and args.device != "cpu"
     shape = args.shape or CONFIGS / ("llama-3.1-8b.json" if cuda else "smollm2-135m.json")
     began = time.perf_counter()
@@ -203,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks.kernels import versions
 
         facts = dict(versions())
-    measure(args, shape, facts)
+    measure(args, sizes, shape, facts)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, str)))
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0

@@ -10,18 +10,23 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
+from benchmarks.jit import watched
 from ramify.kernels.registry import Ops
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Failed, FlushCache, Reply, Submit
+from ramify.ring_messages import Abort, Failed, FlushCache, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.model.context import with_context
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hf_config import config_from_hf
@@ -31,17 +36,56 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
-WARM_STEPS = 4
-QUEUE_CYCLES = 20_000_000
-"""About 10 ms of a GPU's time, in which the host launches what is to be timed."""
+QUIET_STEPS = 8
+"""Steps in a row in which nothing is compiled or captured, and whose form waits for no graph of its own: then
+an engine is warm."""
+MOST_WARM = 64, 12
+"""Warm steps of a decode and warm prefills at the most. What is still compiled or captured afterwards is
+counted as `unsettled`."""
+QUEUE_CYCLES = 40_000_000
+"""About 20 ms of a GPU's time, in which the host plans and launches what is to be timed."""
+BLOCK = 4_000_037
+"""Random numbers that fill the KV pages again and again: a prime, so that pages and heads differ."""
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Seconds of the same work, timed several times, and how warm the engine was.
+
+    warm : steps or prefills before
+    unsettled : timed steps or prefills in which something was compiled or captured, or that ran eagerly while
+        their form waited for a graph
+    """
+
+    seconds: tuple[float, ...]
+    warm: int
+    unsettled: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Between the slowest and the fastest, as a share of the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Seconds of a decoding step: as the user sees it, and of the device alone."""
+    """A decoding step: `rounds` as the user sees it, `device` seconds of the device alone.
 
-    wall: float
+    positions : whose KV a timed step reads, on the average
+    """
+
+    rounds: Rounds
     device: float
+    positions: float
+
+    @property
+    def wall(self) -> float:
+        return self.rounds.median
 
     @property
     def exposed(self) -> float:
@@ -50,7 +94,11 @@ class Step:
 
 
 class LocalEngine:
-    """Prompts' KV need not be computed: pages of zeros are put into the tree for them."""
+    """Prompts' KV need not be computed: pages of random numbers are put into the tree for them.
+
+    memory : bytes of the device in use before anything was built, and of the weights and the KV pages; on the
+        CPU the pages' alone are counted
+    """
 
     def __init__(self, shape: Path, config: EngineConfig) -> None:
         """`shape` is a config.json, for dummy weights, or a GGUF file."""
@@ -74,12 +122,25 @@ class LocalEngine:
                 model_config, dtype=dtype, device=device, packed=packed, deterministic=kernels.deterministic
             )
 
-        self.runner = build_runner(config, load)
+        def loaded(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
+            before = _allocated(device)
+            model = load(dtype, device, kernels)
+            self.memory["weights"] = _allocated(device) - before
+            return model
+
+        self.memory = {"before": _used(resolve_device(config))}
+        self._compiled = watched()
+        began = time.perf_counter()
+        self.runner = build_runner(config, loaded)
+        self.build_s = time.perf_counter() - began
         self.device, self.dtype = self.runner.device, self.runner.pool.k.dtype
         self.model = self.runner.model
-        self.runner.pool.k.zero_()
-        self.runner.pool.v.zero_()
+        fill(self.runner.pool.k)
+        fill(self.runner.pool.v)
         pages = self.runner.pool.num_pages
+        self.memory["pages"] = pages * self.runner.pool.page_bytes
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self._page_size = self.runner.pool.page_size
         self.positions = (pages - COW_PAGES) * self._page_size
         self._cache = PrefixCache(pages, self._page_size)
@@ -101,6 +162,19 @@ class LocalEngine:
         )
         self._random = random.Random(0)
         self._names = itertools.count()
+        self._rids: list[str] = []
+
+    def facts(self) -> dict[str, Any]:
+        """JSON: the memory, and what has been compiled and captured, until now."""
+        captured = self.runner.captured
+        peak = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else 0
+        memory = {**self.memory, "graphs": captured.bytes, "after": _used(self.device), "peak": peak}
+        return {
+            "build_s": self.build_s,
+            "compiled": dataclasses.asdict(self._compiled),
+            "captured": {"graphs": captured.graphs, "seconds": captured.seconds},
+            "memory": memory,
+        }
 
     @property
     def cascades(self) -> bool:
@@ -119,27 +193,45 @@ class LocalEngine:
         self._cache.commit(lock, _array(prompt), lock.pages[:whole] + pages)
         self._cache.release(lock)
 
-    def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> Step:
-        """Steps in which all of `prompts`, which are known, decode."""
+    def decode(self, prompts: Sequence[Sequence[int]], steps: int, rounds: int = 2) -> Step:
+        """Steps of a warm engine in which all of `prompts`, which are known, decode: `rounds` of `steps`."""
         for prompt in prompts:
-            self._submit(prompt, steps + WARM_STEPS + 2)
+            self._submit(prompt, steps * rounds + MOST_WARM[0] + 2)
         scheduler = self._scheduler
-        for _ in range(WARM_STEPS):
-            scheduler.step()
+        warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
         if scheduler.stats().running != len(prompts) or self._failed:
             raise RuntimeError(f"not all requests decode: {scheduler.stats()} {self._failed}")
-        self._wait()
-        began = time.perf_counter()
-        for _ in range(steps):
-            scheduler.step()
-        self._wait()
-        wall = (time.perf_counter() - began) / steps
+        seconds, unsettled, before = [], 0, self._positions()
+        for _ in range(rounds):
+            self._wait()
+            began = time.perf_counter()
+            for _ in range(steps):
+                work = self._work()
+                scheduler.step()
+                unsettled += self._work() != work
+            self._wait()
+            seconds.append((time.perf_counter() - began) / steps)
+        after = self._positions()
+        if after - before != rounds * steps * len(prompts):
+            raise RuntimeError(
+                f"{rounds * steps} steps of {len(prompts)} requests gave {after - before} tokens"
+            )
         device = self._device_time()
         self._end()
-        return Step(wall, device)
+        return Step(Rounds(tuple(seconds), warm, unsettled), device, (before + after) / 2)
+
+    def prefills(self, tokens: int, rounds: int = 3) -> Rounds:
+        """Seconds to the first token of prompts of `tokens` uncached tokens, of a warm engine."""
+        warm = self._warm(lambda: self.prefill(tokens), 1, MOST_WARM[1])
+        seconds, unsettled = [], 0
+        for _ in range(rounds):
+            work = self._work()
+            seconds.append(self.prefill(tokens))
+            unsettled += self._work() != work
+        return Rounds(tuple(seconds), warm, unsettled)
 
     def prefill(self, tokens: int) -> float:
-        """Time to first token of a prompt of `tokens` uncached tokens, in seconds."""
+        """Seconds to the first token of one prompt of `tokens` uncached tokens."""
         self._submit(self.prompt(tokens), 1)
         self._wait()
         began = time.perf_counter()
@@ -150,8 +242,27 @@ class LocalEngine:
         self._end()
         return taken
 
+    def _warm(self, run: Callable[[], object], quiet: int, most: int) -> int:
+        """Calls of `run` until `quiet` in a row had nothing to compile or capture; `most` at the most."""
+        calls = still = 0
+        while still < quiet and calls < most:
+            work = self._work()
+            run()
+            calls += 1
+            still = still + 1 if self._work() == work else 0
+        return calls
+
+    def _work(self) -> tuple[int, ...]:
+        """Changes in a step that is not warm."""
+        captured = self.runner.captured
+        return captured.graphs, captured.awaited, self._compiled.kernels, self._compiled.loaded
+
+    def _positions(self) -> int:
+        """The running requests' tokens."""
+        return sum(request.length for request in self._scheduler._requests.running)
+
     def _device_time(self) -> float:
-        """Seconds of one pass over a token of each running request, with logits and greedy choice.
+        """Seconds of one pass over a token of each running request, with logits and the sampler's kernels.
 
         The token is the request's last one. Where that one begins a page, which the next step would take, it
         is the one before it, whose pass takes the same time.
@@ -162,9 +273,12 @@ class LocalEngine:
             extensions.append(Extension(request.ids, stop - 1, stop, request.pages.ids))
         batch = pack(extensions, self._page_size)
 
-        def run() -> None:
-            torch.argmax(self.runner.logits(self.runner.forward(batch)), dim=-1)
+        rows = [SamplingRow(GREEDY, uniform=0.0)] * len(extensions)
 
+        def run() -> None:
+            self.runner.sampler.begin(self.runner.logits(self.runner.forward(batch)), rows, (), 0)
+
+        run()
         return statistics.median(self._timed(run) for _ in range(7))
 
     def _timed(self, run: Callable[[], None]) -> float:
@@ -181,10 +295,13 @@ class LocalEngine:
         return begin.elapsed_time(end) / 1e3
 
     def _submit(self, prompt: Sequence[int], tokens: int) -> None:
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        self._scheduler.receive(Submit(rid=str(next(self._names)), ids=tuple(prompt), sampling=sampling))
+        sampling = msgspec.structs.replace(GREEDY, max_tokens=tokens)
+        self._rids.append(str(next(self._names)))
+        self._scheduler.receive(Submit(rid=self._rids[-1], ids=tuple(prompt), sampling=sampling))
 
     def _end(self) -> None:
+        while self._rids:
+            self._scheduler.receive(Abort(rid=self._rids.pop(), silent=True))
         while self._scheduler.busy:
             self._scheduler.step()
         if self._failed:
@@ -199,3 +316,23 @@ class LocalEngine:
 
 def _array(prompt: Sequence[int]) -> np.ndarray:
     return np.asarray(prompt, np.int32)
+
+
+def fill(pages: torch.Tensor) -> None:
+    """Write numbers of N(0, 1) everywhere: zeros may be multiplied faster than numbers are."""
+    generator = torch.Generator(pages.device).manual_seed(0)
+    block = torch.randn(BLOCK, generator=generator, device=pages.device).to(pages.dtype)
+    for part in pages.view(-1).split(BLOCK):
+        part.copy_(block[: len(part)])
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _used(device: torch.device) -> int:
+    """Bytes of a CUDA device that are in use, by anyone; 0 on the CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

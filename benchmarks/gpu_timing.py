@@ -1,35 +1,70 @@
-"""Seconds on a GPU: several calls in turn, the cache emptied before each, medians of device events."""
+"""Seconds on a device: several calls in turn, the cache emptied before each, medians of device events.
+
+On the CPU calls are timed by the host's clock, few times, and from a warm cache: for rehearsals.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Mapping
 
 import torch
 
 FLUSH_BYTES = 512 << 20
-"""Written before every measured call: ten times the cache of an H100."""
+"""Read before every measured call: ten times the cache of an H100. It is not written: the cache would hold
+lines that have to be written back during the call."""
+MOST_CALLS = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Time of a call.
+
+    seconds : the median of all calls
+    spread : the difference of the medians of the first and the second half of them, as a share of `seconds`
+    captured : replayed as a CUDA graph; else the host's launches count too. None on the CPU
+    """
+
+    seconds: float
+    spread: float
+    captured: bool | None
+
+    @staticmethod
+    def of(times: list[float], captured: bool | None) -> Timing:
+        whole = statistics.median(times)
+        halves = [statistics.median(part) for part in (times[: len(times) // 2], times[len(times) // 2 :])]
+        return Timing(whole, abs(halves[1] - halves[0]) / whole, captured)
 
 
 class Timer:
-    """Measures on the current device."""
+    """Measures on `device`, by default the current CUDA device."""
 
-    def __init__(self) -> None:
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self._cuda = self.device.type == "cuda"
+        if self._cuda:
+            self._flush = torch.zeros(FLUSH_BYTES // 4, device=self.device)
 
-    def medians(
-        self, calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.3, least: int = 15
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        """Seconds of each call that runs; why the others do not.
+    def timings(
+        self, calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.3, least: int | None = None
+    ) -> tuple[dict[str, Timing], dict[str, str]]:
+        """The time of each call that runs; why the others do not.
 
         Each is captured in a CUDA graph where that is possible, so that the host's launches do not count, and
         all are replayed in turn, so that the card's clock and heat are shared alike.
+
+        seconds, least : of measuring each call, and calls at least; by default 15, on the CPU 2
         """
+        least = least or (15 if self._cuda else 2)
         ready: dict[str, Callable[[], object]] = {}
         failed: dict[str, str] = {}
         for name, call in calls.items():
             try:
-                ready[name] = captured(call)
+                if not self._cuda:
+                    call()
+                ready[name] = captured(call) if self._cuda else call
             except Exception as error:  # compilers and libraries fail with types of their own
                 failed[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
         times: dict[str, list[float]] = {name: [] for name in ready}
@@ -38,13 +73,27 @@ class Timer:
             for name, call in ready.items():
                 times[name].append(self._once(call))
                 spent += times[name][-1]
-            if len(times[name]) >= 400:
+            if len(times[name]) >= MOST_CALLS:
                 break
-        return {name: statistics.median(taken) for name, taken in times.items()}, failed
+        return {
+            name: Timing.of(taken, ready[name] is not calls[name] if self._cuda else None)
+            for name, taken in times.items()
+        }, failed
+
+    def medians(
+        self, calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.3, least: int | None = None
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """The seconds of `timings`."""
+        found, failed = self.timings(calls, seconds=seconds, least=least)
+        return {name: timing.seconds for name, timing in found.items()}, failed
 
     def _once(self, call: Callable[[], object]) -> float:
+        if not self._cuda:
+            began = time.perf_counter()
+            call()
+            return time.perf_counter() - began
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._flush.zero_()
+        self._flush.sum()
         begin.record()
         call()
         end.record()
@@ -71,11 +120,12 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def ceilings(timer: Timer) -> tuple[float, float]:
-    """Bytes a second, read plus written, of a 2 GiB copy, and FLOP/s of an 8192³ bfloat16 product."""
-    source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
+def ceilings(timer: Timer, dtype: torch.dtype = torch.bfloat16) -> tuple[float, float]:
+    """Bytes a second, read plus written, of a 2 GiB copy, and FLOP/s of an 8192³ product in `dtype`, on a
+    CUDA device."""
+    source = torch.empty(1 << 30, dtype=torch.bfloat16, device=timer.device).normal_()
     target = torch.empty_like(source)
-    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    a, b = (torch.randn(8192, 8192, device=timer.device).to(dtype) for _ in range(2))
     times, failed = timer.medians({"copy": lambda: target.copy_(source), "product": lambda: a @ b})
     if failed:
         raise RuntimeError(f"the ceilings cannot be measured: {failed}")

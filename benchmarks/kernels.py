@@ -1,12 +1,19 @@
 """Every Triton kernel against what this GPU can do and against torch's own on the same inputs.
 
-    python -m benchmarks.kernels [--only decode] [--seconds 0.3] [--json out.json]
+    python -m benchmarks.kernels [--only decode] [--compiled] [--seconds 0.3] [--json out.json]
 
 Measures two ceilings first: the bandwidth of a large copy (read plus written) and the rate of a large
 bfloat16 matrix product. A case's floor is the longer of its bytes over the one and its operations over the
-other, counting what must be read and written once; `of ceiling` is the floor over the time. `x torch` is the
-time of the fastest of torch's own, named beside it, over ours. All of a case's calls run in turn, from an
-empty cache, as CUDA graphs; times are medians. Without a CUDA device it exits with status 2.
+other, counting what must be read and written once; `of ceiling` is the floor over the time, with the estimate
+for an H100 in parentheses. `x torch` is the time of the fastest of torch's own, named beside it, over ours.
+
+All of a case's calls run in turn, on random numbers, as CUDA graphs, each from a cache that 512 MiB were read
+into; times are medians, and `+-` is between the first and the second half of the calls. Before, the output is
+filled with NaN, must be written everywhere, be the same twice, and agree with one of torch's or the twin:
+`error` is the least ‖ours - other‖ / ‖other‖. A kernel with more than 1e-2 has no time here.
+
+`--compiled` measures the cases beside code that torch.compile makes, which takes 10 to 20 s each. Without a
+CUDA device it exits with status 2.
 """
 
 from __future__ import annotations
@@ -23,17 +30,29 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_timing import Timer, ceilings
+from benchmarks.jit import watched
+from tests.kernels.kernel_cases.base import Case, cases, reason
+
+MOST_ERROR = 1e-2
+"""‖ours - other‖ / ‖other‖ of bfloat16 operands lies between 1e-3 and this."""
+OTHERS = ("torch", "twin")
+"""Names begin so of what is not ours in another form, which may be wrong alike."""
+
+Row = dict[str, Any]
+
 
 def versions() -> dict[str, str]:
-    import triton
-
+    """Of the current CUDA device, or of the CPU, and of libraries."""
     driver = "unknown"
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=False)
         driver = (done.stdout.split() or [driver])[0]
+    import triton
+
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "driver": driver,
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -41,36 +60,54 @@ def versions() -> dict[str, str]:
     }
 
 
-def measure(case: Any, timer: Any, bandwidth: float, flops: float, seconds: float) -> dict[str, Any]:
-    """The row of one case: {"skipped": why} where it cannot run here."""
-    free, _ = torch.cuda.mem_get_info()
-    if case.needs > 0.8 * free:
-        return {"case": case.name, "skipped": f"needs about {case.needs / 1e9:.0f} GB"}
+@torch.inference_mode()
+def measure(case: Case, timer: Timer, bandwidth: float, flops: float, seconds: float = 0.3) -> Row:
+    """The row of one case: {"skipped": why} where it cannot run here, {"error": why} where it is wrong."""
+    row: Row = {"case": case.name}
+    if timer.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(timer.device)
+        if case.needs > 0.8 * free:
+            return row | {"skipped": f"needs about {case.needs / 1e9:.0f} GB"}
     try:
-        work = case.build(torch.device("cuda", torch.cuda.current_device()))
-    except torch.OutOfMemoryError:
-        return {"case": case.name, "skipped": f"does not fit {free / 1e9:.0f} GB"}
-    calls: dict[str, Callable[[], object]] = {"ours": work.run, **work.rivals}
-    times, failed = timer.medians(calls, seconds=seconds)
+        work = case.build(timer.device)
+    except torch.OutOfMemoryError as error:
+        return row | {"skipped": reason(error)}
+    try:
+        errors, unavailable = work.errors()
+    except Exception as error:  # kernels and compilers fail with types of their own
+        return row | {"error": reason(error)}
+    others = {name: error for name, error in errors.items() if name.startswith(OTHERS)}
+    if others and not any(error <= MOST_ERROR for error in others.values()):
+        return row | {"error": f"agrees with none: {others}"}
+    unavailable |= {
+        name: f"differs by {error:.2g}" for name, error in errors.items() if not error <= MOST_ERROR
+    }
+    calls: dict[str, Callable[[], object]] = {"ours": work.run}
+    calls |= {name: call for name, call in work.rivals.items() if name not in unavailable}
+    times, failed = timer.timings(calls, seconds=seconds)
     if "ours" in failed:
-        return {"case": case.name, "skipped": failed["ours"]}
+        return row | {"error": failed["ours"]}
     ours = times.pop("ours")
     floors = {"bandwidth": work.moved / bandwidth, "products": work.flop / flops}
     bound = max(floors, key=floors.__getitem__)
-    return {
-        "case": case.name,
-        "seconds": ours,
+    return row | {
+        "seconds": ours.seconds,
+        "spread": ours.spread,
         "bound": bound,
-        "rate": (work.moved if bound == "bandwidth" else work.flop) / ours,
-        "of_ceiling": floors[bound] / ours,
-        "rivals": {name: taken / ours for name, taken in times.items()},
-        "unavailable": failed,
+        "rate": (work.moved if bound == "bandwidth" else work.flop) / ours.seconds,
+        "of_ceiling": floors[bound] / ours.seconds,
+        "expected": case.expected,
+        "error_of": {name: error for name, error in others.items() if error <= MOST_ERROR},
+        "rivals": {name: timing.seconds / ours.seconds for name, timing in times.items()},
+        "unavailable": unavailable | failed,
+        "eager": [name for name, timing in {"ours": ours, **times}.items() if timing.captured is False],
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    if "skipped" in row:
-        return f"{row['case']:<32} skipped: {row['skipped']}"
+def line(row: Row) -> str:
+    for name in ("skipped", "error"):
+        if name in row:
+            return f"{row['case']:<32} {name}: {row[name]}"
     rate = (
         f"{row['rate'] / 1e9:.0f} GB/s"
         if row["bound"] == "bandwidth"
@@ -78,9 +115,15 @@ def line(row: dict[str, Any]) -> str:
     )
     torchs = {name: ratio for name, ratio in row["rivals"].items() if name.startswith("torch")}
     best = min(torchs, key=torchs.__getitem__, default=None)
-    columns = f"{row['case']:<32}{row['seconds'] * 1e6:>10.1f}{rate:>15}{row['of_ceiling']:>12.0%}"
+    expected = f"({row['expected']:.0%})" if row["expected"] else ""
+    columns = f"{row['case']:<32}{row['seconds'] * 1e6:>10.1f}{row['spread']:>7.1%}{rate:>15}"
+    columns += f"{row['of_ceiling']:>12.0%} {expected:<6}"
+    # Unchecked: nothing but another form of ours computes the same here.
+    columns += f"{min(row['error_of'].values()):>9.1e}" if row["error_of"] else f"{'unchecked':>10}"
     columns += f"{torchs[best]:>8.2f}x {best.removeprefix('torch '):<10}" if best else f"{'':>20}"
     others = [f"{name} {ratio:.2f}x" for name, ratio in row["rivals"].items() if name not in torchs]
+    if row["eager"]:
+        others.append(f"without a graph: {', '.join(row['eager'])}")
     return columns + ", ".join(others)
 
 
@@ -90,25 +133,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--compiled", action="store_true", help="the cases beside torch.compile instead")
     parser.add_argument("--seconds", type=float, default=0.3, help="of measuring for each call")
     parser.add_argument("--json", type=Path, help="write every figure to this file as well")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.kernels needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
         return 2
-    from benchmarks.gpu_timing import Timer, ceilings
-    from tests.kernels.kernel_cases.base import cases
-
     torch.manual_seed(0)
-    timer = Timer()
+    compiled, timer = watched(), Timer()
     facts = versions()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     bandwidth, flops = ceilings(timer)
     torch.cuda.empty_cache()
     print(f"ceilings: copy {bandwidth / 1e9:.0f} GB/s, bfloat16 products {flops / 1e12:.0f} TFLOP/s")
-    print(f"{'':<32}{'us':>10}{'rate':>15}{'of ceiling':>12}{'x torch':>9}")
+    print(f"{'':<32}{'us':>10}{'+-':>7}{'rate':>15}{'of ceiling':>12}{'':>7}{'error':>9}{'x torch':>9}")
     rows = []
-    for case in cases():
+    for case in cases(compiled=args.compiled):
         if args.only in case.name:
             rows.append(measure(case, timer, bandwidth, flops, args.seconds))
             print(line(rows[-1]), flush=True)
@@ -116,7 +157,8 @@ def main() -> int:
             if args.json:  # after every case, so that an interrupted run keeps its figures
                 found = {**facts, "bandwidth": bandwidth, "flops": flops, "rows": rows}
                 args.json.write_text(json.dumps(found, indent=1))
-    return 0
+    print(f"{compiled.kernels} kernels compiled in {compiled.seconds:.1f} s, {compiled.loaded} loaded")
+    return int(any("error" in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,11 @@ CPU_COPY_BYTES = 1 << 28
 CPU_PRODUCT = 1024
 
 
+def dense(config: ModelConfig) -> bool:
+    """The counts below are right: each pass multiplies by all weights, and each layer sees all positions."""
+    return config.experts is None and config.states is None and not any(config.windows)
+
+
 def weight_bytes(model: Model) -> int:
     """Bytes of weights that every pass with logits reads: all but the embedding, of which it reads rows."""
     total = sum(_size(parameter) for parameter in model.parameters())
@@ -54,10 +59,10 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     if device.type == "cuda":
         from benchmarks import gpu_timing
 
-        found = gpu_timing.ceilings(gpu_timing.Timer())
+        found = gpu_timing.ceilings(gpu_timing.Timer(device), dtype)
         torch.cuda.empty_cache()
         return found
-    source = torch.zeros(CPU_COPY_BYTES, dtype=torch.int8)
+    source = torch.randint(100, (CPU_COPY_BYTES,), dtype=torch.int8)
     target = torch.ones_like(source)
     a = torch.randn(CPU_PRODUCT, CPU_PRODUCT).to(dtype)
     copy, product = fastest([lambda: target.copy_(source), lambda: a @ a], 0.1)

@@ -97,10 +97,6 @@ class DecodeGraphs:
         self._late: Counter[bool] = Counter()
         """Graphs that were not planned, of cascade plans (True) and of flat ones."""
 
-    def __len__(self) -> int:
-        """Steps that have a graph, or that are to have one."""
-        return len(self._steps)
-
     def planned_keys(self) -> Iterator[Key]:
         """Of the steps that are captured at start, those of the largest size first."""
         from ramify.kernels.triton.plan.attention_graph import full_form
@@ -205,6 +201,7 @@ class DecodeGraphs:
         cascade = any(form.listed for form in key[1])
         if key not in self._steps and self._late[cascade] < MOST_LATE and (cascade or full in self._steps):
             self._seen[key] += 1
+            self.buffers.captured.awaited += 1
             if self._seen[key] == OFTEN:
                 self._late[cascade] += 1
                 self._steps[key] = self._step_of(key)

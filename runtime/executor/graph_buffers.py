@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,21 @@ class GraphStep:
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Captures:
+    """A count of captured graphs, and their cost.
+
+    seconds : of capturing, and of the runs over padding before
+    bytes : of the device's memory, what the driver takes included
+    awaited : steps without a graph of their own whose form gets one when it comes often
+    """
+
+    graphs: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    awaited: int = 0
 
 
 class GraphBuffers:
@@ -72,6 +88,7 @@ class GraphBuffers:
         """For the softmax states of all steps; None: each run allocates its own."""
         self._memory: Any = None
         """The memory that all graphs share."""
+        self.captured = Captures()
 
     def reserve(self, space_bytes: int) -> None:
         """Make room for softmax states of `space_bytes`, in which all plans leave theirs. Before any plan has
@@ -126,17 +143,24 @@ class GraphBuffers:
 
     def capture_padding(self, step: GraphStep, size: int, run: Callable[[], Tensor]) -> None:
         """Run a step of `size` tokens over padding alone, then capture it."""
+        began = time.monotonic()
         self.clear(size)
         run()
+        self.captured.seconds += time.monotonic() - began
         self.capture(step, run)
 
     def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
         """Capture `run`, the step's, which has run before: kernels must not be compiled during a capture."""
+        began = time.monotonic()
         torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             run()
         step.graph = graph
+        self.captured.graphs += 1
+        self.captured.bytes += free - torch.cuda.mem_get_info(self.device)[0]
+        self.captured.seconds += time.monotonic() - began
 
     def replay(self, step: GraphStep, size: int) -> Tensor:
         assert step.graph is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ from ramify.runtime.executor.attention import (
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.graph_buffers import GraphBuffers
+from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
 from ramify.runtime.executor.state_pool import StatePool, StepStates
@@ -129,12 +128,16 @@ class Runner:
         if buckets:
             assert self.states is None
             self._token_graphs = TokenGraphs(buckets, buffers)
-        began, count = time.monotonic(), 0
         for graphs in (self._token_graphs, self._graphs):  # those that need most memory first
             if graphs is not None:
                 graphs.capture()
-                count += len(graphs)
-        log.info("%s: %d CUDA graphs in %.1f s", self.device, count, time.monotonic() - began)
+        captured = buffers.captured
+        log.info("%s: %d CUDA graphs in %.1f s", self.device, captured.graphs, captured.seconds)
+
+    @property
+    def captured(self) -> Captures:
+        """The CUDA graphs that were captured until now, at start and while serving."""
+        return Captures() if self._graphs is None else self._graphs.buffers.captured
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states between slots, ``(source, destination)``, before the next step."""

@@ -92,10 +92,6 @@ class TokenGraphs:
         self._seen: Counter[Key] = Counter()
         self._late = 0
 
-    def __len__(self) -> int:
-        """Steps that have a graph, or that are to have one."""
-        return len(self._steps)
-
     def planned_keys(self) -> Iterator[Key]:
         """Of the steps that are captured at start, those of the largest bucket first."""
         tokens, most, context = VERIFIED
@@ -165,6 +161,7 @@ class TokenGraphs:
         step = self._steps.get(key)
         if step is None and self._late < MOST_LATE:
             self._seen[key] += 1
+            self.buffers.captured.awaited += self._seen[key] <= OFTEN  # some need too much space for a graph
             if self._seen[key] == OFTEN and (step := self._step_of(key)) is not None:
                 self._late += 1
                 self._steps[key] = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 from benchmarks import engine
-from benchmarks.engine_local import LocalEngine
-from benchmarks.roofline import kv_bytes, prefill_flop, weight_bytes
+from benchmarks.engine_local import MOST_WARM, QUIET_STEPS, LocalEngine, fill
+from benchmarks.roofline import dense, kv_bytes, prefill_flop, weight_bytes
 from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.graph_buffers import Captures
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
+from ramify.runtime.scheduler.scheduler import Scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +45,7 @@ def test_a_run_prints_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shape.write_text(json.dumps(TINY))
     arguments = ["--shape", str(shape), "--device", "cpu", "--json", str(out), "--deterministic"]
     sizes = "--batches 1 3 --context 64 --steps 4 --prompt 100 --chunk 32 --branches 4 --prefixes 64 128"
+    assert engine.parse(sizes.split())[1] == engine.TINY
     assert engine.main([*arguments, *sizes.split()]) == 0
     found = json.loads(out.read_text())
     assert found["bandwidth"] > 0
@@ -51,6 +56,10 @@ def test_a_run_prints_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for case in cases:
         assert rows[case]["tokens_s"] > 0
         assert rows[case]["of_roofline"] > 0
+        assert len(rows[case]["rounds"]) > 1
+        assert rows[case]["spread"] >= 0
+        assert rows[case]["warm"] >= 1
+        assert rows[case]["unsettled"] == 0
         assert rows[f"deterministic {case}"]["ratio"] > 0
     for case in cases[:2]:
         row = rows[case]
@@ -58,18 +67,72 @@ def test_a_run_prints_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row["host_s"] == pytest.approx(max(0.0, row["seconds"] - row["device_s"]))
     printed = capsys.readouterr().out
     assert all(case in printed for case in rows)
+    assert printed.count("kernels compiled in") == len(found["states"]) == 4
+    assert found["states"]["measured"]["memory"]["pages"] > 0
+
+
+def local_engine(folder: Path) -> LocalEngine:
+    shape = folder / "tiny.json"
+    shape.write_text(json.dumps(TINY))
+    return LocalEngine(shape, EngineConfig(device="cpu", dtype="float32", page_size=16, num_pages=64))
+
+
+def test_steps_are_timed_once_no_form_waits_for_its_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form that is captured at its 12th step; later one that never is."""
+    captured, step, seen = Captures(), Scheduler.step, []
+
+    def counted(scheduler: Scheduler) -> object:
+        seen.append(0)
+        captured.awaited += len(seen) < 12
+        captured.graphs += len(seen) == 12 or (len(seen) > 300)
+        return step(scheduler)
+
+    monkeypatch.setattr(Runner, "captured", captured)
+    monkeypatch.setattr(Scheduler, "step", counted)
+    local = local_engine(tmp_path)
+    prompt = local.prompt(30)
+    for _ in range(2):
+        local.know(prompt)
+        rounds = local.decode([prompt], 3, rounds=2).rounds
+        assert (rounds.warm, rounds.unsettled) == (12 + QUIET_STEPS, 0)
+        assert len(rounds.seconds) == 2
+        seen.clear()
+    seen.extend([0] * 300)
+    local.know(prompt)
+    rounds = local.decode([prompt], 3, rounds=2).rounds
+    assert (rounds.warm, rounds.unsettled) == (MOST_WARM[0], 6)
+    rounds = local.prefills(40, rounds=2)
+    assert (rounds.warm, rounds.unsettled) == (MOST_WARM[1], 2)
+
+
+def test_neither_pages_nor_weights_are_zeros(tmp_path: Path) -> None:
+    local = local_engine(tmp_path)
+    for pages in (local.runner.pool.k, local.runner.pool.v, torch.zeros(5_000_000).to(torch.float8_e4m3fn)):
+        fill(pages)
+        for part in pages.flatten().split(1000):
+            assert 0.8 < part.float().std() < 1.2
+    assert not torch.equal(local.runner.pool.k[0], local.runner.pool.k[1])
+    matrices = [parameter for parameter in local.model.parameters() if parameter.ndim > 1]
+    assert matrices
+    assert all(0.015 < parameter.float().std() < 0.025 for parameter in matrices)
+
+
+def test_roofs_are_for_dense_models() -> None:
+    for name, counted in (("llama-3.1-8b", True), ("qwen3-14b", True)):
+        assert dense(config_from_hf(json.loads((CONFIGS / f"{name}.json").read_text()))) == counted
+    config = config_from_hf(TINY)
+    assert not dense(dataclasses.replace(config, windows=(0, 128)))
 
 
 def test_steps_may_end_at_the_border_of_a_page(tmp_path: Path) -> None:
-    shape = tmp_path / "tiny.json"
-    shape.write_text(json.dumps(TINY))
-    config = EngineConfig(device="cpu", dtype="float32", page_size=16, num_pages=64, speculation=False)
-    local = LocalEngine(shape, config)
+    local = local_engine(tmp_path)
     prompts = [local.prompt(20), local.prompt(64)]
-    for prompt in prompts:
-        local.know(prompt)
     for steps in range(1, 17):  # one of them ends at a border
-        step = local.decode(prompts, steps)
+        for prompt in prompts:
+            local.know(prompt)
+        step = local.decode(prompts, steps, rounds=1)
         assert step.device > 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import OFTEN
+from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.hf_config import config_from_hf
@@ -193,3 +196,32 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
         steps = [graphs.run(batch) for _ in range(OFTEN + 2)]
         assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
         assert len(graphs._steps) == before + 1
+        assert runner.captured.awaited == OFTEN
+
+
+def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those at start, and one of a form that comes often. The driver takes 3 bytes for a graph."""
+    free = iter(range(10**6, 0, -3))
+    cuda = {"synchronize": lambda: None, "mem_get_info": lambda device: (next(free), 0)}
+    cuda |= {"CUDAGraph": mock.MagicMock, "graph": lambda *args, **given: contextlib.nullcontext()}
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with compiling(90, noting=True):
+        runner = runner_of()
+        assert runner.captured == Captures()
+        monkeypatch.setattr(GraphBuffers, "begin_captures", begin_captures)
+        runner.capture_graphs([8], max_pages=250)
+        captured, graphs = runner.captured, runner._graphs
+        assert graphs is not None
+        planned = len(graphs._steps)
+        assert (captured.graphs, captured.bytes, captured.awaited) == (planned, 3 * planned, 0)
+        assert captured.seconds > 0
+        for step in range(OFTEN + 2):
+            runner.forward(decodes([3000 + step, *[30] * 7]))
+        assert (captured.graphs, captured.awaited) == (planned + 1, OFTEN)
+
+
+def begin_captures(buffers: GraphBuffers) -> bool:
+    """As on a CUDA device."""
+    buffers._memory = object()
+    return True

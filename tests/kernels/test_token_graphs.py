@@ -48,23 +48,24 @@ def test_buckets_reach_the_largest_step_or_the_largest_bucket(largest: int) -> N
 def test_forms_of_prompts_and_verification_have_a_graph_from_the_start() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         _, graphs = captured()
-        before = len(graphs)
+        before = len(graphs._steps)
         prompt, verification = step_of((60, 60)), step_of(*[(4, 1000)] * 7)
         for batch in (prompt, verification):
             hidden = graphs.run(batch)
             assert hidden is not None
             assert len(hidden) == batch.tokens.shape[1]
-        assert len(graphs) == before
+        assert len(graphs._steps) == before
 
 
 def test_a_form_is_captured_when_it_comes_often() -> None:
     """A chunk of a prompt beside decodes."""
     with compiling(90, noting=True), torch.inference_mode():
-        _, graphs = captured()
-        before, batch = len(graphs), step_of((200, 700), *[(1, 900)] * 6)
+        runner, graphs = captured()
+        before, batch = len(graphs._steps), step_of((200, 700), *[(1, 900)] * 6)
         found = [graphs.run(batch) is not None for _ in range(OFTEN + 2)]
         assert found == [False] * (OFTEN - 1) + [True] * 3
-        assert len(graphs) == before + 1
+        assert len(graphs._steps) == before + 1
+        assert runner.captured.awaited == OFTEN
 
 
 def test_steps_that_do_not_fit_run_eagerly() -> None:

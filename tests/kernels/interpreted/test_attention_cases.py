@@ -8,32 +8,25 @@ import torch
 from tests.kernels.kernel_cases.attention import attention
 from tests.kernels.kernel_cases.base import Case, cases
 
-CASES = list(attention(True))
+CASES = [case for case in attention(True) if not case.compiled]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_rival_computes_the_same(case: Case):
     torch.manual_seed(0)
     work = case.build(torch.device("cpu"))
-    expected = work.run().clone()
-    assert not expected.isnan().any()
-    compared = 0
-    for call in work.rivals.values():
-        try:
-            result = call()
-        except RuntimeError:
-            continue  # a backend that this machine lacks
-        assert torch.allclose(result.float(), expected.float(), atol=4e-3)
-        compared += 1
-    assert compared >= 1
+    found, _ = work.errors()  # this machine lacks some backends
+    assert found
+    assert max(found.values()) < 2e-3
     assert work.moved > 0
     assert work.flop > 0
 
 
 def test_the_cases_are_registered_under_their_full_size():
-    names = [case.name for case in cases()]
+    names = [case.name for compiled in (False, True) for case in cases(compiled=compiled)]
     assert len(names) == len(set(names))
-    assert {case.name for case in CASES} <= set(names)
+    assert {case.name for case in CASES} <= {case.name for case in cases()}
+    assert sum(name.endswith("compiled") for name in names) == 3
 
 
 def test_counts():

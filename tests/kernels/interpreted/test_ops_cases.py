@@ -16,13 +16,12 @@ def test_ours_and_torchs_compute_the_same(case: Case):
     torch.manual_seed(0)
     work = case.build(torch.device("cpu"))
     assert work.moved > 0
-    result = work.run()
+    found, failed = work.errors()
+    assert found
+    assert not failed
+    assert max(found.values()) < 1e-3
     for call in work.rivals.values():
-        other = call()
-        if result is not None and result.is_floating_point():
-            assert torch.allclose(result.float(), other.float(), atol=4e-3)
-        elif case.name.startswith("greedy"):
-            assert torch.equal(result, other)
+        call()
 
 
 def test_names_differ():

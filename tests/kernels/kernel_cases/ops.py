@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.reference import sampling as reference
 from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 from tests.kernels.kernel_cases.base import Case, Work, family
 
-_HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
+_HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 64
 
 
 def _half(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
+def _poison(*outputs: torch.Tensor) -> None:
+    for output in outputs:
+        output.fill_(torch.nan)
+
+
 def _norm(device: torch.device, tokens: int, size: int) -> Work:
     x = torch.randn(tokens, size, dtype=_half(device), device=device)
-    weight, out = torch.ones_like(x[0]), torch.empty_like(x)
+    weight, out = torch.randn_like(x[0]), torch.empty_like(x)
     torchs = {"torch": lambda: F.rms_norm(x, (size,), weight, 1e-5)}
-    return Work(lambda: norm.rms_norm(x, weight, 1e-5, out=out), 2 * x.nbytes, rivals=torchs)
+    run = partial(norm.rms_norm, x, weight, 1e-5, out=out)
+    return Work(run, 2 * x.nbytes, rivals=torchs, reset=partial(_poison, out))
 
 
 def _add_norm(device: torch.device, tokens: int, size: int) -> Work:
     x = torch.randn(tokens, size, dtype=_half(device), device=device)
-    residual, weight, out = torch.zeros_like(x), torch.ones_like(x[0]), torch.empty_like(x)
-    other = torch.zeros_like(x)
+    residual, weight, out = torch.randn_like(x), torch.randn_like(x[0]), torch.empty_like(x)
+    first = residual.clone()
+
+    def run() -> None:
+        norm.add_rms_norm(x, residual, weight, 1e-5, out=out)
 
     def torchs() -> torch.Tensor:
-        other.add_(x)
-        return F.rms_norm(other, (size,), weight, 1e-5)
+        residual.add_(x)
+        return F.rms_norm(residual, (size,), weight, 1e-5)
+
+    def reset() -> None:
+        _poison(out)
+        residual.copy_(first)
 
     return Work(
-        lambda: norm.add_rms_norm(x, residual, weight, 1e-5, out=out), 4 * x.nbytes, rivals={"torch": torchs}
+        run,
+        4 * x.nbytes,
+        rivals={"torch": torchs},
+        checks={"torch": lambda: torch.cat([torchs(), residual])},
+        reset=reset,
+        result=lambda: torch.cat([out, residual]),
     )
 
 
@@ -43,7 +63,8 @@ def _gated(device: torch.device, tokens: int, size: int) -> Work:
     x = torch.randn(tokens, 2 * size, dtype=_half(device), device=device)
     out = torch.empty(tokens, size, dtype=x.dtype, device=device)
     torchs = {"torch": lambda: F.silu(x[:, :size]) * x[:, size:]}
-    return Work(lambda: activation.silu_mul(x, out=out), x.nbytes + out.nbytes, rivals=torchs)
+    run = partial(activation.silu_mul, x, out=out)
+    return Work(run, x.nbytes + out.nbytes, rivals=torchs, reset=partial(_poison, out))
 
 
 def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
@@ -56,7 +77,10 @@ def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
     num_pages = -(-tokens // _PAGE)
     k_pages, v_pages = torch.empty(2, num_pages, _KV_HEADS, _PAGE, _DIM, dtype=dtype, device=device)
     slots = torch.arange(tokens, device=device)
-    weight = torch.ones(_DIM, dtype=dtype, device=device)
+    weight = (
+        torch.randn(_DIM, device=device).sign().to(dtype)
+    )  # q is overwritten, and neither grows nor fades
+    page, row, first = slots // _PAGE, slots % _PAGE, q.clone()
     given = {"q_norm": weight, "k_norm": weight} if norms else {}
 
     def run() -> None:
@@ -69,13 +93,22 @@ def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
         return torch.view_as_real(pairs * turn[:, None]).flatten(2).to(dtype)
 
     def torchs() -> None:
-        page, row = slots // _PAGE, slots % _PAGE
         k_pages[page, :, row] = rotated(k)
         v_pages[page, :, row] = v
         q.copy_(rotated(q))
 
+    def reset() -> None:
+        _poison(k_pages, v_pages)
+        q.copy_(first)
+
     # q, k and v are read, each is written once, and so is a rotation a token read.
-    return Work(run, 2 * qkv.nbytes + turn.nbytes + slots.nbytes, rivals={"torch": torchs})
+    return Work(
+        run,
+        2 * qkv.nbytes + turn.nbytes + slots.nbytes,
+        rivals={"torch": torchs},
+        reset=reset,
+        result=lambda: torch.cat([q, k_pages[page, :, row], v_pages[page, :, row]], dim=1),
+    )
 
 
 def _copies(device: torch.device, layers: int, count: int) -> Work:
@@ -89,7 +122,14 @@ def _copies(device: torch.device, layers: int, count: int) -> Work:
         for pages in (k, v):
             pages[:, index[1]] = pages[:, index[0]]
 
-    return Work(lambda: kv_store.copy_listed(k, v, pages), k.nbytes + v.nbytes, rivals={"torch": torchs})
+    copied = k[:, count:], v[:, count:]
+    return Work(
+        lambda: kv_store.copy_listed(k, v, pages),
+        k.nbytes + v.nbytes,
+        rivals={"torch": torchs},
+        reset=partial(_poison, *copied),
+        result=lambda: torch.cat(copied),
+    )
 
 
 def _draws(
@@ -102,14 +142,14 @@ def _draws(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Work:
-    """Torch draws with numbers of its own, so the tokens differ; for top-p it sorts."""
+    """Torch draws with numbers of its own, so the tokens differ, and are checked by the twin; for top-p it
+    sorts."""
     x = 3 * torch.randn(rows, vocab, device=device)
     x = x.to(_half(device))
-    columns = [[value] * rows for value in (temperature, top_k, top_p, 0.0, 0.5)]
-    options = SamplingOptions.of(*columns, device)
-    mask = (
-        torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device) if masked else None
-    )
+    columns = [[value] * rows for value in (temperature, top_k, top_p, 0.0)]
+    options = SamplingOptions.of(*columns, torch.rand(rows).tolist(), device)
+    words = (rows, -(-vocab // 32))
+    mask = torch.randint(-(1 << 31), 1 << 31, words, dtype=torch.int32, device=device) if masked else None
 
     def torchs() -> torch.Tensor:
         y = x.float()
@@ -124,13 +164,16 @@ def _draws(
 
     rivals = {} if masked else {"torch": torchs}
     moved = x.nbytes + (0 if mask is None else mask.nbytes)
-    return Work(lambda: sampling.sample_tokens(x, options, mask), moved, rivals=rivals)
+    twin = partial(reference.sample_tokens, x, options, mask)
+    return Work(
+        partial(sampling.sample_tokens, x, options, mask), moved, rivals=rivals, checks={"twin": twin}
+    )
 
 
 def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) -> Work:
     x = 3 * torch.randn(rows, vocab, device=device)
     x = x.to(_half(device))
-    tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+    tokens = torch.randint(vocab, (rows,), device=device)
 
     def torchs() -> torch.Tensor:
         wide = torch.log_softmax(x.float(), dim=-1)
@@ -148,10 +191,11 @@ def _product(device: torch.device, rows: int, outputs: int, inputs: int) -> Work
     weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(x.dtype)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=device)
     return Work(
-        lambda: matmul.matmul(x, weight, out=out),
+        partial(matmul.matmul, x, weight, out=out),
         x.nbytes + weight.nbytes + out.nbytes,
         flop=2 * rows * outputs * inputs,
         rivals={"torch": lambda: F.linear(x, weight)},
+        reset=partial(_poison, out),
     )
 
 

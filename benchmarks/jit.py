@@ -1,0 +1,44 @@
+"""Triton's compiler, watched: kernels that were compiled in this process, and their seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True)
+class Compiled:
+    """Kernels since `watched` was first called.
+
+    kernels : that were compiled
+    loaded : that were found in Triton's cache on disk
+    seconds : of compiling; kernels that are compiled at once count each
+    """
+
+    kernels: int = 0
+    loaded: int = 0
+    seconds: float = 0.0
+
+
+@functools.cache
+def watched() -> Compiled:
+    """The counts of this process, from now on; they stay 0 where Triton is not installed."""
+    counts = Compiled()
+    try:
+        from triton import knobs
+    except ImportError:
+        return counts
+    before = knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        if event["cache_hit"]:
+            counts.loaded += 1
+        else:
+            counts.kernels += 1
+            counts.seconds += event["times"].total / 1e6
+        if before is not None:
+            before(**event)
+
+    knobs.compilation.listener = listen
+    return counts
