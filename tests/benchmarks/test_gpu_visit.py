@@ -6,7 +6,6 @@ Time stands still until a part says that it is ready; so a part is always cut wh
 from __future__ import annotations
 
 import io
-import json
 import os
 import select
 import signal
@@ -368,7 +367,7 @@ def test_calls_take_the_seconds_that_they_are_given() -> None:
     ("options", "said"),
     [
         (["--only", "serve"], "--only serve: call A or C has no such part"),
-        (["--seconds", "0"], "--seconds 0: "),
+        (["--seconds", "0"], "--seconds 0: a call needs more than 0 seconds"),
     ],
 )
 def test_what_would_run_nothing_is_refused(
