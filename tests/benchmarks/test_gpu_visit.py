@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import signal
 import subprocess
@@ -298,10 +299,11 @@ def test_pytest_tells_a_failure_at_once(visit: Visit, tmp_path: Path, deaf: bool
     assert rows["share 0/1"]["so_far"] == {"passed": 1, "failed": 1, "skipped": 0, "collected": 3}
     if not deaf:
         waiting = next(row for case, row in rows.items() if case.endswith("test_that_waits"))
-        assert waiting["cut"].endswith("test_some.py:11")
+        assert waiting["cut"].endswith("test_some.py:11)")
+        assert "pluggy" not in visit.log
     text = table("A", [ended])
     assert "1 passed, 1 failed, 0 skipped, 3 collected" in text
-    assert "FAILED assert 3 == 4" in text
+    assert re.search(r"^  test_some.py::test_bad +FAILED assert 3 == 4$", text, re.MULTILINE)
 
 
 def test_shares_run_each_test_once_and_part_of_each_file(visit: Visit, tmp_path: Path) -> None:
