@@ -176,6 +176,7 @@ def test_a_part_that_hears_nothing_is_killed(visit: Visit) -> None:
     assert (deaf.outcome, passes.outcome) == ("cut at its limit by SIGKILL", "passed")
     assert visit.rows("passes")["case"]["ratio"] == 1.5  # the row after half a line
     assert visit.rows("deaf")["outcome"]["outcome"] == deaf.outcome
+    assert "half a line\n--- SIGINT\n" in visit.log
 
 
 @pytest.mark.parametrize("end", ["pass", "ready(); signal.pause()"])
@@ -250,8 +251,10 @@ def test_a_part_whose_driver_is_killed_still_shows_its_stack(
         """,
     )
     with subprocess.Popen([sys.executable, "-c", DRIVER, visit.out], stdout=subprocess.DEVNULL) as driver:
-        assert read_held() == b"x"
-        driver.kill()
+        try:
+            assert read_held() == b"x"
+        finally:
+            driver.kill()
     assert read_held() == b""
     assert "Fatal Python error: Aborted" in visit.log
 
