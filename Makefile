@@ -41,16 +41,8 @@ check: $(VENV)/.dev  ## lint, formatting and types
 wheelhouse:  ## PYTHON=3.12: the wheels that a GPU host without a network needs, into ./wheelhouse
 	python3 .ci/wheelhouse.py $(PYTHON)
 
-gpu-check:  ## on a GPU host with torch and triton: the GPU's tests and benchmarks, from ./wheelhouse
-	@test -d wheelhouse || { echo "There is no ./wheelhouse: make it elsewhere with make wheelhouse PYTHON=3.12."; exit 2; }
-	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	@# Its own torch may be in a virtual environment, whose packages another one does not see. Wheels go before them.
-	$(PYTHON) -c "import sys, torch, triton; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
-	    > "$$(.venv-gpu/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/host.pth"
-	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps wheelhouse/*.whl
-	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-	    --no-build-isolation --editable .
-	.venv-gpu/bin/python -m benchmarks.gpu_check
+gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests and figures, into ./gpu-visit, in about ten minutes
+	$(BIN)/python -m benchmarks.gpu_visit A B C --out gpu-visit
 
 docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/generate.py
@@ -74,4 +66,4 @@ $(VENV)/.ray: $(VENV)/.dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-gpu build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

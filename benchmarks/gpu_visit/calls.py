@@ -14,19 +14,23 @@ class Part:
     """
 
     name: str
-    seconds: int
+    seconds: float
     about: str
 
 
+VERSIONS = Part("versions", 10, "device, driver, libraries")
+"""Begins each call, whose table names them. From a cold disk, importing torch takes most of it."""
+
 CALLS: dict[str, tuple[Part, ...]] = {
     "A": (
-        Part("versions", 5, "device, driver, libraries"),
+        VERSIONS,
         Part("ceilings", 10, "a large copy and an 8192³ product: what the card reaches"),
         Part("twins", 20, "each kernel against its twin in torch, outputs poisoned before"),
         Part("toy", 25, "a toy engine: graphs, overlap, cascade and page sizes change no bit"),
         Part("engine", 55, "Llama-3.1-8B's shape at batch 1, 32, 256; a 4k prompt; an 8k prefix"),
     ),
     "B": (
+        VERSIONS,
         Part("profile", 30, "time by kernel and idle time of five steps"),
         Part("products", 20, "the library's products at 1 to 4096 rows"),
         Part("library", 40, "32 layers of the library's kernels in one graph: the headline ratio"),
@@ -35,6 +39,7 @@ CALLS: dict[str, tuple[Part, ...]] = {
         Part("serve", 35, "ramify serve: 64 requests, half of them with a schema"),
     ),
     "C": (
+        VERSIONS,
         Part("engine_tests", 75, "tests of the engine, alone on the device"),
         Part("kernel_tests", 115, "tests of the kernels, shared out among processes"),
     ),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 
 class Figures:
@@ -23,11 +27,14 @@ class Figures:
 
     def add(self, case: str, **values: Any) -> None:
         """Write one case. Values are JSON: numbers in seconds, bytes or shares, as their names say."""
-        row = {"part": self.part, "case": case, **values}
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self.write(case, **values)
         shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
         print(f"{self.part:<10} {case:<36} {shown}", flush=True)
+
+    def write(self, case: str, **values: Any) -> None:
+        """Write one case without printing it. With `so_far`, it takes the place of the case's last row."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"part": self.part, "case": case, **values}) + "\n")
 
     @contextmanager
     def attempt(self, case: str) -> Iterator[None]:
@@ -44,3 +51,19 @@ class Figures:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """Where something was cut: the innermost of our own lines, and the line of a library that runs there."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_own(Path(frame.filename))]
+    return " > ".join(dict.fromkeys(_place(frame) for frame in (*own[-1:], *frames[-1:])))
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    file = frame.filename.removeprefix(f"{ROOT}/").rpartition("site-packages/")[2]
+    return f"{frame.name} ({file}:{frame.lineno})"
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_relative_to(ROOT) and not path.is_relative_to(sys.prefix)

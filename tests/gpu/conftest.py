@@ -19,22 +19,10 @@ def reason_to_skip() -> str | None:
     return None
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--share",
-        metavar="I/N",
-        help="every N-th test from the I-th on: for N processes that compile at once",
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = reason_to_skip()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
-    share = config.getoption("share", None)
-    if share is not None:
-        first, count = map(int, share.split("/"))
-        items[:] = items[first::count]

@@ -1,0 +1,238 @@
+"""Runs the parts of a call one after the other, each for its time, and keeps what each says and finds.
+
+A part is a process with a group of its own, which writes to ``FOLDER/A.log`` and ``FOLDER/A.jsonl`` itself.
+At its limit it gets, in this order:
+
+    SIGINT    Python prints the traceback of the KeyboardInterrupt, pytest its summary
+    SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of one that waits inside a CUDA call
+    SIGKILL   after 2 s more, and with it every process that the part has started
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from benchmarks.gpu_visit.calls import Part
+from benchmarks.gpu_visit.log import LOG_BYTES, Log
+
+MARK = "RAMIFY_GPU_VISIT_PART"
+"""Variable that a part's processes inherit, also those with sessions of their own: so they are found."""
+LOOK_S = 0.05
+FREED_S = 5.0
+"""Within which a killed process's memory on the device is free for the next part."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grace:
+    """Seconds that a part has after SIGINT, and then after SIGABRT."""
+
+    interrupt: float
+    abort: float
+
+
+AT_ITS_LIMIT = Grace(10.0, 2.0)
+AT_OUR_END = Grace(3.0, 1.0)
+"""Where the whole visit is stopped: who asked for that may soon ask less kindly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """One part: how it ended, after how many seconds, and the rows of its figures."""
+
+    part: Part
+    outcome: str
+    seconds: float
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome != "passed"
+
+
+class Call:
+    """One call of the visit, as a context: inside, signals that would end this process stop the visit.
+
+    folder : gets ``NAME.log`` and ``NAME.jsonl``; both are appended to
+    terminal : shown what goes to the log
+    clock : seconds, by which limits are kept
+    most : bytes of the log
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        tiny: bool = False,
+        at_its_limit: Grace = AT_ITS_LIMIT,
+        at_our_end: Grace = AT_OUR_END,
+        terminal: BinaryIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most: int = LOG_BYTES,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.figures = folder / f"{name}.jsonl"
+        self.tiny, self.stopped = tiny, False
+        self._at_its_limit, self._at_our_end, self._clock = at_its_limit, at_our_end, clock
+        self.log = Log(folder / f"{name}.log", terminal or sys.stdout.buffer, most=most)
+
+    def __enter__(self) -> Call:
+        self._before = {number: signal.signal(number, self._stop) for number in STOPS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self.log.close()
+
+    def _stop(self, number: int, _: object) -> None:
+        self.stopped = True
+
+    def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
+        """Each part as it ends. It has its own seconds, and what those before it left of theirs."""
+        left = 0.0
+        for part in parts:
+            if self.stopped:
+                yield Ended(part, "not begun: the visit was stopped", 0.0)
+                continue
+            limit = part.seconds + left
+            ended = self._run(part, limit)
+            left = max(0.0, limit - ended.seconds)
+            yield ended
+
+    def _run(self, part: Part, limit: float) -> Ended:
+        self.log.write(f"--- {part.name}, at most {limit:.0f} s: {part.about}")
+        found_before = self.figures.stat().st_size if self.figures.exists() else 0
+        mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        began = self._clock()
+        command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.gpu_visit.parts", part.name]
+        command += ["--figures", str(self.figures), *(["--tiny"] if self.tiny else [])]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.fileno(),
+            stderr=self.log.fileno(),
+            # A group, and no session: a host that ends our session at its limit ends the part with it.
+            process_group=0,
+            env=os.environ | _environment(self.tiny) | {MARK: mark},
+        )
+        cut = None
+        if not self._ends(process, began + limit, while_wanted=True):
+            cut = self._cut(process, mark)
+        _signal(process.pid, mark, signal.SIGKILL)
+        self._are_gone(mark, FREED_S)
+        seconds = self._clock() - began
+        rows = rows_of(self.figures, found_before)
+        outcome = cut or _outcome(process.returncode, sum("error" in row for row in rows))
+        row = {
+            "part": part.name,
+            "case": "outcome",
+            "outcome": outcome,
+            "seconds": round(seconds, 2),
+            "limit_s": round(limit, 2),
+        }
+        with self.figures.open("a") as file:
+            # A killed process may have left half a line.
+            file.write(f"{'' if _ends_with_a_line(self.figures) else chr(10)}{json.dumps(row)}\n")
+        self.log.write(f"--- {part.name}: {outcome}, {seconds:.0f} s")
+        return Ended(part, outcome, seconds, rows)
+
+    def _ends(self, process: subprocess.Popen[bytes], limit: float, *, while_wanted: bool = False) -> bool:
+        """Whether the process ends before the limit, and before the visit is stopped if that counts."""
+        while process.poll() is None:
+            if self._clock() >= limit or (while_wanted and self.stopped):
+                return False
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+        return True
+
+    def _are_gone(self, mark: str, seconds: float) -> bool:
+        """Whether all processes of a part end within these seconds."""
+        end = self._clock() + seconds
+        while _marked(mark):
+            if self._clock() >= end:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def _cut(self, process: subprocess.Popen[bytes], mark: str) -> str:
+        """Stop the part. The outcome: by which signal it ended."""
+        if self.stopped:
+            grace, outcome = self._at_our_end, "cut, as the visit was stopped, by "
+        else:
+            grace, outcome = self._at_its_limit, "cut at its limit by "
+        self.log.write("--- SIGINT")
+        os.killpg(process.pid, signal.SIGINT)
+        if self._ends(process, self._clock() + grace.interrupt):
+            return outcome + "SIGINT"
+        self.log.write(f"--- SIGABRT, as it runs on {grace.interrupt:.0f} s after SIGINT")
+        _signal(process.pid, mark, signal.SIGABRT)
+        self._are_gone(mark, grace.abort)
+        if process.poll() is not None:
+            return outcome + "SIGABRT"
+        self.log.write("--- SIGKILL")
+        process.kill()
+        process.wait()
+        return outcome + "SIGKILL"
+
+
+def _environment(tiny: bool) -> dict[str, str]:
+    """Variables of a part. faulthandler is switched on for what it starts as well."""
+    always = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    if not tiny:
+        return always
+    few = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
+    return always | few | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _outcome(status: int, cases: int) -> str:
+    if status < 0:
+        return f"crashed by {signal.Signals(-status).name}"
+    if cases:
+        return f"{cases} case{'s' * (cases > 1)} failed"
+    return f"failed with status {status}" if status else "passed"
+
+
+def _marked(mark: str) -> list[int]:
+    """Ids of the living processes that carry a part's mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _signal(group: int, mark: str, number: signal.Signals) -> None:
+    """Signal a part's processes: its group, and those that left the group but carry its mark."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+    for pid in _marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) != group:
+                os.kill(pid, number)
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    return not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+
+
+def rows_of(path: Path, offset: int = 0) -> list[dict[str, Any]]:
+    """Rows after `offset` bytes. Of a case's rows with `so_far`, which grow, the last."""
+    found: dict[object, dict[str, Any]] = {}
+    for place, line in enumerate(path.read_bytes()[offset:].splitlines() if path.exists() else ()):
+        with contextlib.suppress(ValueError):  # half a line
+            row = json.loads(line)
+            found[(row["part"], row["case"]) if "so_far" in row else place] = row
+    return list(found.values())

@@ -1,0 +1,89 @@
+"""The device, its driver, and the libraries."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_visit.figures import Figures
+
+ROOT = Path(__file__).parents[3]
+QUERY = (
+    "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit,"
+    "memory.used,memory.total,persistence_mode,mig.mode.current"
+)
+LIBRARIES = ("triton", "transformers", "numpy", "numba", "pyzmq", "msgspec", "xgrammar", "llguidance", "gguf")
+FOLDERS = ("ramify", "lang", "runtime", "grammar", "radix", "kernels", "benchmarks", "tests")
+
+
+def run(figures: Figures) -> None:
+    figures.add(
+        "versions",
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        commit=commit(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        **{name: version_of(name) for name in LIBRARIES},
+        cores=len(os.sched_getaffinity(0)),
+        tiny=figures.tiny,
+    )
+    if figures.tiny:
+        figures.add("device", device="none: a rehearsal in Triton's interpreter")
+        return
+    with figures.attempt("device"):
+        device = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        figures.add(
+            "device",
+            device=device.name,
+            capability=f"{device.major}.{device.minor}",
+            processors=device.multi_processor_count,
+            l2_bytes=device.L2_cache_size,
+            free_bytes=free,
+            total_bytes=total,
+        )
+    with figures.attempt("nvidia-smi"):
+        command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        values = said.stdout.strip().split(", ")
+        if said.returncode or len(values) != len(QUERY.split(",")):
+            raise RuntimeError(f"nvidia-smi answers with {said.returncode}: {said.stdout}{said.stderr}")
+        facts = dict(zip(QUERY.split(","), values, strict=True))
+        figures.add("nvidia-smi", driver=facts.pop("driver_version"), **facts)
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # a host's own build may be installed without metadata
+        try:
+            return str(getattr(importlib.import_module(name), "__version__", "of unknown version"))
+        except ImportError:
+            return None
+
+
+def commit() -> str:
+    """The commit, and a digest of the sources: those that travelled may differ, or have no repository."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    sources = f"sources {digest.hexdigest()[:12]}"
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return sources
+    return sources if said.returncode else f"{said.stdout.strip()} ({sources})"
