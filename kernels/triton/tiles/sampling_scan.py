@@ -37,8 +37,8 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 LOG = 10
 CANDIDATES = 2**LOG
 """Most candidates of a row: as many as a sort in registers takes."""
-_CHUNKS, _GROUPS = 64, 2048
-"""Least sizes of a row's blocks of chunks and of groups. Vocabularies of up to 262144 and 65536 tokens have
+_CHUNKS, _GROUPS = 128, 2048
+"""Least sizes of a row's blocks of chunks and of groups. Vocabularies of up to 524288 and 65536 tokens have
 these, so that a kernel is not compiled for each."""
 RANK = 512
 """The K of the threshold. Top-p of ordinary text needs a few hundred candidates; ties can add more."""
