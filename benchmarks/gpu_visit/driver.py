@@ -135,8 +135,13 @@ class Call:
         seconds = self._clock() - began
         rows = rows_of(self.figures, found_before)
         outcome = cut or _outcome(process.returncode, sum("error" in row for row in rows))
-        row = {"part": part.name, "case": "outcome", "outcome": outcome}
-        row |= {"seconds": round(seconds, 2), "limit_s": round(limit, 2)}
+        row = {
+            "part": part.name,
+            "case": "outcome",
+            "outcome": outcome,
+            "seconds": round(seconds, 2),
+            "limit_s": round(limit, 2),
+        }
         with self.figures.open("a") as file:
             # A killed process may have left half a line.
             file.write(f"{'' if _ends_with_a_line(self.figures) else chr(10)}{json.dumps(row)}\n")

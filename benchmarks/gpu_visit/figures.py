@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 
 class Figures:
@@ -47,3 +51,19 @@ class Figures:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """Where something was cut: the innermost of our own lines, and the line of a library that runs there."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_own(Path(frame.filename))]
+    return " > ".join(dict.fromkeys(_place(frame) for frame in (*own[-1:], *frames[-1:])))
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    file = frame.filename.removeprefix(f"{ROOT}/").rpartition("site-packages/")[2]
+    return f"{frame.name} ({file}:{frame.lineno})"
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_relative_to(ROOT) and not path.is_relative_to(sys.prefix)

@@ -33,8 +33,10 @@ class Log:
         return self._file
 
     def write(self, text: str) -> None:
-        """Append whole lines."""
-        os.write(self._file, text.encode() + b"\n")
+        """Append whole lines, after one that a part may have left open."""
+        size = os.fstat(self._file).st_size
+        is_open = size and os.pread(self._file, 1, size - 1) != b"\n"
+        os.write(self._file, b"\n" * bool(is_open) + text.encode() + b"\n")
 
     def close(self) -> None:
         """Returns once everything is shown and the file is short enough."""

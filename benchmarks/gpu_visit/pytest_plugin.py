@@ -8,11 +8,15 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.gpu_visit.figures import Figures
+from benchmarks.gpu_visit.figures import Figures, place_of
 from benchmarks.gpu_visit.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from _pytest._code import Traceback
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,8 +83,8 @@ class Telling:
             self._count()
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._tell(f"{self.running} is cut", str(excinfo.getrepr(style="short")))
-        self.figures.write(self.running, cut=str(excinfo.getrepr().reprcrash).partition(": Key")[0])
+        self._tell(f"{self.running} is cut", str(excinfo.getrepr(style="short", tbfilter=_without_pytest)))
+        self.figures.write(self.running, cut=place_of(excinfo.tb))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -104,3 +108,8 @@ class Telling:
 
     def _count(self) -> None:
         self.figures.write(f"share {self.share}", so_far={**self.counts, "collected": self.collected})
+
+
+def _without_pytest(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
+    own = excinfo.traceback.filter(lambda entry: not {"_pytest", "pluggy"} & {*Path(entry.path).parts})
+    return own or excinfo.traceback

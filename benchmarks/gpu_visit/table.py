@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ def _facts(parts: Sequence[Ended]) -> str:
 
 def _line(row: Mapping[str, Any]) -> str | None:
     """One case: its failure, or its main figures."""
-    case = str(row["case"])
+    case = re.sub(r"^\S*/(?=\w+\.py::)", "", str(row["case"]))  # of a test, without its folder
     for sort in ("error", "cut"):
         if sort in row:
             first_line = (str(row[sort]).splitlines() or [""])[0]

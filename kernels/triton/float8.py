@@ -117,33 +117,33 @@ def _part(  # type: ignore[no-untyped-def]
     return total
 
 
-@jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["parts", "per"])
 def _float8_product(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, x_factor_ptr, factor_ptr, bias_ptr, out_ptr, part_ptr,
-    rows, outputs, padded, per, out_row,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BYTES: tl.constexpr, LENGTH: tl.constexpr,
-    PARTS: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
-    BIASED: tl.constexpr, ADD: tl.constexpr,
+    rows, outputs, padded, per, length, parts, out_row,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BYTES: tl.constexpr, SPREAD: tl.constexpr,
+    GROUP: tl.constexpr, GROUPED: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs."""
+    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs. `parts` is
+    that of `_product`, `length` the inputs of a part."""
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
     x_at = x_ptr + row.to(tl.int64)[None, :] * padded
     number_at = number_ptr + output.to(tl.int64)[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    first = tl.program_id(1) * LENGTH
+    first = tl.program_id(1) * length
     total = _part(
-        x_at, number_at, x_factor_ptr + row, factor_ptr + output, first, tl.minimum(first + LENGTH, padded),
+        x_at, number_at, x_factor_ptr + row, factor_ptr + output, first, tl.minimum(first + length, padded),
         rows, outputs, per, row_there, output_there, ROWS, OUTPUTS, BYTES, GROUPED,
     )  # fmt: skip
     if SPREAD:
         at = part_ptr + (tl.program_id(1) * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
         tl.store(at, total, mask=row_there[None, :] & output_there[:, None])
     else:
-        for part in range(1, PARTS):
-            low = part * LENGTH
+        for part in range(1, parts):
+            low = part * length
             total += _part(
                 x_at, number_at, x_factor_ptr + row, factor_ptr + output, low,
-                tl.minimum(low + LENGTH, padded), rows, outputs, per, row_there, output_there,
+                tl.minimum(low + length, padded), rows, outputs, per, row_there, output_there,
                 ROWS, OUTPUTS, BYTES, GROUPED,
             )  # fmt: skip
         total = tl.trans(total)
@@ -189,8 +189,9 @@ def float8_matmul(
     biased = bias is not None
     _float8_product[(triton.cdiv(rows, tile.rows) * across, parts if spread else 1)](
         numbers, weight.numbers.view(torch.float8_e4m3fn), factors, weight.factors, bias if biased else x,
-        out, sums, rows, outputs, weight.padded, weight.group // bytes_, out.stride(0),
-        ROWS=tile.rows, OUTPUTS=tile.outputs, BYTES=bytes_, LENGTH=length, PARTS=parts, SPREAD=spread,
+        out, sums, rows, outputs, weight.padded, weight.group // bytes_, length,
+        1 if spread else parts, out.stride(0),
+        ROWS=tile.rows, OUTPUTS=tile.outputs, BYTES=bytes_, SPREAD=spread,
         GROUP=_GROUP, GROUPED=group > 0, BIASED=biased, ADD=add,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip

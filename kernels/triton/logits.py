@@ -69,7 +69,7 @@ def _next_best(  # type: ignore[no-untyped-def]
     return tl.max(tl.max(best, axis=1), axis=0)
 
 
-@triton.jit(do_not_specialize=["top"])
+@triton.jit(do_not_specialize=["top", "chunks"])
 def _finish(  # type: ignore[no-untyped-def]
     logits_ptr, token_ptr, top_ptr, mass_ptr, threshold_ptr, count_ptr, found_ptr,
     chosen_ptr, out_id_ptr, out_value_ptr, top, logits_stride, vocab, chunks,

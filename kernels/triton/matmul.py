@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.checks import check_matmul
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.interpret import check_device, jit
 from ramify.kernels.triton.plan.attention_config import device_of
 
 PART = 1024
@@ -76,14 +76,17 @@ def finish(  # type: ignore[no-untyped-def]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["parts"])
 def _product(  # type: ignore[no-untyped-def]
-    x_ptr, weight_ptr, bias_ptr, out_ptr, part_ptr, rows, outputs, inputs, x_row, weight_row, out_row,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, part_ptr, rows, outputs, inputs, parts, x_row, weight_row, out_row,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, LENGTH: tl.constexpr,
-    PARTS: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
-    ADD: tl.constexpr, PRECISION: tl.constexpr,
+    SPREAD: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs."""
+    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
+
+    parts : of the inputs, without SPREAD; a form for 1, which needs no loop, and one for all other numbers
+    """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_row
@@ -101,7 +104,7 @@ def _product(  # type: ignore[no-untyped-def]
             x_at, weight_at, 0, inputs, row_there, output_there,
             ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
         )  # fmt: skip
-        for part in range(1, PARTS):
+        for part in range(1, parts):
             total += _part(
                 x_at, weight_at, part * LENGTH, inputs, row_there, output_there,
                 ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
@@ -146,9 +149,9 @@ def matmul(
     sums = torch.empty(room, dtype=torch.float32, device=x.device)
     biased = bias is not None
     _product[(triton.cdiv(rows, tile.rows) * across, parts if spread else 1)](
-        x, weight, bias if biased else x, out, sums, rows, outputs, inputs,
+        x, weight, bias if biased else x, out, sums, rows, outputs, inputs, 1 if spread else parts,
         x.stride(0), weight.stride(0), out.stride(0),
-        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, LENGTH=PART, PARTS=parts, SPREAD=spread,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, LENGTH=PART, SPREAD=spread,
         GROUP=_GROUP, BIASED=biased, ADD=add, PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ramify.kernels.checks import check_quantised
 from ramify.kernels.quantised import QuantisedWeight
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.interpret import check_device, jit
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
 
@@ -76,7 +76,7 @@ def _part(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["per"])
 def _quantised_product(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, factor_ptr, offset_ptr, bias_ptr, out_ptr, part_ptr,
     rows, outputs, inputs, padded, per, x_row, out_row,
@@ -85,7 +85,11 @@ def _quantised_product(  # type: ignore[no-untyped-def]
     SHIFT: tl.constexpr, OFFSETS: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs."""
+    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
+
+    PARTS : of the inputs, without SPREAD. A constant: as an argument it would cost 26 of 144 registers a
+        thread, and so halve the programs of a multiprocessor.
+    """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
     x_at = x_ptr + row.to(tl.int64)[None, :] * x_row
@@ -140,9 +144,9 @@ def quantised_matmul(
         x, weight.numbers, weight.factors, weight.factors if offsets is None else offsets,
         bias if biased else x, out, sums, rows, outputs, weight.inputs, weight.padded, weight.group // step,
         x.stride(0), out.stride(0),
-        ROWS=tile.rows, OUTPUTS=tile.outputs, BYTES=bytes_, LENGTH=PART, PARTS=parts, SPREAD=spread,
-        GROUP=_GROUP, FORM=weight.form, SHIFT=weight.shift, OFFSETS=offsets is not None, BIASED=biased,
-        ADD=add, PRECISION="ieee",
+        ROWS=tile.rows, OUTPUTS=tile.outputs, BYTES=bytes_, LENGTH=PART, PARTS=1 if spread else parts,
+        SPREAD=spread, GROUP=_GROUP, FORM=weight.form, SHIFT=weight.shift, OFFSETS=offsets is not None,
+        BIASED=biased, ADD=add, PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:

@@ -90,12 +90,12 @@ def _sample_from_candidates(  # type: ignore[no-untyped-def]
     return tl.where(all_there | known, drawn, -1).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "mask_stride", "chunks"])
 def _sample(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, options_ptr, top_ptr, id_ptr, mass_ptr, threshold_ptr, count_ptr,
     found_ptr, out_ptr, rows, logits_stride, mask_stride, vocab, chunks,
-    HAS_MASK: tl.constexpr, LISTED: tl.constexpr, ORDERED: tl.constexpr, LOG: tl.constexpr,
-    SUBS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_MASK: tl.constexpr, ORDERED: tl.constexpr, LOG: tl.constexpr, SUBS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program r samples the token of row r."""
     row = tl.program_id(0)
@@ -104,11 +104,11 @@ def _sample(  # type: ignore[no-untyped-def]
     top_p = tl.load(options_ptr + 2 * rows + row).to(tl.float32)
     min_p = tl.load(options_ptr + 3 * rows + row).to(tl.float32)
     uniform = tl.load(options_ptr + 4 * rows + row)
-    mask_row = row
-    if LISTED:
+    mask_row = 0
+    if HAS_MASK:
         mask_row = tl.load(mask_row_ptr + row)
     logits_row = logits_ptr + row.to(tl.int64) * logits_stride
-    words_row = mask_ptr + mask_row.to(tl.int64) * mask_stride
+    words_row = mask_ptr + tl.cast(mask_row, tl.int64) * mask_stride
     masked = mask_row >= 0
     index = tl.arange(0, BLOCK)
     in_bounds = index < chunks
@@ -162,14 +162,15 @@ def sample_tokens(
     rows, vocab = logits.shape
     values = options.values
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if mask is not None and mask_rows is None:  # no kernel has a form of its own for this
+        mask_rows = torch.arange(rows, dtype=torch.int32, device=logits.device)
     found = scanned(logits, values, mask, mask_rows, rank=RANK if options.ordered else 0)
     masks = logits if mask is None else mask
     _sample[(rows,)](
         logits, masks, out if mask_rows is None else mask_rows, values, found.tops, found.ids, found.masses,
         found.thresholds, found.counts, found.found, out,
         rows, logits.stride(0), masks.stride(0), vocab, found.chunks,
-        HAS_MASK=mask is not None, LISTED=mask is not None and mask_rows is not None,
-        ORDERED=options.ordered, LOG=LOG, SUBS=found.subs, BLOCK=found.block,
+        HAS_MASK=mask is not None, ORDERED=options.ordered, LOG=LOG, SUBS=found.subs, BLOCK=found.block,
         num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, launche
 from tests.kernels.attention_cases import Batch, make_batch
 from tests.kernels.cascade_cases import assert_as_good
 
-DTYPES = [torch.float16, torch.bfloat16]
+BF16 = torch.bfloat16
 MIXED = [(1, 1), (1, 300), (50, 50), (37, 1290), (0, 5), (3, 130), (1, 64), (300, 700), (1, 5000)]
 
 
@@ -33,7 +31,7 @@ def check(batch: Batch, **options) -> torch.Tensor:
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
-    [*itertools.product((64, 80, 96, 128, 256), DTYPES), (64, torch.float32)],
+    [*((dim, BF16) for dim in (64, 80, 96, 128, 256)), (128, torch.float16), (64, torch.float32)],
     ids=str,
 )
 def test_head_dims(head_dim, dtype, deterministic):
@@ -46,7 +44,8 @@ def test_page_sizes(page_size):
     batch = make_batch(MIXED, page_size=page_size, heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
     batch = on_gpu(batch)
     check(batch)
-    check(batch, deterministic=True)
+    if page_size in (3, 64):
+        check(batch, deterministic=True)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (32, 8), (24, 1), (71, 1), (131, 1)])
@@ -96,9 +95,11 @@ def part(batch: Batch, low: int, high: int) -> Batch:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "window"),
+    [(64, BF16, 0), (128, BF16, 0), (128, BF16, 700), (128, torch.float16, 0)],
+    ids=str,
+)
 def test_deterministic_bits_depend_on_the_row_alone(head_dim, dtype, window):
     """Prefilled whole, in chunks and token by token; alone and in a batch; with and without parts."""
     whole = on_gpu(make_batch([(2500, 2500)], heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype))

@@ -37,9 +37,9 @@ def trees(draw):
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(trees(), st.sampled_from([torch.float16, torch.bfloat16]), st.booleans())
-def test_random_trees(tree, dtype, deterministic):
-    batch, groups = tree_batch(*tree, heads=8, kv_heads=2, head_dim=128, dtype=dtype)
+@given(trees(), st.booleans())
+def test_random_trees(tree, deterministic):
+    batch, groups = tree_batch(*tree, heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
     out = torch.full_like(batch.q, torch.nan)
     cascade_attention(*batch, groups, scale=0.09, out=out, deterministic=deterministic)
     assert_as_good(out, batch, scale=0.09)

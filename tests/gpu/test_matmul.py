@@ -11,9 +11,11 @@ from tests.kernels import ops_cases as cases
 CUDA = "cuda"
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+SHAPES = [*cases.MATMUL_SHAPES, (300, 576, 576), (7, 4096, 14336), (130, 1000, 4096)]
+
+
 @pytest.mark.parametrize(
-    "shape", [*cases.MATMUL_SHAPES, (300, 576, 576), (7, 4096, 14336), (130, 1000, 4096)]
+    ("shape", "dtype"), cases.in_dtypes(SHAPES, (3, 130, 70), (130, 1000, 4096)), ids=str
 )
 def test_product(shape, dtype):
     cases.check_matmul(shape, dtype, CUDA)

@@ -16,7 +16,16 @@ CUDA = "cuda"
 @pytest.mark.parametrize("rows", [1, 17, 300])
 def test_product(form: str, group: int, rows: int) -> None:
     check(form, group, (rows, 1536, 4096), torch.bfloat16, CUDA, share=1e-5)
-    check(form, group, (rows, 1000, 1120), torch.float16, CUDA, share=1e-5, bias=True, add=True)
+
+
+@pytest.mark.parametrize(("form", "group"), [*FORMS, *GGUF], ids=str)
+def test_product_of_uneven_shapes(form: str, group: int) -> None:
+    check(form, group, (17, 1000, 1120), torch.bfloat16, CUDA, share=1e-5, bias=True, add=True)
+
+
+def test_product_in_float16() -> None:
+    for rows in (1, 300):
+        check("int4", 128, (rows, 1000, 1120), torch.float16, CUDA, share=1e-5, bias=True, add=True)
 
 
 @pytest.mark.parametrize(("form", "group"), [("int4", 128), ("int4 table", 32), ("int8", 128), ("Q4_K", 32)])

@@ -32,6 +32,18 @@ MATMUL_SHAPES = [(1, 5, 3), (3, 130, 70), (20, 40, 1030), (65, 129, 40), (0, 8, 
 """(rows, outputs, inputs)"""
 
 
+def in_dtypes(shapes: Sequence[Any], *others: Any) -> list[tuple[Any, torch.dtype]]:
+    """Every shape in bfloat16, the `others` in float32 as well, and the last of them in float16.
+
+    A GPU compiles a kernel for each dtype and for most shapes.
+    """
+    return [
+        *((shape, torch.bfloat16) for shape in shapes),
+        *((shape, torch.float32) for shape in others),
+        (others[-1], torch.float16),
+    ]
+
+
 def random(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 

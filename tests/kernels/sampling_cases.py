@@ -6,6 +6,7 @@ What they are compared with: the twin in float64, and the runtime's own sampler.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,15 @@ FAR = [
     Row(50.0, top_p=0.9999, min_p=0.75),
 ]
 """Rows that may take more tokens than there are candidates."""
+VOCABS = [33, 1000, 4100, 49152, 128256, 262144]
+"""Those below 49152 are no multiples of 16, so that loads are narrow."""
+DRAWS = [
+    *itertools.product(VOCABS, ["none", "some"], [torch.float32, torch.bfloat16]),
+    (128256, "all", torch.bfloat16),
+    (128256, "some", torch.float16),
+]
+"""(vocab, masked, dtype): GPUs have every vocabulary in the forms that the runtime launches, and once what it
+never asks for."""
 
 
 def options(rows: Sequence[Row], uniforms: Sequence[float], device: str) -> SamplingOptions:
@@ -76,6 +86,18 @@ def mask_of(rows: int, vocab: int, device: str, *, share: float = 0.5, seed: int
     return torch.from_numpy(words).to(device)
 
 
+def masks_of(
+    rows: int, vocab: int, device: str, masked: str, share: float = 0.5
+) -> tuple[Tensor | None, Tensor | None]:
+    """`mask` and `mask_rows`. masked: none, all, or some rows by index."""
+    mask = None if masked == "none" else mask_of(rows, vocab, device, share=share)
+    if masked != "some":
+        return mask, None
+    mask_rows = torch.arange(rows, dtype=torch.int32).flip(0)
+    mask_rows[::3] = -1
+    return mask, mask_rows.to(device)
+
+
 def check_draws(
     rows: Sequence[Row],
     vocab: int,
@@ -87,7 +109,7 @@ def check_draws(
     repeats: int = 1,
     draw: SampleTokens = sample_tokens,
 ) -> Tensor:
-    """Tokens equal the twin's and in float32 the runtime's. masked: none, all, or some rows by index."""
+    """Tokens equal the twin's and in float32 the runtime's. masked: as in `masks_of`."""
     rows = [row for row in rows for _ in range(repeats)]
     count = len(rows)
     uniforms = np.random.default_rng(vocab).random(count)
@@ -95,13 +117,7 @@ def check_draws(
     given = options(rows, uniforms.tolist(), device)
     logits = logits_of(count, vocab, dtype, device)
     before = logits.clone()
-    mask = mask_rows = None
-    if masked != "none":
-        mask = mask_of(count, vocab, device, share=share)
-    if masked == "some":
-        mask_rows = torch.arange(count, dtype=torch.int32).flip(0)
-        mask_rows[::3] = -1
-        mask_rows = mask_rows.to(device)
+    mask, mask_rows = masks_of(count, vocab, device, masked, share)
     tokens = draw(logits, given, mask, mask_rows)
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits are left alone"
     expected = twin.sample_tokens(logits, given, mask, mask_rows)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.quantised import lay_out
 from ramify.kernels.registry import ops
+from ramify.kernels.rows import Rows
 from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.triton.float8 import float8_matmul
+from ramify.kernels.triton.matmul import matmul
+from ramify.kernels.triton.sampling import sample_tokens
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
@@ -17,6 +24,7 @@ from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import dummy_model
 from ramify.runtime.model.quantization import packing
 from ramify.sampling_params import SamplingParams
+from tests.kernels import sampling_cases
 from tests.kernels.kernel_compiler import Compiled, compiling
 
 pytestmark = pytest.mark.slow
@@ -38,6 +46,9 @@ SHAPE = {
     "tie_word_embeddings": False,
     "eos_token_id": 0,
 }
+MOST_FORMS = 38
+"""Of a warm-up, four of them for quantised weights. A start waits for each: 8 s of processor time for the
+dearest."""
 PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, min_p=0.1),
@@ -103,8 +114,38 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool, rounded: boo
     assert {"attend", "_merge", "_rope_store", "_copy", "_sample", "collect", "_finish", "_edit"} <= names
     assert deterministic == ("_product" in names)
     assert rounded == ("_quantised_product" in names)
+    assert len(known) <= MOST_FORMS
     assert all("'enable_fp_fusion': False" in key for _, key in known), "nothing is fused behind our back"
     assert forms(launches), "steps launch kernels"
     assert not forms(launches) - known, "a request would wait for these"
     idle = {name for name, _ in known - forms(launches)}
     assert idle <= {"attend", "_merge"}, "compiled for nothing"
+
+
+def test_draws_have_a_few_forms_for_all_vocabularies() -> None:
+    """Two by alignment, two by mask, two by dtype, and one of float16: GPU tests compile them all."""
+    more = [(vocab, "some", torch.bfloat16) for vocab in (32000, 50257, 151936, 201088, 262208, 400000)]
+    options = sampling_cases.options([sampling_cases.Row(top_k=5)], [0.5], "cpu")
+    with compiling(90, noting=True) as launches:
+        for vocab, masked, dtype in [*sampling_cases.DRAWS, *more]:
+            logits = torch.zeros(1, vocab + 48, dtype=dtype)[:, :vocab]
+            sample_tokens(logits, options, *sampling_cases.masks_of(1, vocab, "cpu", masked))
+    counts = collections.Counter(name for name, _ in forms(launches))
+    assert counts == {"_sample": 9, "scan": 9, "collect": 9, "threshold": 4}
+
+
+def test_products_of_all_widths_have_the_same_forms() -> None:
+    """One of many rows and one of few. Their number of parts, and the width of float8's, are no constants."""
+    widths = 2048, 4096, 14336
+    with compiling(90, noting=True) as launches:
+        for width in widths:
+            numbers = torch.zeros(256, width, dtype=torch.uint8).view(torch.float8_e4m3fn)
+            rows = Rows(numbers, torch.ones(256, 1), group=0, float8_activations=True)
+            weight = lay_out(rows, inputs=width, device="cpu")
+            assert weight is not None
+            for count in (3, 300):
+                x = torch.zeros(count, width, dtype=torch.bfloat16)
+                matmul(x, torch.zeros(256, width, dtype=torch.bfloat16))
+                float8_matmul(x, weight)
+    counts = collections.Counter(name for name, _ in forms(launches))
+    assert (counts["_product"], counts["_float8_product"], counts["_gather"]) == (2, 2, len(widths))

@@ -11,12 +11,9 @@ import importlib
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
 
-from benchmarks.gpu_visit.figures import Figures
+from benchmarks.gpu_visit.figures import Figures, place_of
 from benchmarks.gpu_visit.processes import die_with_parent, leave_no_core
-
-ROOT = Path(__file__).parents[3]
 
 
 def main() -> int:
@@ -37,18 +34,6 @@ def main() -> int:
         figures.add("the part itself", cut=place_of(error.__traceback__))
         return 130
     return int(figures.failures > 0)
-
-
-def place_of(trace: TracebackType | None) -> str:
-    """The innermost of our own lines, and where it went from there."""
-    frames = traceback.extract_tb(trace)
-    names = [f"{frame.name} ({frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno})" for frame in frames]
-    own = [name for name, frame in zip(names, frames, strict=True) if _is_own(Path(frame.filename))]
-    return " > ".join(dict.fromkeys([*own[-1:], *names[-1:]]))
-
-
-def _is_own(path: Path) -> bool:
-    return path.is_relative_to(ROOT) and not path.is_relative_to(sys.prefix)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
 
-EXPECTED = {"NVIDIA H100": (3.0e12, 798e12)}
+EXPECTED = {"NVIDIA H100": (3.0e12, 798e12), "NVIDIA H200": (4.3e12, 788e12)}
 """Bytes a second and FLOP/s measured before on such cards. A share below 0.95: the card is in a bad state."""
 
 

@@ -37,27 +37,29 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 LOG = 10
 CANDIDATES = 2**LOG
 """Most candidates of a row: as many as a sort in registers takes."""
+_CHUNKS, _GROUPS = 128, 2048
+"""Least sizes of a row's blocks of chunks and of groups. Vocabularies of up to 524288 and 65536 tokens have
+these, so that a kernel is not compiled for each."""
 RANK = 512
 """The K of the threshold. Top-p of ordinary text needs a few hundred candidates; ties can add more."""
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "mask_stride", "chunks"])
 def scan(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, options_ptr, top_ptr, id_ptr, mass_ptr, group_ptr,
     rows, logits_stride, mask_stride, vocab, chunks,
-    HAS_MASK: tl.constexpr, LISTED: tl.constexpr, DRAWN: tl.constexpr, GROUPED: tl.constexpr,
-    SUBS: tl.constexpr,
+    HAS_MASK: tl.constexpr, DRAWN: tl.constexpr, GROUPED: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """Program i: chunk i % chunks of row i // chunks.
 
-    LISTED : use mask_row_ptr; else row i has mask i
+    HAS_MASK : use mask_ptr and mask_row_ptr
     DRAWN : use options_ptr; else the temperature is 1
     GROUPED : write the maxima of groups
     """
     program = tl.program_id(0)
     row, chunk = program // chunks, program % chunks
-    mask_row = row
-    if LISTED:
+    mask_row = 0
+    if HAS_MASK:
         mask_row = tl.load(mask_row_ptr + row)
     temperature = 1.0
     if DRAWN:
@@ -66,7 +68,7 @@ def scan(  # type: ignore[no-untyped-def]
     first = chunk * (SUBS * 32)
     whole = tl.full([SUBS], 1, tl.int1)
     x = load_block(
-        logits_ptr + row.to(tl.int64) * logits_stride, mask_ptr + mask_row.to(tl.int64) * mask_stride,
+        logits_ptr + row.to(tl.int64) * logits_stride, mask_ptr + tl.cast(mask_row, tl.int64) * mask_stride,
         mask_row >= 0, first, vocab, divisor, whole, HAS_MASK, SUBS,
     )  # fmt: skip
     group_top = tl.max(x, axis=1)
@@ -112,12 +114,11 @@ def threshold(  # type: ignore[no-untyped-def]
     tl.store(threshold_ptr + row, key)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "mask_stride", "chunks"])
 def collect(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, options_ptr, top_ptr, group_ptr, threshold_ptr, count_ptr, found_ptr,
     rows, logits_stride, mask_stride, vocab, chunks,
-    HAS_MASK: tl.constexpr, LISTED: tl.constexpr, DRAWN: tl.constexpr, CANDIDATES: tl.constexpr,
-    SUBS: tl.constexpr,
+    HAS_MASK: tl.constexpr, DRAWN: tl.constexpr, CANDIDATES: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """Append the `packed` candidates of a chunk to its row's list, in any order of chunks.
 
@@ -134,13 +135,14 @@ def collect(  # type: ignore[no-untyped-def]
     limit = tl.load(threshold_ptr + row)
     top = tl.load(top_ptr + program)
     if ordered & (order(top) >= limit) & (top > float("-inf")):
-        mask_row = row
-        if LISTED:
+        mask_row = 0
+        if HAS_MASK:
             mask_row = tl.load(mask_row_ptr + row)
         first = chunk * (SUBS * 32)
         wanted = order(tl.load(group_ptr + program.to(tl.int64) * SUBS + tl.arange(0, SUBS))) >= limit
         x = load_block(
-            logits_ptr + row.to(tl.int64) * logits_stride, mask_ptr + mask_row.to(tl.int64) * mask_stride,
+            logits_ptr + row.to(tl.int64) * logits_stride,
+            mask_ptr + tl.cast(mask_row, tl.int64) * mask_stride,
             mask_row >= 0, first, vocab, temperature, wanted, HAS_MASK, SUBS,
         )  # fmt: skip
         chosen = tl.reshape((order(x) >= limit) & (x > float("-inf")), [SUBS * 32])
@@ -167,8 +169,8 @@ class Scanned:
 
     @property
     def block(self) -> int:
-        """The number of chunks, padded to a power of two."""
-        return padded(self.chunks)
+        """The number of chunks, padded to a power of two that most vocabularies have in common."""
+        return padded(max(self.chunks, _CHUNKS))
 
 
 def scanned(
@@ -182,10 +184,11 @@ def scanned(
     """Run the passes.
 
     values : of `SamplingOptions`; None for candidates of all rows at temperature 1
+    mask_rows : given if `mask` is
     rank : the K of the threshold; 0 for no candidates
     """
     rows, vocab = logits.shape
-    subs = min(CHUNK, max(GROUP, padded(vocab))) // GROUP
+    subs = CHUNK // GROUP
     chunks = triton.cdiv(vocab, subs * GROUP)
     cells = rows * chunks
 
@@ -197,11 +200,10 @@ def scanned(
     masses, groups = empty(cells, torch.float64), empty(cells * subs if grouped else 0, torch.float32)
     options = logits if values is None else values
     masks = logits if mask is None else mask
-    listed = mask is not None and mask_rows is not None
-    places = mask_rows if mask_rows is not None else tops
+    places = tops if mask_rows is None else mask_rows
     strides = logits.stride(0), masks.stride(0)
-    flags = {"HAS_MASK": mask is not None, "LISTED": listed, "DRAWN": values is not None, "SUBS": subs}
-    settings = {"num_warps": max(1, subs // 16), "enable_fp_fusion": False}
+    flags = {"HAS_MASK": mask is not None, "DRAWN": values is not None, "SUBS": subs}
+    settings = {"num_warps": subs // 16, "enable_fp_fusion": False}
     scan[(cells,)](
         logits, masks, places, options, tops, ids, masses, groups, rows, *strides, vocab, chunks,
         GROUPED=grouped, **flags, **settings,
@@ -210,11 +212,11 @@ def scanned(
     thresholds, counts = empty(room, torch.int64), empty(room, torch.int32)
     found = empty(room * CANDIDATES, torch.int64)
     if grouped:
-        block = padded(chunks * subs)
+        block = padded(max(chunks * subs, _GROUPS))
         threshold[(rows,)](
             options, groups, thresholds, counts, rows, chunks * subs, rank,
             DRAWN=values is not None, CANDIDATES=CANDIDATES, BLOCK=block,
-            num_warps=max(1, min(8, block // 256)), enable_fp_fusion=False,
+            num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         collect[(cells,)](
             logits, masks, places, options, tops, groups, thresholds, counts, found, rows, *strides, vocab,

@@ -37,30 +37,30 @@ PASSES = tl.constexpr(10)
 @triton.jit
 def _in_thread(x, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A (SUBS, 32) block summed over its halves and over four neighbours, which one thread has loaded."""
-    HALVES: tl.constexpr = 2 if SUBS > 1 else 1
-    return tl.sum(tl.sum(tl.reshape(x, [HALVES, SUBS // HALVES, 8, 4]), axis=3), axis=0)
+    return tl.sum(tl.sum(tl.reshape(x, [2, SUBS // 2, 8, 4]), axis=3), axis=0)
 
 
 @triton.jit
 def _amounts(  # type: ignore[no-untyped-def]
-    key, step, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-    KEYS: tl.constexpr, COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
+    key, step, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+    KEYS: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """One pass: for each order `key + i * step`, i < KEYS, the float64 mass of the tokens of that order or
-    above; with COUNT, the number of those above -inf. A tuple of KEYS scalars.
+    above; if `counting`, the number of those above -inf. A tuple of KEYS scalars.
 
     Every order has the same tree of additions, so that a larger one never has a larger amount.
     """
-    SIZE: tl.constexpr = SUBS // 2 if SUBS > 1 else 1
-    amounts = (tl.zeros([SIZE, 8], tl.float64),) * KEYS
+    amounts = (tl.zeros([SUBS // 2, 8], tl.float64),) * KEYS
     whole = tl.full([SUBS], 1, tl.int1)
     for chunk in range(chunks):
         if order(tl.load(tops_row + chunk)) >= key:
             x = load_block(
                 logits_row, mask_row, masked, chunk * (SUBS * 32), vocab, temperature, whole, HAS_MASK, SUBS
             )
-            weight = tl.where(x > float("-inf"), 1.0, 0.0) if COUNT else exp(x - top)
-            weight = weight.to(tl.float64)
+            each = tl.where(x > float("-inf"), 1.0, 0.0)
+            if not counting:
+                each = exp(x - top)
+            weight = each.to(tl.float64)
             keys = order(x).to(tl.int32)  # compared in half the instructions
             more = ()
             for i in tl.static_range(KEYS):
@@ -78,23 +78,23 @@ def _amounts(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _amount(  # type: ignore[no-untyped-def]
-    key, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-    COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
+    key, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+    HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """As `_amounts`, of one order."""
     amounts = _amounts(
-        key, 0, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-        1, COUNT, HAS_MASK, SUBS,
+        key, 0, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+        1, HAS_MASK, SUBS,
     )  # fmt: skip
     return amounts[0]
 
 
 @triton.jit
 def _bound(  # type: ignore[no-untyped-def]
-    target, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-    STRICT: tl.constexpr, COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
+    target, strict, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+    HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The highest order at or above which the amount reaches (STRICT: exceeds) the target.
+    """The highest order at or above which the amount reaches (if `strict`, exceeds) the target.
 
     Returns the order, the amount above it, and the weight of a token of that order.
     """
@@ -103,11 +103,11 @@ def _bound(  # type: ignore[no-untyped-def]
     above = tl.full([], 0.0, tl.float64)
     for _ in range(PASSES):
         amounts = _amounts(
-            key + step, step, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-            BASE - 1, COUNT, HAS_MASK, SUBS,
+            key + step, step, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab,
+            chunks, BASE - 1, HAS_MASK, SUBS,
         )  # fmt: skip
         for i in tl.static_range(BASE - 1):
-            enough = amounts[i] > target if STRICT else amounts[i] >= target
+            enough = (amounts[i] > target) | ((amounts[i] == target) & (not strict))
             key = tl.where(enough, key + step, key)
             above = tl.where(enough, above, tl.maximum(above, amounts[i]))
         step = step // BASE
@@ -140,50 +140,57 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. The tokens that can be sampled are a prefix of the descending order."""
+    """Sample the token of one row. The tokens that can be sampled are a prefix of the descending order.
+
+    Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
+    three copies of the search would take the compiler twice as long.
+    """
     lowest = tl.full([], LOWEST, tl.int64)
-    whole = _amount(
-        lowest, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-        False, HAS_MASK, SUBS,
-    )  # fmt: skip
-    kept = whole
+    kept = _amount(
+        lowest, False, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks, HAS_MASK, SUBS
+    )
+    count = tl.full([], 0.0, tl.float64)
     if (top_k > 0) & (top_k < vocab):
         count = _amount(
-            lowest, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-            True, HAS_MASK, SUBS,
+            lowest, True, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+            HAS_MASK, SUBS,
         )  # fmt: skip
-        if count > top_k:
-            key, above, weight = _bound(
-                top_k.to(tl.float64), logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-                False, True, HAS_MASK, SUBS,
-            )  # fmt: skip
-            mass = _amount(
-                key + 1, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-                False, HAS_MASK, SUBS,
-            )  # fmt: skip
-            kept = mass + (top_k - above) * weight
-    total = kept
-    if top_p < 1.0:
-        limit = top_p.to(tl.float64) * kept
-        key, above, weight = _bound(
-            limit, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-            False, False, HAS_MASK, SUBS,
-        )  # fmt: skip
-        total = tl.minimum(total, above + tl.maximum(tl.ceil((limit - above) / weight), 1.0) * weight)
+    likely = tl.full([], float("inf"), tl.float64)
     if min_p > 0.0:
-        likely = tl.zeros([SUBS // 2 if SUBS > 1 else 1, 8], tl.float64)
+        masses = tl.zeros([SUBS // 2, 8], tl.float64)
         every = tl.full([SUBS], 1, tl.int1)
         for chunk in range(chunks):
             if exp(tl.load(tops_row + chunk) - top) >= min_p:
                 first = chunk * (SUBS * 32)
                 x = load_block(logits_row, mask_row, masked, first, vocab, temperature, every, HAS_MASK, SUBS)
                 weight_of = exp(x - top)
-                likely += _in_thread(tl.where(weight_of >= min_p, weight_of, 0.0).to(tl.float64), SUBS)
-        total = tl.minimum(total, tl.sum(tl.sum(likely, axis=1), axis=0))
-    target = tl.minimum(uniform * total, below(total))
-    key, above, weight = _bound(
-        target, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
-        True, False, HAS_MASK, SUBS,
-    )  # fmt: skip
+                masses += _in_thread(tl.where(weight_of >= min_p, weight_of, 0.0).to(tl.float64), SUBS)
+        likely = tl.sum(tl.sum(masses, axis=1), axis=0)
+    target = top_k.to(tl.float64)
+    key = lowest
+    above = tl.full([], 0.0, tl.float64)
+    weight = tl.full([], 0.0, tl.float64)
+    for stage in range(3):
+        wanted = tl.where(stage == 0, count > top_k, (stage == 2) | (top_p < 1.0))
+        if wanted:
+            key, above, weight = _bound(
+                target, stage == 2, stage == 0, logits_row, mask_row, masked, tops_row, top, temperature,
+                vocab, chunks, HAS_MASK, SUBS,
+            )  # fmt: skip
+        if stage == 0:
+            if wanted:
+                mass = _amount(
+                    key + 1, False, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
+                    HAS_MASK, SUBS,
+                )  # fmt: skip
+                kept = mass + (top_k - above) * weight
+            target = top_p.to(tl.float64) * kept
+        if stage == 1:
+            total = tl.minimum(kept, likely)
+            if wanted:
+                total = tl.minimum(
+                    total, above + tl.maximum(tl.ceil((target - above) / weight), 1.0) * weight
+                )
+            target = tl.minimum(uniform * total, below(total))
     nth = tl.maximum(tl.floor((target - above) / weight), 0.0).to(tl.int32)
     return _nth(key, nth, logits_row, mask_row, masked, tops_row, temperature, vocab, chunks, HAS_MASK, SUBS)
