@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 30000
 HOST_PYTHON ?= python3.12
 
-.PHONY: demo quick test long-test ray-test check serve docs gpu-visit-kit gpu-check clean
+.PHONY: demo quick test long-test ray-test check serve docs gpu-visit-kit gpu-visit-rehearsal gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -42,6 +42,9 @@ check: $(VENV)/.dev  ## lint, formatting and types
 gpu-visit-kit: $(VENV)/.runtime  ## HOST_PYTHON=python3.12: what a GPU host without a network needs, into ./gpu-visit-kit
 	@$(BIN)/ramify pull
 	$(BIN)/python .ci/gpu_visit_kit.py $(HOST_PYTHON)
+
+gpu-visit-rehearsal:  ## the three calls of a visit on small shapes, with the kit and the packages of its host
+	PATH="$(abspath .venv-gpu-host/bin):$$PATH" sh gpu-visit-kit/run A B C --tiny
 
 gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests and figures, into ./gpu-visit, in about ten minutes
 	$(BIN)/python -m benchmarks.gpu_visit A B C --out gpu-visit

@@ -1,4 +1,4 @@
-"""Machine code that numba compiled, in the cache folder: shared by clones, environments and users' projects.
+"""Machine code in the cache folder, numba's and Triton's: shared by clones, environments and users' projects.
 
 numba by itself keeps it beside the sources. pip leaves files there that it did not install, and the folders
 that stay behind when a package is removed hide an editable installation of the same package.
@@ -100,6 +100,11 @@ def _for_this_process() -> tempfile.TemporaryDirectory[str]:
         root(),
     )
     return tempfile.TemporaryDirectory(prefix="ramify-compiled-")
+
+
+def keep_triton_kernels() -> None:
+    """Have Triton keep kernels in Ramify's cache, unless `$TRITON_CACHE_DIR` names another folder."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache.home() / "triton"))
 
 
 @functools.cache

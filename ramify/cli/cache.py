@@ -13,6 +13,7 @@ KINDS = {
     "models": "models that were fetched",
     "packed": "weights as kernels read them; made at the first load of a model",
     "compiled": "compiled kernels and grammar engines, a folder for each version of the sources",
+    "triton": "compiled Triton kernels",
     "grammars": "compiled constraints",
     "vocabularies": "tokens by their bytes, for grammars",
     "tokenizers": "tokenizers of GGUF files",

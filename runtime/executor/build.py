@@ -9,6 +9,7 @@ import torch
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops
+from ramify.machine_code import keep_triton_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import CalledAttention, PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
@@ -67,6 +68,8 @@ def build_runners(
     config = with_defaults_of(config, device)
     assert config.max_running is not None
     assert config.page_size is not None
+    if device.type == "cuda":
+        keep_triton_kernels()
     backend, ops = resolve_ops(config, device)
     graphs = _wants_graphs(config, device, ops)
     cascade = _wants_cascade(config, backend, ops)

@@ -17,6 +17,7 @@ import torch
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops, ops
+from ramify.machine_code import keep_triton_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.attention import has_cascade
@@ -87,6 +88,7 @@ def compile_for_absent(config: EngineConfig, files: ModelFiles, capability: int)
     """
     from ramify.kernels.triton import ahead
 
+    keep_triton_kernels()
     config = with_defaults(config, 0)
     shape = read_shape(files.weights, config.model_impl)
     if not isinstance(shape, ModelConfig):

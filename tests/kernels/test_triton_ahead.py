@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton import knobs
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.triton import ahead, norm
@@ -27,7 +26,7 @@ META = torch.device("meta")
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
