@@ -24,15 +24,15 @@ class Timing:
 
     seconds : the median of all calls
     spread : the difference of the medians of the first and the second half of them, as a share of `seconds`
-    captured : replayed as a CUDA graph; else the host's launches count too
+    captured : replayed as a CUDA graph; else the host's launches count too. None on the CPU
     """
 
     seconds: float
     spread: float
-    captured: bool
+    captured: bool | None
 
     @staticmethod
-    def of(times: list[float], captured: bool) -> Timing:
+    def of(times: list[float], captured: bool | None) -> Timing:
         whole = statistics.median(times)
         halves = [statistics.median(part) for part in (times[: len(times) // 2], times[len(times) // 2 :])]
         return Timing(whole, abs(halves[1] - halves[0]) / whole, captured)
@@ -62,7 +62,9 @@ class Timer:
         failed: dict[str, str] = {}
         for name, call in calls.items():
             try:
-                ready[name] = self._prepared(call)
+                if not self._cuda:
+                    call()
+                ready[name] = captured(call) if self._cuda else call
             except Exception as error:  # compilers and libraries fail with types of their own
                 failed[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
         times: dict[str, list[float]] = {name: [] for name in ready}
@@ -74,7 +76,8 @@ class Timer:
             if len(times[name]) >= MOST_CALLS:
                 break
         return {
-            name: Timing.of(taken, ready[name] is not calls[name]) for name, taken in times.items()
+            name: Timing.of(taken, ready[name] is not calls[name] if self._cuda else None)
+            for name, taken in times.items()
         }, failed
 
     def medians(
@@ -83,12 +86,6 @@ class Timer:
         """The seconds of `timings`."""
         found, failed = self.timings(calls, seconds=seconds, least=least)
         return {name: timing.seconds for name, timing in found.items()}, failed
-
-    def _prepared(self, call: Callable[[], object]) -> Callable[[], object]:
-        if self._cuda:
-            return captured(call)
-        call()
-        return call
 
     def _once(self, call: Callable[[], object]) -> float:
         if not self._cuda:

@@ -1,9 +1,10 @@
 """Which tiles are fastest here: each candidate on a decode or a prefill, beside the one that is chosen today.
 
-    python -m benchmarks.tune_attention [--head-dim 128] [--page-size 16] [--seconds 0.1]
+    python -m benchmarks.tune_attention [--head-dim 128] [--page-size 64] [--seconds 0.1]
 
 For `kernels/triton/plan/attention_config.py`. Candidates are compared in turn, from an empty cache, as in
-`benchmarks.kernels`; one that does not fit the device says so. Without a CUDA device it exits with status 2.
+`benchmarks.kernels`, on random numbers. Candidates that do not fit the device are counted, and those whose
+result is not that of the chosen one are named. Without a CUDA device it exits with status 2.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from benchmarks.gpu_timing import Timer
+from benchmarks.kernels import MOST_ERROR
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.plan.attention_config import Tile, device_of, tiles
 from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
+from tests.kernels.kernel_cases.base import Call, Work, reason
 
 CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
 """By rows of the tile: a decode, short chunks over a long prefix, a prefill."""
@@ -32,10 +35,36 @@ def candidates(rows: int, head_dim: int) -> list[Tile]:
     ]
 
 
-def caller(inputs: Inputs, tile: Tile, *, deterministic: bool) -> Callable[[], object]:
+def caller(inputs: Inputs, tile: Tile, *, deterministic: bool) -> Call:
     shape = plan_shape(inputs.q, inputs.k, window=0, deterministic=deterministic, tile_choice=[tile])
     plan = plan_attention(inputs.starts, inputs.lengths.lens, shape, inputs.device)
     return lambda: run_plan(plan, inputs.q, inputs.k, inputs.v, inputs.table, inputs.out, scale=inputs.scale)
+
+
+def tune(
+    lengths: Lengths, model: Model, now: Tile, timer: Timer, *, deterministic: bool, seconds: float
+) -> None:
+    """Print the fastest candidates beside `now`. seconds : of measuring each"""
+    inputs = Inputs(lengths, model, timer.device)
+    calls = {
+        str(tile): caller(inputs, tile, deterministic=deterministic)
+        for tile in {now, *candidates(now.rows, model.head_dim)}
+    }
+    print(f"\n{'deterministic ' if deterministic else ''}{lengths.new} new of {lengths.lens[0]}:")
+    work = Work(calls[str(now)], 0, rivals=calls, reset=partial(inputs.out.fill_, torch.nan))
+    try:
+        errors, failed = work.errors()
+    except Exception as error:  # compilers and drivers fail with types of their own
+        print(f"  the chosen one, {now}: {reason(error)}")
+        return
+    right = {name: calls[name] for name, error in errors.items() if error <= MOST_ERROR}
+    times, unfit = timer.medians(right, seconds=seconds, least=5)
+    for name in sorted(times, key=times.__getitem__)[:6]:
+        print(f"  {times[name] * 1e6:>9.1f} us  {name}{'  <- chosen' * (name == str(now))}")
+    for name in errors.keys() - right.keys():
+        print(f"  wrong by {errors[name]:.2g}: {name}")
+    chosen = times.get(str(now), float("nan"))
+    print(f"  chosen: {chosen * 1e6:.1f} us; {len(failed) + len(unfit)} do not fit")
 
 
 def main() -> int:
@@ -43,30 +72,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--page-size", type=int, default=Model.page_size)
     parser.add_argument("--seconds", type=float, default=0.1, help="of measuring for each candidate")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("tune_attention needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
         return 2
     torch.manual_seed(0)
-    timer, device = Timer(), torch.device("cuda", torch.cuda.current_device())
-    model = Model(head_dim=args.head_dim, page_size=args.page_size)
+    timer, model = Timer(), Model(head_dim=args.head_dim, page_size=args.page_size)
     for deterministic in (False, True):
-        chosen = tiles(args.head_dim, torch.bfloat16, device_of(device), deterministic=deterministic)
+        chosen = tiles(args.head_dim, torch.bfloat16, device_of(timer.device), deterministic=deterministic)
         for (rows, lengths), now in itertools.product(CASES.items(), chosen):
-            if now.rows != rows and not deterministic:
-                continue
-            inputs = Inputs(lengths, model, device)
-            calls = {
-                str(tile): caller(inputs, tile, deterministic=deterministic)
-                for tile in {now, *candidates(now.rows, args.head_dim)}
-            }
-            times, failed = timer.medians(calls, seconds=args.seconds, least=5)
-            print(f"\n{'deterministic ' if deterministic else ''}{lengths.new} new of {lengths.lens[0]}:")
-            for name in sorted(times, key=times.__getitem__)[:6]:
-                print(f"  {times[name] * 1e6:>9.1f} us  {name}{'  <- chosen' * (name == str(now))}")
-            print(f"  chosen: {times.get(str(now), float('nan')) * 1e6:.1f} us; {len(failed)} do not fit")
+            if now.rows == rows or deterministic:
+                tune(lengths, model, now, timer, deterministic=deterministic, seconds=args.seconds)
     return 0
 
 

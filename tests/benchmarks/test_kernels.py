@@ -85,10 +85,14 @@ def test_a_wrong_kernel_has_no_time():
         "agrees with none": lambda out: out.mul_(1.02),
     }
     for message, change in wrong.items():
-        row = added(change)
+        row = added(change, flat=lambda x: 1.02 * (x + 1))
         assert message in row["error"]
         assert "seconds" not in row
     assert "seconds" in added(lambda out: out.mul_(1.002))
+    out = torch.zeros(5)
+    work = Work(lambda: out, 0, checks={"torch": lambda: torch.zeros(5)}, reset=partial(out.fill_, torch.nan))
+    with pytest.raises(ValueError, match="5 of 5 numbers"):
+        work.errors()
 
 
 def test_a_timing_s_spread_is_between_its_halves():
@@ -97,7 +101,7 @@ def test_a_timing_s_spread_is_between_its_halves():
     assert timing.spread == pytest.approx(0.1 / 1.05)
     times, failed = Timer(torch.device("cpu")).timings({"good": list, "bad": partial(int, "x")}, seconds=1e-5)
     assert list(times) == ["good"]
-    assert not times["good"].captured
+    assert times["good"].captured is None
     assert "invalid literal" in failed["bad"]
 
 
