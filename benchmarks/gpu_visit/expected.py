@@ -54,9 +54,7 @@ def of_ceiling(case: str, found: float, device: str | None = None) -> dict[str, 
     return _beside(table[max(fitting, key=len)], found) if fitting else {}
 
 
-def _of_device(
-    tables: dict[str, dict[str, Range]], device: str | None
-) -> dict[str, Range]:
+def _of_device(tables: dict[str, dict[str, Range]], device: str | None) -> dict[str, Range]:
     name = device or device_name()
     return next((table for start, table in tables.items() if name.startswith(start)), {})
 

@@ -1,8 +1,9 @@
 """The headline ratio: a step of torch's own kernels in one CUDA graph, against our engine's.
 
-The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the fastest
-of torch's backends over contiguous keys and values, gated activations, residuals, the head and a greedy choice.
-It has no rotation, no store of keys and values, no pages and no scheduler, so it does less than a step must.
+The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the
+fastest of torch's backends over contiguous keys and values, gated activations, residuals, the head and a
+greedy choice. It has no rotation, no store of keys and values, no pages and no scheduler: less than a step
+must do.
 """
 
 from __future__ import annotations
@@ -98,7 +99,12 @@ class Library:
         fused = attended + 2 * config.num_kv_heads * config.head_dim
         self._norm = torch.ones(hidden, dtype=dtype, device=device)
         self._layers = [
-            (weight(fused, hidden), weight(hidden, attended), weight(2 * inner, hidden), weight(hidden, inner))
+            (
+                weight(fused, hidden),
+                weight(hidden, attended),
+                weight(2 * inner, hidden),
+                weight(hidden, inner),
+            )
             for _ in range(config.num_layers)
         ]
         self._head = weight(config.vocab_size, hidden)

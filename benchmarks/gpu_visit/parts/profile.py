@@ -1,7 +1,7 @@
-"""Time by kernel: torch's profiler over five decoding steps at 1, 32 and 256, and over a prompt of 4,096 tokens.
+"""Time by kernel: torch's profiler over five decoding steps at 1, 32 and 256, and over a prompt of 4,096.
 
-A row for each workload, then one for each of its longest kernels. A kernel in a CUDA graph counts as any other.
-Without a CUDA device the operations of the CPU are counted.
+A row for each workload, then one for each of its longest kernels. A kernel in a CUDA graph counts as any
+other. Without a CUDA device the operations of the CPU are counted.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def run(figures: Figures) -> None:
         record(figures, case, lambda: engine.prefill(sizes.prompt), 1, device)
 
 
-def record(
-    figures: Figures, case: str, run: Callable[[], object], steps: int, device: torch.device
-) -> None:
+def record(figures: Figures, case: str, run: Callable[[], object], steps: int, device: torch.device) -> None:
     """Rows of `run`, which takes `steps` steps. Seconds and numbers are those of one step.
 
     seconds : without the profiler; `profiled_s` with it
@@ -81,9 +79,7 @@ def record(
         kernels=len(kernels) / steps,
         waits_s=waits,
         host_s=profiled / steps - waits,
-        launches={
-            start: sum(event.name.startswith(start) for event in calls) / steps for start in LAUNCHES
-        },
+        launches={start: sum(event.name.startswith(start) for event in calls) / steps for start in LAUNCHES},
     )
     by_name: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -104,7 +100,7 @@ def recorded(run: Callable[[], object], device: torch.device) -> tuple[Any, floa
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as found:
+    with profile(activities=activities, acc_events=True) as found:
         began = time.perf_counter()
         run()
         wait(device)

@@ -27,6 +27,7 @@ import httpx
 
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
+from ramify.runtime.compile_ahead import compile_grammars
 from tests.runtime.tiny import write_tiny
 
 KIT_MODEL = Path(__file__).parents[3] / "gpu-visit-kit" / "model"
@@ -101,7 +102,9 @@ class Answer:
     def check(self) -> None:
         """Raise ValueError unless it is whole, and of its schema."""
         if self.finish not in ("stop", "length") or not self.tokens:
-            raise ValueError(f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}")
+            raise ValueError(
+                f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}"
+            )
         if self.schema is None:
             return
         if self.finish != "stop" or not SCHEMAS[self.schema][1](json.loads(self.text)):
@@ -117,10 +120,17 @@ def run(figures: Figures) -> None:
             folder = KIT_MODEL
         else:
             write_model(folder)
+        # As `ramify pull` does. A server would compile them beside the first requests with a schema.
+        began = time.monotonic()
+        compile_grammars()
+        figures.add("grammar engine compiled", seconds=time.monotonic() - began)
         load, flags = (TINY_LOAD, TINY_FLAGS) if figures.tiny else (Load(), ("--load-format=dummy",))
-        with figures.attempt("server"), served(figures, folder, flags) as url:
-            with figures.attempt("answers"):
-                asyncio.run(_ask(figures, url, folder.name, load))
+        with (
+            figures.attempt("server"),
+            served(figures, folder, flags) as url,
+            figures.attempt("answers"),
+        ):
+            asyncio.run(_ask(figures, url, folder.name, load))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from ramify.kernels.reference import rope as twin_rope
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import activation, cascade, float8, kv_store, matmul, norm, quantised, rope
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from tests.kernels import float8_cases, quantised_cases, sampling_cases
+from tests.kernels import sampling_cases
 from tests.kernels.attention_cases import Batch
 from tests.kernels.cascade_cases import dense
 from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
@@ -143,7 +143,7 @@ def kernels(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare]]
 
 
 def draws(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Names, and functions that raise where a token differs from the twin's of the same logits and uniforms."""
+    """Names, and functions that raise where a token is not the twin's of the same logits and uniforms."""
     rows: dict[str, list[Row]] = {
         "greedy": [Row(0.0)],
         "straight": [Row(), Row(0.7), Row(min_p=0.1)],
@@ -245,27 +245,33 @@ def _silu_mul(sizes: Sizes, device: torch.device) -> list[Pair]:
 
 
 def _product(sizes: Sizes, rows: int, device: torch.device) -> list[Pair]:
-    x, weight = (
-        _random(device, count, sizes.hidden, dtype=sizes.dtype) for count in (rows, sizes.inner)
-    )
+    x, weight = (_random(device, count, sizes.hidden, dtype=sizes.dtype) for count in (rows, sizes.inner))
     out = matmul.matmul(x, weight, out=_poisoned(device, rows, sizes.inner, dtype=sizes.dtype))
     return [(out, x.float() @ weight.float().t())]
 
 
 def _quantised(sizes: Sizes, device: torch.device) -> list[Pair]:
+    # Its import compiles the packing of weights for the CPU, where nothing is compiled yet.
+    from tests.kernels import quantised_cases
+
     weight = quantised_cases.weight_of("int4", 128, sizes.hidden, sizes.hidden, str(device))
     x = _random(device, sizes.rows, sizes.hidden, dtype=sizes.dtype)
     return _both(quantised.quantised_matmul, twin_quantised.quantised_matmul, (x, weight), x.shape)
 
 
 def _float8(sizes: Sizes, device: torch.device) -> list[Pair]:
+    from tests.kernels import float8_cases
+
     weight = float8_cases.weight_of(sizes.hidden, sizes.hidden, 0, str(device))
     x = _random(device, sizes.rows, sizes.hidden, dtype=sizes.dtype)
     return _both(float8.float8_matmul, twin_float8.float8_matmul, (x, weight), x.shape)
 
 
 def _both(
-    kernel: Callable[..., Tensor], twin: Callable[..., Tensor], given: tuple[object, ...], shape: tuple[int, ...]
+    kernel: Callable[..., Tensor],
+    twin: Callable[..., Tensor],
+    given: tuple[object, ...],
+    shape: tuple[int, ...],
 ) -> list[Pair]:
     """Of functions of the same arguments, with columns behind the result's that nobody may write."""
     x = given[0]
