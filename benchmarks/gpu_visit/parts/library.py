@@ -31,8 +31,9 @@ from tests.kernels.kernel_cases.attention import BACKENDS
 from tests.kernels.kernel_cases.base import difference, reason
 
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
-MOST_ERROR = 1e-2
-"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖: others are wrong, and not timed."""
+MOST_ERROR = 0.05
+"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often itself. A backend
+with more is wrong and not timed."""
 
 
 @dataclasses.dataclass(frozen=True)

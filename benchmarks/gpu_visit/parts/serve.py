@@ -139,7 +139,12 @@ def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str
     began, before = time.monotonic(), _compiled()
     command = [sys.executable, "-m", "ramify", "serve", str(folder), "--port=0", "--log-level=info", *flags]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TRITON_CACHE_DIR": str(_triton_cache())},
     )
     lines: list[str] = []
     ready = threading.Event()
@@ -192,9 +197,13 @@ def facts_in(log: str) -> dict[str, float]:
 
 def _compiled() -> int:
     """Kernels in Triton's cache on disk."""
+    return len(list(_triton_cache().glob("*/*.cubin")))
+
+
+def _triton_cache() -> Path:
     from triton import knobs
 
-    return len(list(Path(os.environ.get("TRITON_CACHE_DIR", knobs.cache.dir)).glob("*/*.cubin")))
+    return Path(os.environ.get("TRITON_CACHE_DIR") or knobs.cache.dir)
 
 
 async def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
