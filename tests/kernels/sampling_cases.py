@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.cpu import sampling as compiled
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
 from ramify.kernels.registry import SampleTokens
@@ -135,6 +134,8 @@ def runtimes(
     logits: Tensor, rows: Sequence[Row], uniforms: Sequence[float], masks: Sequence[Any]
 ) -> list[int]:
     """The tokens that the CPU's sampler draws."""
+    from ramify.kernels.cpu import sampling as compiled  # where nothing is compiled yet, a GPU need not wait
+
     specs = [
         sampler.SamplingRow(
             params=SamplingParams(**dataclasses.asdict(row)),

@@ -1,8 +1,9 @@
 """The headline ratio: a step of torch's own kernels in one CUDA graph, against our engine's.
 
-The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the fastest
-of torch's backends over contiguous keys and values, gated activations, residuals, the head and a greedy choice.
-It has no rotation, no store of keys and values, no pages and no scheduler, so it does less than a step must.
+The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the
+fastest of torch's backends over contiguous keys and values, gated activations, residuals, the head and a
+greedy choice. It has no rotation, no store of keys and values, no pages and no scheduler: less than a step
+must do.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from tests.kernels.kernel_cases.attention import BACKENDS
 from tests.kernels.kernel_cases.base import difference, reason
 
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
-MOST_ERROR = 1e-2
-"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖: others are wrong, and not timed."""
+MOST_ERROR = 0.05
+"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often itself. A backend
+with more is wrong and not timed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Time by kernel: torch's profiler over five decoding steps at 1, 32 and 256, and over a prompt of 4,096 tokens.
+"""Time by kernel: torch's profiler over five decoding steps at 1, 32 and 256, and over a prompt of 4,096.
 
-A row for each workload, then one for each of its longest kernels. A kernel in a CUDA graph counts as any other.
-Without a CUDA device the operations of the CPU are counted.
+A row for each workload, then one for each of its longest kernels. A kernel in a CUDA graph counts as any
+other. Without a CUDA device the operations of the CPU are counted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def recorded(run: Callable[[], object], device: torch.device) -> tuple[Any, floa
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as found:
+    with profile(activities=activities, acc_events=True) as found:
         began = time.perf_counter()
         run()
         wait(device)

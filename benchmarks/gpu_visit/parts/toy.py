@@ -1,7 +1,8 @@
 """A toy engine in deterministic mode: no feature changes a bit of a token or a log-probability.
 
-All of graphs, overlap, cascade and shared prefixes off is what each of them on is held against. A rehearsal
-pads steps as graphs do; its prompts are shorter than the 512 positions that a deterministic cascade can share.
+Each of graphs, overlap, cascade and shared prefixes on is held against all of them off. A rehearsal pads
+steps as graphs do. Its prompts are shorter than the 512 positions of which a deterministic cascade shares
+multiples.
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+"""The parts of a visit to a GPU on tiny shapes, in Triton's interpreter, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_visit import expected
+from benchmarks.gpu_visit.model import write_model
+from benchmarks.gpu_visit.parts.serve import facts_in
+
+pytestmark = pytest.mark.slow
+
+RUN = """
+import importlib, sys
+from pathlib import Path
+from benchmarks.gpu_visit.figures import Figures
+
+for name in sys.argv[2:]:
+    part = importlib.import_module(f"benchmarks.gpu_visit.parts.{name}")
+    figures = Figures(Path(sys.argv[1]), name, tiny=True)
+    with figures.attempt("the part itself"):
+        part.run(figures)
+"""
+SPOILT = """
+import dataclasses, sys
+from pathlib import Path
+from benchmarks.gpu_visit.figures import Figures
+from benchmarks.gpu_visit.parts import twins
+from ramify.kernels.triton import activation, kv_store, norm
+from tests.kernels import sampling_cases
+
+twins.TINY = dataclasses.replace(twins.TINY, forms=())
+right = norm.rms_norm, activation.silu_mul, sampling_cases.check_draws
+norm.rms_norm = lambda x, *given, out: right[0](x * x, *given, out=out)
+activation.silu_mul = lambda x, *, out: right[1](x[:3], out=out[:3])
+kv_store.copy_pages = lambda *given: 1 / 0
+
+
+def check_draws(rows, *given, **options):
+    if rows[0].temperature == 0:
+        options["draw"] = lambda *some: sampling_cases.sample_tokens(*some).clamp(max=1)
+    right[2](rows, *given, **options)
+
+
+sampling_cases.check_draws = check_draws
+figures = Figures(Path(sys.argv[1]), "twins", tiny=True)
+twins.run(figures)
+"""
+CASES = {
+    "twins": ["decode 1 x 4k, pages of 64", "cascade 2 over 8k, pages of 16, deterministic", "add + norm"],
+    "toy": ["all off", "pages of 64", "pages of 16", "graphs", "overlap", "cascade", "all of them"],
+    "engine": ["decode 1 x 20", "decode 2 x 20", "prefill 24", "cascade, 2 over 128", "engine: measured"],
+    "profile": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
+    "products": ["qkv, 1 rows", "head, 3 rows"],
+    "library": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
+    "kernels": ["decode 64 x 4k", "all cases"],
+    "long": ["decode 2 x 40", "decode 1 x 80", "deterministic decode 1 x 8"],
+    "serve": ["ready", "4 requests", "free text", "with a schema", "end"],
+}
+
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def rows_of(script: str, file: Path, *arguments: str) -> Rows:
+    """The figures of a process, by case."""
+    own = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, str(file), *arguments]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = defaultdict(list)
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        found[f"{row['part']}: {row['case']}"].append(row)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_part_has_its_figures(tmp_path: Path) -> None:
+    rows = rows_of(RUN, tmp_path / "figures.jsonl", *CASES)
+    failed = [row for some in rows.values() for row in some if "error" in row]
+    assert not failed
+    missing = [
+        name for part, cases in CASES.items() for case in cases if (name := f"{part}: {case}") not in rows
+    ]
+    assert not missing
+    assert all(rows[f"toy: {case}"][0]["equal"] for case in CASES["toy"][1:])
+    assert rows["twins: sample top-p, with masks"][0]["equal"]
+    assert 0 < rows["twins: norm"][0]["error_rel"] < 1e-2
+    for name in ("engine: decode 1 x 20", "long: decode 1 x 80"):
+        row = rows[name][0]
+        assert 0 < row["floor_s"] < row["seconds"]
+        assert row["spread"] >= 0
+    assert rows["engine: without cascade, 2 over 128"][0]["ratio"] > 0
+    assert rows["library: decode 2 x 20"][0]["ratio"] > 0
+    assert rows["products: head, 3 rows"][0]["of_ceiling"] > 0
+    assert rows["profile: decode 1 x 20"][0]["host_s"] > 0
+    assert any(name.startswith("profile: decode 1 x 20: aten::") for name in rows)
+    assert rows["serve: with a schema"][0]["right"] == 2
+    assert rows["serve: end"][0]["status"] == 0
+
+
+def test_a_wrong_kernel_fails_its_case_alone(tmp_path: Path) -> None:
+    """One computes other numbers, one leaves rows unwritten, one raises, and one draws other tokens."""
+    rows = rows_of(SPOILT, tmp_path / "figures.jsonl")
+    errors = {case: row["error"] for case, some in rows.items() for row in some if "error" in row}
+    assert set(errors) == {
+        "twins: norm",
+        "twins: silu * up",
+        "twins: copy pages of 64",
+        "twins: copy pages of 16",
+        "twins: sample greedy",
+        "twins: sample greedy, with masks",
+    }
+    assert "relative error" in errors["twins: norm"]
+    assert "288 were not written" in errors["twins: silu * up"]
+    assert "ZeroDivisionError" in errors["twins: copy pages of 16"]
+    assert rows["twins: norm"][0]["error_rel"] > 1e-2
+    assert rows["twins: float8 product"][0]["error_rel"] < 1e-2
+    assert rows["twins: log-probabilities, top 20"][0]["equal"]
+
+
+def test_predictions_are_beside_what_was_found() -> None:
+    card = "NVIDIA H100 80GB HBM3"
+    assert expected.seconds("decode 1 x 1024", 7e-3, card) == {
+        "expected": (6.8e-3, 7.2e-3),
+        "found": 7e-3,
+        "miss": 0.0,
+        "source": "estimates",
+    }
+    assert expected.seconds("decode 1 x 1024", 7.92e-3, card)["miss"] == pytest.approx(0.1)
+    assert expected.of_ceiling("o, 16 rows", 0.52, card)["miss"] == pytest.approx(-0.2)
+    assert expected.of_ceiling("o, 256 rows", 0.5, card) == {}
+    assert expected.seconds("decode 1 x 1024", 7e-3, "another card") == {}
+
+
+def test_the_log_of_a_server_tells_of_its_start() -> None:
+    log = (
+        "2026-01-01 scheduler INFO cuda:0: DeviceMemory(total=1), 21870 pages, 0 states\n"
+        "2026-01-01 scheduler INFO cuda:0: 309 CUDA graphs in 12.5 s\n"
+    )
+    assert facts_in(log) == {"pages": 21870, "graphs": 309, "capture_s": 12.5}
+    assert facts_in("") == {}
+
+
+@pytest.mark.weights
+def test_a_model_s_folder_has_a_shape_and_a_tokenizer(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 128256
+    assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "chat_template.jinja"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8 << 20
