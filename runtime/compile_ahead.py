@@ -124,4 +124,4 @@ def _import(modules: tuple[str, ...]) -> None:
     code = f"import gc; gc.disable(); import {', '.join(modules)}"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with _free_cores:
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, check=True)

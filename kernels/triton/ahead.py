@@ -163,7 +163,8 @@ class _Worker:
     def __init__(self, capability: int) -> None:
         environment = os.environ | {"TRITON_STORE_BINARY_ONLY": "1", "OMP_NUM_THREADS": "1"}
         environment |= {"TRITON_CACHE_DIR": str(knobs.cache.dir)}
-        command = [sys.executable, "-m", __name__, str(capability)]
+        # -P: a folder `ramify` in the working directory is not the package.
+        command = [sys.executable, "-P", "-m", __name__, str(capability)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
