@@ -10,8 +10,19 @@ from collections.abc import Sequence
 from benchmarks.gpu_visit.driver import rows_of
 from benchmarks.gpu_visit.figures import Figures
 
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-W", "default", "--maxfail=20", "--durations=5"]
-"""Without `filterwarnings = error`: what a driver or a library of the host deprecates is no fault of ours."""
+OPTIONS = [
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "default",
+    "--maxfail=20",
+    "--durations=5",
+    "-o",
+    "pythonpath=",
+]
+"""Without `filterwarnings = error`: what a driver or a library of the host deprecates is no fault of ours.
+Without `pythonpath = .`, which would put the clone's folder ramify before a package installed elsewhere."""
 NO_TESTS = 5
 """Status of a share that got none."""
 

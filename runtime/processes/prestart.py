@@ -88,7 +88,7 @@ def start(
     between sessions first and heed niceness only inside one (sched(7), autogroup).
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "ramify.runtime.processes.worker_start", module, *arguments],
+        [sys.executable, "-P", "-m", "ramify.runtime.processes.worker_start", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=sys.stderr if _has_fileno(sys.stderr) else subprocess.DEVNULL,
         env=env,
