@@ -1,0 +1,33 @@
+"""The start of an engine on a GPU: its kernels are compiled by other processes, and once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+START = """
+from triton import knobs
+
+compiled = []
+knobs.compilation.listener = lambda **event: compiled.append(event["cache_hit"])
+from tests.gpu.toy import PROMPTS, Local
+
+Local().complete(PROMPTS[:3], 4)
+print(len(compiled), compiled.count(False))
+"""
+
+
+def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    kernels = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=True
+        )
+        loaded, compiled = map(int, done.stdout.split())
+        assert loaded > 20
+        assert compiled == 0, "the engine's own process compiles nothing, at the first start neither"
+        kernels.append(sorted(path.name for path in tmp_path.glob("*/*.cubin")))
+    assert kernels[0] == kernels[1]
