@@ -167,6 +167,21 @@ def test_nothing_is_pickled() -> None:
         }, name
 
 
+def test_processes_do_not_import_from_the_working_directory() -> None:
+    """In a clone, its folder `ramify` would hide a package that is installed as a copy."""
+    started = {
+        name: [
+            node.elts[1]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
+        ]
+        for name, path in MODULES.items()
+    }
+    assert sum(map(len, started.values())) >= 5
+    for name, options in started.items():
+        assert {ast.unparse(option) for option in options} <= {"'-P'"}, name
+
+
 def test_importing_ramify_imports_nothing_heavy() -> None:
     """The import takes 6 ms."""
     heavy = {"torch", "numpy", "transformers", "fastapi", "pydantic", "aiohttp", "zmq", "tqdm", "numba"}
