@@ -95,6 +95,7 @@ def engine_config(
         max_running=max((*sizes.batches, sizes.branches)),
         chunk_tokens=sizes.chunk or config.chunk_tokens,
         max_waiting=4096,
+        speculation=False,  # a step is to give one token a request
         **changes,
     )
 
