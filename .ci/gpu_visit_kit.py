@@ -42,11 +42,12 @@ set -e
 cd "$(dirname "$0")/.."
 place={place}
 site=$place/site
-if [ ! -e $place/ready ]; then
+kit=$(cat gpu-visit-kit/wheels/*.whl gpu-visit-kit/triton-cache.tar.gz | cksum)
+if [ "$kit" != "$(cat $place/ready 2>/dev/null)" ]; then
     python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \\
         --no-cache-dir --upgrade --target $site gpu-visit-kit/wheels/*.whl
-    tar -xJf gpu-visit-kit/triton-cache.tar.xz -C $place
-    touch $place/ready
+    python3 -m tarfile -e gpu-visit-kit/triton-cache.tar.gz $place || echo "Kernels have to be compiled anew."
+    echo "$kit" > $place/ready
 fi
 # The installed package becomes the clone's, so that what is mended between two calls counts.
 rm -rf $site/ramify
@@ -125,6 +126,7 @@ def collect_wheels(python: Path) -> None:
     subprocess.run([*download, f"--dest={folder}", *wanted], check=True)
     build = [*pip(python), "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, f"--wheel-dir={folder}", "."], cwd=ROOT, check=True)
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
 
 
 def compile_kernels(python: Path, capability: str) -> None:
@@ -138,7 +140,7 @@ def compile_kernels(python: Path, capability: str) -> None:
     environment |= {"TRITON_CACHE_DIR": str(PLACE / "triton")}
     command = [str(python), "-m", "benchmarks.gpu_visit.forms", capability, str(KIT / "model")]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    with tarfile.open(KIT / "triton-cache.tar.xz", "w:xz") as archive:
+    with tarfile.open(KIT / "triton-cache.tar.gz", "w:gz") as archive:
         archive.add(PLACE / "triton", "triton")
     shutil.rmtree(PLACE)
 

@@ -104,7 +104,15 @@ def _for_this_process() -> tempfile.TemporaryDirectory[str]:
 
 def keep_triton_kernels() -> None:
     """Have Triton keep kernels in Ramify's cache, unless `$TRITON_CACHE_DIR` names another folder."""
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cache.home() / "triton"))
+    if "TRITON_CACHE_DIR" in os.environ:
+        return
+    folder = cache.home() / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = os.access(folder, os.W_OK)
+    except OSError:
+        kept = False
+    os.environ["TRITON_CACHE_DIR"] = str(folder) if kept else _for_this_process().name
 
 
 @functools.cache

@@ -67,9 +67,8 @@ def test_the_script_installs_once_and_runs_the_clone(kit: ModuleType, tmp_path: 
         (clone / other).mkdir(exist_ok=True)
     (clone / "ramify/__init__.py").touch()
     (clone / "gpu-visit-kit/wheels/a.whl").touch()
-    (tmp_path / "triton").mkdir()
-    archive = clone / "gpu-visit-kit/triton-cache.tar.xz"
-    subprocess.run(["tar", "-cJf", archive, "-C", tmp_path, "triton"], check=True)
+    archive = clone / "gpu-visit-kit/triton-cache.tar.gz"
+    archive.touch()
     (clone / "gpu-visit-kit/run").write_text(kit.RUN.format(place=place, parts=" ".join(kit.top_folders())))
     programs.mkdir()
     (programs / "python3").write_text(STAND_IN)
@@ -86,7 +85,7 @@ def test_the_script_installs_once_and_runs_the_clone(kit: ModuleType, tmp_path: 
         ["-m", "benchmarks.gpu_visit", call, "--out", "x"] for call in "AB"
     ]
     assert {tuple(rest) for _, *rest in visits} == {(f"{place}/site:{clone}", f"{place}/triton")}
-    assert (place / "triton").is_dir()
+    assert sum("tarfile" in arguments for arguments, *_ in found) == 1
     assert (place / "site/ramify/kernels/triton").resolve() == clone / "kernels/triton"
     assert (place / "site/ramify/cli").resolve() == clone / "ramify/cli"
 

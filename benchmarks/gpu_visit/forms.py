@@ -25,7 +25,7 @@ from benchmarks.gpu_visit.parts import twins
 from ramify.kernels.triton import ahead
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
-from ramify.runtime.executor.triton_forms import compile_for_absent
+from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
 from ramify.runtime.model.hub.resolve import ModelFiles
 from tests.gpu import toy
 from tests.kernels.kernel_cases.base import Case, cases
@@ -43,7 +43,7 @@ def compile_engines(capability: int) -> Iterator[str]:
             (Path(folder) / "config.json").write_text(json.dumps(shape))
             files = ModelFiles("shape", Path(folder), Path(folder))
             for options in variants:
-                done = compile_for_absent(EngineConfig(load_format="dummy", **options), files, capability)
+                done = compile_for_absent_gpu(EngineConfig(load_format="dummy", **options), files, capability)
                 took = f"{done.compiled} compiled in {done.seconds:.0f} s"
                 yield f"engine {options}: {done.forms} forms, {took}"
 

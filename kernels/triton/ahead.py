@@ -20,13 +20,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import build
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -64,13 +67,13 @@ def absent(capability: int) -> Iterator[None]:
 
     Launchers take tensors of the CPU or of the meta device inside. Launches must be noted: nothing runs them.
     """
-    before = driver._active, interpret.absent
+    before = driver._active, interpret.absent_capability
     driver.set_active(_Target(capability))  # as much of one as compiling needs
-    interpret.absent = capability
+    interpret.absent_capability = capability
     try:
         yield
     finally:
-        driver._active, interpret.absent = before
+        driver._active, interpret.absent_capability = before
 
 
 @contextlib.contextmanager
@@ -131,20 +134,20 @@ def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> 
 
     processes : at most; each takes a core and about 0.5 GB
     """
-    waiting = SimpleQueue[Form]()
-    for form in forms:
-        waiting.put(form)
+    waiting = deque(forms)
+    workers: list[_Worker] = []
     failures: list[str] = []
 
     def feed() -> None:
         worker: _Worker | None = None
-        while True:
+        while waiting:
             try:
-                form = waiting.get_nowait()
-            except Empty:
+                form = waiting.popleft()
+            except IndexError:  # another thread was faster
                 break
             if worker is None or worker.ended:
-                worker = _Worker(capability)  # of the last one a form has crashed the compiler
+                worker = _Worker(capability)  # a form crashed the last one
+                workers.append(worker)
             if failure := worker.compile(form):
                 failures.append(f"{form.kernel}: {failure}")
         if worker is not None:
@@ -152,8 +155,14 @@ def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> 
 
     count = min(processes, len(forms))
     with ThreadPoolExecutor(max(count, 1)) as threads:
-        for feeding in [threads.submit(feed) for _ in range(count)]:
-            feeding.result()
+        try:
+            for feeding in [threads.submit(feed) for _ in range(count)]:
+                feeding.result()
+        except BaseException:
+            waiting.clear()
+            for worker in workers:
+                worker.kill()
+            raise
     return failures
 
 
@@ -166,7 +175,12 @@ class _Worker:
         # -P: a folder `ramify` in the working directory is not the package.
         command = [sys.executable, "-P", "-m", __name__, str(capability)]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which kills it
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -187,6 +201,9 @@ class _Worker:
         failure: str | None = json.loads(answer)
         return failure
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._forms.close()
@@ -194,20 +211,52 @@ class _Worker:
         self._answers.close()
 
 
-def _compile(form: Form) -> None:
-    kernel: Any = getattr(importlib.import_module(form.module), form.kernel)
-    kernel.preload(form.specialisation)
+def _compile(form: Form) -> Any:
+    function: Any = getattr(importlib.import_module(form.module), form.kernel)
+    return function.preload(form.specialisation)
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Build the C function that launches a kernel into the cache. Triton 3.6 has one for each signature, and
+    otherwise builds it at the first launch; 3.9 has none."""
+    if not hasattr(nvidia, "make_launcher"):
+        return
+    build._load_module_from_path = lambda name, path: _NotLoaded()
+    nvidia.CudaLauncher(kernel.src, kernel.metadata)
+
+
+class _NotLoaded:
+    """In place of a module that was built: it needs the libraries of a GPU's driver."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def _libcuda() -> Iterator[None]:
+    """Launchers are linked against the driver's library, or an empty one where there is no driver."""
+    try:
+        nvidia.libcuda_dirs()
+    except (AssertionError, OSError, subprocess.CalledProcessError):
+        with tempfile.TemporaryDirectory() as folder:
+            library = ["-shared", "-o", f"{folder}/libcuda.so.1", "-x", "c", os.devnull]
+            with contextlib.suppress(OSError):  # without a compiler, which the launchers miss as well
+                subprocess.run([os.environ.get("CC", "cc"), *library], check=False)
+            knobs.nvidia.libcuda_path = folder
+            yield
+    else:
+        yield
 
 
 def _worker(capability: int) -> None:
     """Compiles a form for each line of the input; answers each with a line: null, or the failure."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers print as well
-    with absent(capability):
+    with absent(capability), _libcuda():
         for line in sys.stdin:
             failure = None
             try:
-                _compile(Form(*json.loads(line)))
+                _build_launcher(_compile(Form(*json.loads(line))))
             except Exception as error:  # the compiler's types are its own
                 failure = f"{type(error).__name__}: {str(error).strip()[:500]}"
             answers.write(json.dumps(failure) + "\n")

@@ -15,7 +15,7 @@ import triton
 from ramify.kernels.errors import KernelUnavailable
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-absent: int | None = None
+absent_capability: int | None = None
 """Compute capability, such as 90, of the GPU that kernels are compiled for where none is there
 (`ahead.absent`)."""
 
@@ -44,7 +44,7 @@ def jit(kernel: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 def check_device(tensor: torch.Tensor) -> None:
     """Raise KernelUnavailable unless a kernel can be launched on `tensor`."""
-    if not tensor.is_cuda and not INTERPRETED and absent is None:
+    if not tensor.is_cuda and not INTERPRETED and absent_capability is None:
         raise KernelUnavailable(
             f"the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 before triton is imported; the "
             f"tensors are on {tensor.device.type}. The cpu and torch attention backends run there."

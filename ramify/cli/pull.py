@@ -100,10 +100,10 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
 
 def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *, asked: bool) -> None:
     """asked : for a GPU by an option; otherwise a model whose kernels cannot be compiled ahead is no error"""
-    from ramify.runtime.executor.triton_forms import compile_for_absent
+    from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
 
     try:
-        done = compile_for_absent(config, files, capability)
+        done = compile_for_absent_gpu(config, files, capability)
     except UnsupportedField as error:
         if asked:
             raise

@@ -35,10 +35,10 @@ from ramify.runtime.executor.memory import (
     pages_left,
     states_in,
 )
-from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.runner import Compiled, Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.executor.token_graphs import buckets, space_bytes
-from ramify.runtime.executor.triton_forms import compile_ahead
+from ramify.runtime.executor.triton_forms import compile_warm_up
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.decoder import Model
@@ -75,13 +75,13 @@ def build_runners(
     cascade = _wants_cascade(config, backend, ops)
     dtype = resolve_dtype(config, device)
     kept = resolve_page_dtype(config, backend, device, dtype)
+    compiled: dict[int, Compiled] = {}  # by the model's id
 
     def loaded(load: LoadModel) -> CausalLM:
         model = load(dtype, device, ops)
         # All ranks launch the same kernels. The others wait in `connect`.
         if device.type == "cuda" and backend != "torch" and (ranks is None or ranks.index == 0):
-            major, minor = torch.cuda.get_device_capability(device)
-            done = compile_ahead(config, model, ops, dtype, device, 10 * major + minor)
+            compiled[id(model)] = done = compile_warm_up(config, model, ops, dtype, device)
             log.info("%s: %d Triton kernels, of which %d were compiled, in %.1f s", device, *done)
         return model
 
@@ -131,7 +131,8 @@ def build_runners(
     def runner_of(model: CausalLM, states: StatePool | None) -> Runner:
         shape = model.config
         pool = _pool(config, shape, pages, dtype, device)
-        runner = Runner(model, pool, ops, cascade=cascade, states=states)
+        done = compiled.get(id(model))
+        runner = Runner(model, pool, ops, cascade=cascade, states=states, compiled=done)
         # A first pass of the draft model that compiles kernels would be taken for its usual time.
         if (device.type == "cuda" and backend != "torch") or model is draft:
             runner.warm_up()

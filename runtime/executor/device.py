@@ -19,6 +19,9 @@ log = logging.getLogger("ramify")
 
 Backend = Literal["cpu", "torch", "triton", "flashinfer"]
 
+FLOAT8 = 89
+"""The least compute capability whose matrix units multiply float8."""
+
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """The device of a rank, which becomes torch's current one.
@@ -47,13 +50,27 @@ def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def capability_of(device: torch.device) -> int | None:
+    """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
+    None of the CPU."""
+    if device.type == "meta":
+        from ramify.kernels.triton import interpret
+
+        return interpret.absent_capability
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     """bfloat16, or float32 where that is faster: on GPUs that do not multiply bfloat16, and for products of
     torch on such a CPU. The compiled CPU kernels read bfloat16 faster than float32 on any CPU."""
     if config.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    if device.type == "cuda":
-        native = torch.cuda.get_device_capability(device) >= (8, 0)
+    capability = capability_of(device)
+    if capability is not None:
+        native = capability >= 80
     elif config.attention_backend == "torch" or config.model_impl == "transformers":
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     else:
@@ -75,7 +92,7 @@ def resolve_page_dtype(
         reason = "the cpu attention backend reads pages in the model's dtype"
     elif backend == "flashinfer":
         reason = "the flashinfer attention backend reads pages in the model's dtype here"
-    elif backend == "triton" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+    elif backend == "triton" and (capability_of(device) or FLOAT8) < FLOAT8:
         reason = "this GPU's compute capability is below 8.9"
     if reason is not None:
         raise UnsupportedField(
@@ -134,8 +151,7 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
 
 def _rounds(config: EngineConfig, device: torch.device) -> bool:
     """Activations become float8 before float8 weights."""
-    native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    return native and not config.exact_activations
+    return (capability_of(device) or 0) >= FLOAT8 and not config.exact_activations
 
 
 def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:

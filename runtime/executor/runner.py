@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,11 +42,20 @@ MANY_ROWS = (65, 17)
 weights have one for more than 16 rows."""
 
 
+class Compiled(NamedTuple):
+    """Numbers of forms that a model's steps launch and of those that were compiled, and seconds."""
+
+    forms: int
+    compiled: int
+    seconds: float
+
+
 class Runner:
     """Owns the model, its KV pages and the states of its linear attention layers.
 
     cascade : read shared prefixes once, where the kernels can do so and it pays
     states : for models whose shape has some
+    compiled : kernels that were compiled before it was made
     """
 
     def __init__(
@@ -56,8 +66,10 @@ class Runner:
         *,
         cascade: bool = True,
         states: StatePool | None = None,
+        compiled: Compiled | None = None,
     ) -> None:
         self.model = model
+        self.compiled = compiled
         self.pool = pool
         self.states = states
         self.device = pool.k.device

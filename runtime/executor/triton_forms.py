@@ -11,21 +11,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import NamedTuple
 
 import torch
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.registry import Ops, ops
+from ramify.kernels.registry import Ops
 from ramify.machine_code import keep_triton_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.attention import has_cascade
+from ramify.runtime.executor.device import capability_of, resolve_dtype, resolve_page_dtype, triton_ops
 from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.load import loader, quantization_of
 from ramify.runtime.executor.memory import LEAST_STATES
-from ramify.runtime.executor.runner import MANY_ROWS, Runner
+from ramify.runtime.executor.runner import MANY_ROWS, Compiled, Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelConfig
@@ -37,32 +37,19 @@ from ramify.runtime.parallel.checks import check_ranks, part_for
 log = logging.getLogger("ramify")
 
 
-class Compiled(NamedTuple):
-    """Numbers of forms that a model's steps launch and of those that were compiled, and seconds."""
-
-    forms: int
-    compiled: int
-    seconds: float
-
-
-def compile_ahead(
-    config: EngineConfig,
-    model: CausalLM,
-    kernels: Ops,
-    dtype: torch.dtype,
-    device: torch.device,
-    capability: int,
+def compile_warm_up(
+    config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
 ) -> Compiled:
     """Compile every form that a warm-up of `model` asks for and Triton's cache lacks, on all cores.
 
     device : of the model: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have no data
-    capability : compute capability of the GPU, such as 90
 
     A form that does not compile is logged. Its launch fails with the compiler's message.
     """
     from ramify.kernels.triton import ahead
 
-    began = time.monotonic()
+    began, capability = time.monotonic(), capability_of(device)
+    assert capability is not None
     runner = _on_few_pages(config, model, kernels, dtype, device)
     with ahead.noting() as forms:
         runner.warm_up()
@@ -77,14 +64,15 @@ def compile_ahead(
     return Compiled(len(forms), len(lacking), time.monotonic() - began)
 
 
-def compile_for_absent(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
-    """As `compile_ahead`, for an engine with these options on a GPU that need not be there.
+def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
+    """As `compile_warm_up`, for an engine with these options on a GPU that need not be there.
 
     Reads the files of quantised weights, whose layout decides about forms, and no others.
 
     capability : tiles are chosen for the card in `CARDS` of that compute capability, or of the next lower one
 
-    Raises `UnsupportedField` for a model without a native implementation.
+    Raises `UnsupportedField` for a model without a native implementation, and for options that the GPU does
+    not have.
     """
     from ramify.kernels.triton import ahead
 
@@ -103,15 +91,14 @@ def compile_for_absent(config: EngineConfig, files: ModelFiles, capability: int)
         part = part_for(shape, 0, config.tensor_parallel)
     if quantization_of(config, files, shape, packed=True) == "none":
         config = dataclasses.replace(config, load_format="dummy")  # forms depend on no number in the files
-    native = capability >= 80
-    dtype = torch.float32 if config.dtype == "float32" or not native else torch.bfloat16
+    meta = torch.device("meta")
     with ahead.absent(capability), torch.inference_mode():
-        rounds = capability >= 89 and not config.exact_activations
-        kernels = ops("triton", deterministic=bool(config.deterministic), float8=rounds)
+        dtype = resolve_dtype(config, meta)
+        resolve_page_dtype(config, "triton", meta, dtype)
+        kernels = triton_ops(config, meta)
         context = with_context(shape, config.context_length).context_length
         load = loader(config, files, part, context)
-        meta = torch.device("meta")
-        return compile_ahead(config, load(dtype, meta, kernels), kernels, dtype, meta, capability)
+        return compile_warm_up(config, load(dtype, meta, kernels), kernels, dtype, meta)
 
 
 def _on_few_pages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ramify.cli.pull import FORM_OPTIONS
 from ramify.errors import UnsupportedField
 from ramify.kernels.triton import ahead, norm
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.triton_forms import compile_for_absent
+from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
 from ramify.runtime.model.hub.resolve import ModelFiles
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.tiny import write_tiny
@@ -74,41 +76,86 @@ def test_a_compiling_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPat
     assert all("status 1" in failure for failure in failures)
 
 
-@pytest.mark.parametrize(
-    ("options", "more"),
-    [({}, set()), ({"deterministic": True}, {"_product"}), ({"dtype": "float32"}, set())],
-    ids=str,
-)
-def test_every_form_of_a_warm_up_is_compiled(
-    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], more: set[str]
-) -> None:
-    asked: list[ahead.Form] = []
+def test_an_interrupt_ends_the_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that compiles is killed, and the waiting forms get none."""
+    workers: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def started(command: list[str], **options: object) -> subprocess.Popen[str]:
+        never = [sys.executable, "-c", "import sys; sys.stdin.read()"]  # answers nothing
+        workers.append(start(never, **options))  # type: ignore[call-overload]
+        os.kill(os.getpid(), signal.SIGINT)
+        return workers[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(KeyboardInterrupt):
+        ahead.compile_forms([ahead.Form("module", "kernel", "{}")] * 3, 90, processes=1)
+    assert [worker.returncode for worker in workers] == [-signal.SIGKILL]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Form]:
+    """The forms that are to be compiled; none is."""
+    found: list[ahead.Form] = []
 
     def compile_forms(forms: list[ahead.Form], capability: int, *, processes: int) -> list[str]:
-        assert capability == 90
-        asked.extend(forms)
+        found.extend(forms)
         return []
 
     monkeypatch.setattr(ahead, "compile_forms", compile_forms)
-    config = EngineConfig(load_format="dummy", **options)  # type: ignore[arg-type]
-    done = compile_for_absent(config, files, 90)
+    return found
+
+
+def test_every_form_of_a_warm_up_is_compiled(files: ModelFiles, asked: list[ahead.Form]) -> None:
+    done = compile_for_absent_gpu(EngineConfig(load_format="dummy"), files, 90)
     assert done.forms == done.compiled == len(asked)
     names = {form.kernel for form in asked}
-    assert {
-        "attend",
-        "_merge",
-        "_rope_store",
-        "_copy",
-        "_sample",
-        "collect",
-        "_finish",
-        "_edit",
-    } | more <= names
+    assert {"attend", "_merge", "_rope_store", "_copy", "_sample", "collect", "_finish"} <= names
+
+
+OTHERS: dict[str, object] = {
+    "dtype": "float32",
+    "quantization": "int8",
+    "deterministic": True,
+    "cascade": False,
+    "page_size": 16,
+    "kv_cache_dtype": "fp8",
+    "tensor_parallel": 2,
+}
+"""Values of options of `ramify pull` that are not the default."""
+
+
+def test_the_other_options_need_models_of_their_own() -> None:
+    """Float8 activations are those of FP8 checkpoints; random weights are for shapes without files."""
+    assert set(FORM_OPTIONS) - set(OTHERS) == {"exact_activations", "load_format"}
+
+
+@pytest.fixture(scope="module")
+def with_weights(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    folder = write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    return ModelFiles("tiny", folder, folder)
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_each_option_changes_the_forms(
+    option: str, with_weights: ModelFiles, asked: list[ahead.Form]
+) -> None:
+    compile_for_absent_gpu(EngineConfig(), with_weights, 90)
+    default = set(asked)
+    asked.clear()
+    config = EngineConfig(**{option: OTHERS[option]})  # type: ignore[arg-type]
+    compile_for_absent_gpu(config, with_weights, 90)
+    assert set(asked) != default
+
+
+def test_pages_that_the_gpu_cannot_read_are_refused(files: ModelFiles) -> None:
+    with pytest.raises(UnsupportedField, match=r"compute capability is below 8\.9"):
+        compile_for_absent_gpu(EngineConfig(load_format="dummy", kv_cache_dtype="fp8"), files, 80)
 
 
 def test_models_that_run_through_transformers_are_refused(files: ModelFiles) -> None:
     with pytest.raises(UnsupportedField, match="through transformers"):
-        compile_for_absent(EngineConfig(load_format="dummy", model_impl="transformers"), files, 90)
+        compile_for_absent_gpu(EngineConfig(load_format="dummy", model_impl="transformers"), files, 90)
 
 
 @pytest.mark.long

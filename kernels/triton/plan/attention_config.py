@@ -79,7 +79,7 @@ def device_of(device: torch.device) -> Device:
     there. The interpreter runs an H100's plans."""
     if device.type == "cuda":
         return _found(device)
-    wanted = 90 if interpret.absent is None else interpret.absent
+    wanted = interpret.absent_capability or 90
     return CARDS[max((known for known in CARDS if known <= wanted), default=min(CARDS))][1]
 
 
