@@ -217,11 +217,12 @@ def _compile(form: Form) -> Any:
 
 
 def _build_launcher(kernel: Any) -> None:
-    """Build the C function that launches a kernel into the cache. Triton 3.6 has one for each signature, and
-    otherwise builds it at the first launch; 3.9 has none."""
+    """Build into the cache the C functions by which Triton calls the driver and launches a kernel. Triton 3.6
+    has a launcher for each signature, and otherwise builds it at the first launch; 3.9 has none."""
     if not hasattr(nvidia, "make_launcher"):
         return
     build._load_module_from_path = lambda name, path: _NotLoaded()
+    nvidia.CudaUtils()
     nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
