@@ -50,7 +50,9 @@ def _amounts(  # type: ignore[no-untyped-def]
 
     Every order has the same tree of additions, so that a larger one never has a larger amount.
     """
-    amounts = (tl.zeros([SUBS // 2, 8], tl.float64),) * KEYS
+    amounts = ()
+    for _ in tl.static_range(KEYS):
+        amounts = amounts + (tl.zeros([SUBS // 2, 8], tl.float64),)  # type: ignore[assignment]  # noqa: RUF005
     whole = tl.full([SUBS], 1, tl.int1)
     for chunk in range(chunks):
         if order(tl.load(tops_row + chunk)) >= key:
