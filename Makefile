@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 30000
 HOST_PYTHON ?= python3.12
+CAPABILITY ?= 9.0
 
 .PHONY: demo quick test long-test ray-test check serve docs gpu-visit-kit gpu-visit-rehearsal gpu-check clean
 
@@ -39,11 +40,12 @@ check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" sh .ci/typecheck
 
-gpu-visit-kit: $(VENV)/.runtime  ## HOST_PYTHON=python3.12: what a GPU host without a network needs, into ./gpu-visit-kit
+gpu-visit-kit: $(VENV)/.runtime  ## HOST_PYTHON=python3.12 CAPABILITY=9.0: what a GPU host without a network needs
 	@$(BIN)/ramify pull
-	$(BIN)/python .ci/gpu_visit_kit.py $(HOST_PYTHON)
+	$(BIN)/python .ci/gpu_visit_kit.py $(HOST_PYTHON) --capability $(CAPABILITY)
 
 gpu-visit-rehearsal:  ## the three calls of a visit on small shapes, with the kit and the packages of its host
+	@test -f gpu-visit-kit/run || { echo "There is no ./gpu-visit-kit: make gpu-visit-kit first."; exit 2; }
 	PATH="$(abspath .venv-gpu-host/bin):$$PATH" sh gpu-visit-kit/run A B C --tiny
 
 gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests and figures, into ./gpu-visit, in about ten minutes

@@ -58,7 +58,10 @@ done
 # PYTHONSAFEPATH: the clone's folder ramify is a part of the package alone, and would hide it.
 export PYTHONSAFEPATH=1 PYTHONPATH="$site:$PWD" PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR=$place/triton RAMIFY_HOME=$place/home
-python3 -c "import numba, torch, triton, ramify"
+python3 -c "import numba, torch, triton, ramify" || {{
+    echo "This python3 lacks a package of .ci/gpu_host.txt, or has another version than the kit's." >&2
+    exit 2
+}}
 # Constraints need it in call B. It takes a core for half a minute.
 nice -n 19 python3 -c "from ramify.runtime.compile_ahead import compile_grammars; compile_grammars()" &
 exec python3 -m benchmarks.gpu_visit "$@"
@@ -154,7 +157,7 @@ def main() -> int:
         "--capability", default="9.0", help="compute capability of the GPU (default: %(default)s)"
     )
     args = parser.parse_args()
-    if shutil.which(args.python) is None:
+    if shutil.which(args.python) is None or subprocess.run([args.python, "-c", ""], check=False).returncode:
         print(f"There is no {args.python}. Give an interpreter of the host's version.", file=sys.stderr)
         return 2
     KIT.mkdir(exist_ok=True)

@@ -44,7 +44,7 @@ def compile_engines(capability: int) -> Iterator[str]:
             files = ModelFiles("shape", Path(folder), Path(folder))
             for options in variants:
                 done = compile_for_absent_gpu(EngineConfig(load_format="dummy", **options), files, capability)
-                took = f"{done.compiled} compiled in {done.seconds:.0f} s"
+                took = f"{done.compiled} compiled and {done.failed} failed in {done.seconds:.0f} s"
                 yield f"engine {options}: {done.forms} forms, {took}"
 
 

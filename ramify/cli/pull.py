@@ -54,11 +54,12 @@ def run(options: argparse.Namespace) -> int:
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()
     files = resolve(options.model, weights=config.load_format != "dummy")
+    failed = 0
     if capability is not None:
-        _compile_triton(config, files, capability, asked="device" in options or options.capability)
+        failed = _compile_triton(config, files, capability, asked="device" in options or options.capability)
     compiling.join()
     print(files.weights)
-    return 0
+    return int(failed > 0)
 
 
 def _capability(text: str) -> int:
@@ -76,6 +77,15 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
     """
     given: int | None = options.capability
     if given is not None and config.device != "cpu":
+        from ramify.kernels.triton.plan.attention_config import CARDS
+
+        if given not in CARDS:
+            known = ", ".join(f"{number / 10} ({card})" for number, (card, _) in CARDS.items())
+            raise UnsupportedField(
+                f"capability is {given / 10}; kernels are compiled ahead for {known}.",
+                field="capability",
+                remedy="Choose one of these. An engine on another card compiles them at its start.",
+            )
         return given
     import torch
 
@@ -98,8 +108,13 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
     return None
 
 
-def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *, asked: bool) -> None:
-    """asked : for a GPU by an option; otherwise a model whose kernels cannot be compiled ahead is no error"""
+def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *, asked: bool) -> int:
+    """The number of kernels that do not compile.
+
+    asked : for a GPU by an option; otherwise a model whose kernels cannot be compiled ahead is no error
+    """
+    import triton
+
     from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
 
     try:
@@ -108,12 +123,15 @@ def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *,
         if asked:
             raise
         print(error, file=sys.stderr)
-        return
+        return 0
+    there = done.forms - done.compiled - done.failed
     print(
-        f"{done.forms} Triton kernels for compute capability {capability / 10}: {done.compiled} compiled in "
-        f"{done.seconds:.1f} s, the others were there",
+        f"{done.forms} kernels for compute capability {capability / 10} by triton {triton.__version__}: "
+        f"{there} were in {triton.knobs.cache.dir}, {done.compiled} were compiled in {done.seconds:.1f} s"
+        + (f", {done.failed} failed" if done.failed else ""),
         file=sys.stderr,
     )
+    return done.failed
 
 
 def _compile_numba(kernels: bool) -> None:

@@ -82,7 +82,7 @@ def build_runners(
         # All ranks launch the same kernels. The others wait in `connect`.
         if device.type == "cuda" and backend != "torch" and (ranks is None or ranks.index == 0):
             compiled[id(model)] = done = compile_warm_up(config, model, ops, dtype, device)
-            log.info("%s: %d Triton kernels, of which %d were compiled, in %.1f s", device, *done)
+            log.info("%s: %d Triton kernels, %d compiled and %d failed, in %.1f s", device, *done)
         return model
 
     with fitting("The model's weights", device):

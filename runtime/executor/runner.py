@@ -43,10 +43,11 @@ weights have one for more than 16 rows."""
 
 
 class Compiled(NamedTuple):
-    """Numbers of forms that a model's steps launch and of those that were compiled, and seconds."""
+    """Numbers of forms that a model's steps launch, of those that were compiled, and of those that failed."""
 
     forms: int
     compiled: int
+    failed: int
     seconds: float
 
 

@@ -53,15 +53,17 @@ def compile_warm_up(
     runner = _on_few_pages(config, model, kernels, dtype, device)
     with ahead.noting() as forms:
         runner.warm_up()
-    lacking = ahead.missing(forms)
+    lacking, failures = ahead.missing(forms), []
     if lacking:
         cores = len(usable_cores())
         log.warning(
             "Compiling %d Triton kernels for sm_%d on %d cores, once.", len(lacking), capability, cores
         )
-        for failure in ahead.compile_forms(lacking, capability, processes=cores):
+        failures = ahead.compile_forms(lacking, capability, processes=cores)
+        for failure in failures:
             log.error("A Triton kernel does not compile: %s", failure)
-    return Compiled(len(forms), len(lacking), time.monotonic() - began)
+    failed = len(failures)
+    return Compiled(len(forms), len(lacking) - failed, failed, time.monotonic() - began)
 
 
 def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:

@@ -79,6 +79,7 @@ def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any)
     [
         (["--device", "cuda"], "Say it: --capability 9.0"),
         (["--device", "cpu", "--capability", "9.0"], "capability is given"),
+        (["--capability", "3.5"], "capability is 3.5; kernels are compiled ahead for 8.0 (A100), "),
         (["--deterministic"], "deterministic is given, which only kernels for CUDA depend on"),
     ],
 )

@@ -108,7 +108,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Form]:
 
 def test_every_form_of_a_warm_up_is_compiled(files: ModelFiles, asked: list[ahead.Form]) -> None:
     done = compile_for_absent_gpu(EngineConfig(load_format="dummy"), files, 90)
-    assert done.forms == done.compiled == len(asked)
+    assert done[:3] == (len(asked), len(asked), 0)
     names = {form.kernel for form in asked}
     assert {"attend", "_merge", "_rope_store", "_copy", "_sample", "collect", "_finish"} <= names
 
@@ -175,5 +175,5 @@ def test_a_start_with_a_carried_cache_compiles_nothing(tmp_path: Path) -> None:
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
         for _ in range(2)
     ]
-    assert ": 0 compiled" not in lines[0]
-    assert ": 0 compiled" in lines[1]
+    assert ": 0 were in" in lines[0]
+    assert " 0 were compiled" in lines[1]
