@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import plan_from_page_tables
-from tests.kernels.kernel_cases.base import Call, Case, Work, family
+from tests.kernels.kernel_cases.base import Call, Case, Work, family, half
 
 EXPECTED = {"decode": 0.8, "prefill": 0.48}
 """Shares of an H100's copy bandwidth and products: estimates, made before anything ran on one."""
@@ -50,7 +50,7 @@ class Inputs:
 
     def __init__(self, lengths: Lengths, model: Model, device: torch.device) -> None:
         self.lengths, self.model, self.device = lengths, model, device
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+        dtype = half(device)
         page_size, batch = model.page_size, len(lengths.lens)
         shared = lengths.shared // page_size
         own = [-(-length // page_size) - shared for length in lengths.lens]
