@@ -201,8 +201,8 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
 
 
 class Memory:
-    """A device's memory: a graph takes 3 bytes. The runs before a capture have left 100 in torch's cache, which
-    `torch.cuda.graph` empties as it begins."""
+    """A device's memory: a graph takes 3 bytes. The runs before a capture have left 100 in torch's cache;
+    `torch.cuda.graph` begins by emptying it."""
 
     def __init__(self) -> None:
         self.free, self.cached = 10**6, 0
