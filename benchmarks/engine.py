@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import itertools
 import json
 import sys
@@ -36,6 +35,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.engine_local import MOST_WARM, LocalEngine, Rounds, Step
+from benchmarks.gpu_visit.device import free
 from benchmarks.roofline import ceilings, dense, kv_bytes, prefill_flop, weight_bytes
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_device
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured.
+    """The work that is measured.
 
     context : tokens of each prompt that decodes
     steps : decoding steps of a timed round
@@ -212,8 +212,9 @@ def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> 
         show(row)
     cascades = list(branches(engine, sizes)) if engine.cascades else []
     note("measured", engine)
+    device = engine.device
     del engine
-    _free()
+    free(device)
     if not cascades:
         show({"case": f"cascade, {sizes.branches} branches", "skipped": "these kernels have none"})
     else:
@@ -221,20 +222,13 @@ def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> 
             cascades, branches(engine_of("without cascade", cascade=False, **plainly), sizes), strict=True
         ):
             show({**compared(row, flat, "without it"), "without_s": flat["seconds"]})
-        _free()
+        free(device)
     if args.deterministic:
         plain = {row["case"]: row for row in rows}
         other = engine_of("deterministic", deterministic=True)
         for row in itertools.chain(decodes(other, sizes, bandwidth), prefills(other, sizes, flops)):
             found = compared(row, plain[row["case"]], "the speed without it")
             show({**found, "case": f"deterministic {row['case']}"})
-
-
-def _free() -> None:
-    """Give back the memory of engines that are gone, so that the next one finds it."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Sizes]:

@@ -196,46 +196,43 @@ class LocalEngine:
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int, rounds: int = 2) -> Step:
         """Steps of a warm engine in which all of `prompts`, which are known, decode: `rounds` of `steps`."""
-        scheduler = self._scheduler
-        warm = self._begin(prompts, steps * rounds)
-        seconds, unsettled, before = [], 0, self._positions()
-        for _ in range(rounds):
-            self._wait()
-            began = time.perf_counter()
-            for _ in range(steps):
-                work = self._work()
-                scheduler.step()
-                unsettled += self._work() != work
-            self._wait()
-            seconds.append((time.perf_counter() - began) / steps)
-        after = self._positions()
-        if after - before != rounds * steps * len(prompts):
-            raise RuntimeError(
-                f"{rounds * steps} steps of {len(prompts)} requests gave {after - before} tokens"
-            )
-        device = self._device_time()
-        self._end()
+        with self._decoding(prompts, steps * rounds) as warm:
+            seconds, unsettled, before = [], 0, self._positions()
+            for _ in range(rounds):
+                self._wait()
+                began = time.perf_counter()
+                for _ in range(steps):
+                    work = self._work()
+                    self._scheduler.step()
+                    unsettled += self._work() != work
+                self._wait()
+                seconds.append((time.perf_counter() - began) / steps)
+            after = self._positions()
+            if after - before != rounds * steps * len(prompts):
+                raise RuntimeError(
+                    f"{rounds * steps} steps of {len(prompts)} requests gave {after - before} tokens"
+                )
+            device = self._device_time()
         return Step(Rounds(tuple(seconds), warm, unsettled), device, (before + after) / 2)
 
     @contextlib.contextmanager
     def decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[Callable[[], object]]:
         """A function that takes the next step of a warm engine in which all of `prompts`, which are known,
         decode; for `steps` calls at the most."""
-        self._begin(prompts, steps)
-        try:
+        with self._decoding(prompts, steps):
             yield self._scheduler.step
-        finally:
-            self._end()
 
-    def _begin(self, prompts: Sequence[Sequence[int]], steps: int) -> int:
-        """Let `prompts` decode until the engine is warm, with `steps` left; returns the steps before."""
-        for prompt in prompts:
-            self._submit(prompt, steps + MOST_WARM[0] + 2)
-        scheduler = self._scheduler
-        warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
-        if scheduler.stats().running != len(prompts) or self._failed:
-            raise RuntimeError(f"not all requests decode: {scheduler.stats()} {self._failed}")
-        return warm
+    @contextlib.contextmanager
+    def _decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[int]:
+        """Let `prompts` decode until the engine is warm, with `steps` left; gives the steps before."""
+        with self._ended():
+            for prompt in prompts:
+                self._submit(prompt, steps + MOST_WARM[0] + 2)
+            scheduler = self._scheduler
+            warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
+            if scheduler.stats().running != len(prompts) or self._failed:
+                raise RuntimeError(f"not all requests decode: {scheduler.stats()} {self._failed}")
+            yield warm
 
     def prefills(self, tokens: int, rounds: int = 3) -> Rounds:
         """Seconds to the first token of prompts of `tokens` uncached tokens, of a warm engine."""
@@ -249,15 +246,14 @@ class LocalEngine:
 
     def prefill(self, tokens: int) -> float:
         """Seconds to the first token of one prompt of `tokens` uncached tokens."""
-        self._submit(self.prompt(tokens), 1)
-        self._wait()
-        began = time.perf_counter()
-        while self._scheduler.busy:
-            self._scheduler.step()
-        self._wait()
-        taken = time.perf_counter() - began
-        self._end()
-        return taken
+        with self._ended():
+            self._submit(self.prompt(tokens), 1)
+            self._wait()
+            began = time.perf_counter()
+            while self._scheduler.busy:
+                self._scheduler.step()
+            self._wait()
+            return time.perf_counter() - began
 
     def _warm(self, run: Callable[[], object], quiet: int, most: int) -> int:
         """Calls of `run` until `quiet` in a row had nothing to compile or capture; `most` at the most."""
@@ -316,15 +312,27 @@ class LocalEngine:
         self._rids.append(str(next(self._names)))
         self._scheduler.receive(Submit(rid=self._rids[-1], ids=tuple(prompt), sampling=sampling))
 
-    def _end(self) -> None:
-        while self._rids:
-            self._scheduler.receive(Abort(rid=self._rids.pop(), silent=True))
-        while self._scheduler.busy:
-            self._scheduler.step()
-        if self._failed:
-            raise RuntimeError(f"requests failed: {self._failed}")
-        self._scheduler.receive(FlushCache(rid="flush"))
-        self._failed.clear()
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """After what is inside, failed or not, no request is left and no KV is known.
+
+        Raises
+        ------
+        RuntimeError
+            Where requests failed, though what is inside did not raise.
+        """
+        try:
+            yield
+        finally:
+            while self._rids:
+                self._scheduler.receive(Abort(rid=self._rids.pop(), silent=True))
+            while self._scheduler.busy:
+                self._scheduler.step()
+            failed = [*self._failed]
+            self._scheduler.receive(FlushCache(rid="flush"))  # which is answered, too
+            self._failed.clear()
+        if failed:
+            raise RuntimeError(f"requests failed: {failed}")
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -19,9 +19,7 @@ CUDA device it exits with status 2.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_timing import Timer, ceilings
+from benchmarks.gpu_visit.parts.versions import smi, software
 from benchmarks.jit import watched
 from tests.kernels.kernel_cases.base import Case, cases, reason
 
@@ -42,22 +41,15 @@ OTHERS = ("torch", "twin")
 Row = dict[str, Any]
 
 
-def versions() -> dict[str, str]:
-    """Of the current CUDA device, or of the CPU, and of libraries."""
-    driver = "unknown"
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, check=False)
-        driver = (done.stdout.split() or [driver])[0]
-    import triton
-
-    return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "driver": driver,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": datetime.date.today().isoformat(),
-    }
+def versions() -> dict[str, str | None]:
+    """The current CUDA device, its driver, and what runs on it."""
+    try:
+        driver = smi()["driver_version"]
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        driver = "unknown"
+    found = software()
+    named = {name: found[name] for name in ("torch", "triton", "commit", "date")}
+    return {"device": torch.cuda.get_device_name(), "driver": driver, **named}
 
 
 @torch.inference_mode()

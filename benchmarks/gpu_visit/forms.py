@@ -48,7 +48,8 @@ def compile_engines(capability: int) -> Iterator[str]:
                 yield f"engine {options}: {done.forms} forms, {took}"
 
 
-def compile_cases(capability: int) -> Iterator[str]:
+def note_cases(capability: int) -> dict[ahead.Form, None]:
+    """The forms that parts twins and kernels launch. Nothing is compiled."""
     meta = torch.device("meta")
     with ahead.absent(capability), ahead.noting() as forms, torch.inference_mode():
         launches: list[Callable[[], object]] = [
@@ -61,6 +62,11 @@ def compile_cases(capability: int) -> Iterator[str]:
                 Exception
             ):  # comparisons after the launches read numbers: there are none
                 launch()
+    return forms
+
+
+def compile_cases(capability: int) -> Iterator[str]:
+    forms = note_cases(capability)
     with ahead.absent(capability):
         lacking = ahead.missing(forms)
     failures = ahead.compile_forms(lacking, capability, processes=len(usable_cores()))

@@ -153,6 +153,7 @@ class GraphBuffers:
         """Capture `run`, the step's, which has run before: kernels must not be compiled during a capture."""
         began = time.monotonic()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a capture begins with it: what that gives back is not the graph's
         free, _ = torch.cuda.mem_get_info(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,36 @@ def test_steps_are_timed_once_no_form_waits_for_its_graph(
     assert (rounds.warm, rounds.unsettled) == (MOST_WARM[0], 6)
     rounds = local.prefills(40, rounds=2)
     assert (rounds.warm, rounds.unsettled) == (MOST_WARM[1], 2)
+
+
+def test_what_fails_leaves_no_request_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode too long for the engine, and steps that break in a decode, in its warm-up and in a prefill."""
+    local = local_engine(tmp_path)
+    prompts = [local.prompt(30), local.prompt(40)]
+
+    def decode(steps: int = 3) -> float:
+        for prompt in prompts:
+            local.know(prompt)
+        return local.decode(prompts, steps, rounds=1).device
+
+    with pytest.raises(RuntimeError, match="not all requests decode"):
+        decode(steps=10**6)
+    assert decode() > 0
+    for call, after in ((decode, 2), (decode, QUIET_STEPS + 2), (lambda: local.prefill(100), 0)):
+        step, left = Scheduler.step, [after]
+
+        def breaks(scheduler: Scheduler, step: Any = step, left: list[int] = left) -> object:
+            left[0] -= 1
+            if left[0] == -1:
+                raise ArithmeticError("a step that breaks")
+            return step(scheduler)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "step", breaks)
+            with pytest.raises(ArithmeticError):
+                call()
+        assert decode() > 0
+        assert local.prefill(100) > 0
 
 
 def test_neither_pages_nor_weights_are_zeros(tmp_path: Path) -> None:

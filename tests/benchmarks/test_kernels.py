@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from triton import knobs
 from triton.knobs import CompileTimes
 
 from benchmarks.gpu_timing import Timer, Timing
+from benchmarks.gpu_visit.parts.versions import QUERY
 from benchmarks.jit import Compiled, watched
-from benchmarks.kernels import line, measure
+from benchmarks.kernels import line, measure, versions
 from tests.kernels.kernel_cases.base import Call, Case, Work, difference
 
 pytestmark = pytest.mark.slow
@@ -28,6 +30,20 @@ def test_the_benchmark_says_what_it_needs():
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "needs a CUDA device" in done.stderr
+
+
+def test_versions_name_the_driver_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert versions()["driver"] == "unknown", "there is no nvidia-smi"
+    program = tmp_path / "nvidia-smi"
+    values = ", ".join(["570.1", *["0"] * QUERY.count(",")])
+    for answer, driver in ((values, "570.1"), ("no devices were found", "unknown")):
+        program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        program.chmod(0o755)
+        found = versions()
+        assert (found["device"], found["driver"]) == ("a card", driver)
+    assert found["torch"] == torch.__version__
 
 
 def test_a_line_of_the_benchmark():

@@ -1,6 +1,6 @@
 """Cases of the sampling kernels, run by the interpreter's tests on the CPU and by the GPU's on CUDA.
 
-What they are compared with: the twin in float64, and the runtime's own sampler.
+They are compared with the twin in float64 and with the runtime's own sampler.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FAR = [
 ]
 """Rows that may take more tokens than there are candidates."""
 VOCABS = [33, 1000, 4100, 49152, 128256, 262144]
-"""Those below 49152 are no multiples of 16, so that loads are narrow."""
+"""Sizes below 49152 are no multiples of 16, so that loads are narrow."""
 DRAWS = [
     *itertools.product(VOCABS, ["none", "some"], [torch.float32, torch.bfloat16]),
     (128256, "all", torch.bfloat16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -199,13 +200,37 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
         assert runner.captured.awaited == OFTEN
 
 
+class Memory:
+    """A device's memory: a graph takes 3 bytes. The runs before a capture have left 100 in torch's cache;
+    `torch.cuda.graph` begins by emptying it."""
+
+    def __init__(self) -> None:
+        self.free, self.cached = 10**6, 0
+
+    def synchronize(self) -> None:
+        self.free -= 100
+        self.cached += 100
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return self.free, 10**6
+
+    def empty_cache(self) -> None:
+        self.free += self.cached
+        self.cached = 0
+
+    @contextlib.contextmanager
+    def graph(self, *args: object, pool: object) -> Iterator[None]:
+        self.empty_cache()
+        yield
+        self.free -= 3
+
+
 def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those at start, and one of a form that comes often. The driver takes 3 bytes for a graph."""
-    free = iter(range(10**6, 0, -3))
-    cuda = {"synchronize": lambda: None, "mem_get_info": lambda device: (next(free), 0)}
-    cuda |= {"CUDAGraph": mock.MagicMock, "graph": lambda *args, **given: contextlib.nullcontext()}
-    for name, value in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    """Captures at start, and the capture of a form that comes often."""
+    memory = Memory()
+    for name in ("synchronize", "mem_get_info", "empty_cache", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(memory, name))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", mock.MagicMock)
     with compiling(90, noting=True):
         runner = runner_of()
         assert runner.captured == Captures()
@@ -218,7 +243,8 @@ def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch)
         assert captured.seconds > 0
         for step in range(OFTEN + 2):
             runner.forward(decodes([3000 + step, *[30] * 7]))
-        assert (captured.graphs, captured.awaited) == (planned + 1, OFTEN)
+        assert (captured.graphs, captured.bytes) == (planned + 1, 3 * (planned + 1))
+        assert captured.awaited == OFTEN
 
 
 def begin_captures(buffers: GraphBuffers) -> bool:

@@ -25,17 +25,8 @@ FOLDERS = ("ramify", "lang", "runtime", "grammar", "radix", "kernels", "benchmar
 
 
 def run(figures: Figures) -> None:
-    figures.add(
-        "versions",
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        commit=commit(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        **{name: version_of(name) for name in LIBRARIES},
-        cores=len(os.sched_getaffinity(0)),
-        tiny=figures.tiny,
-    )
+    cores = len(os.sched_getaffinity(0))
+    figures.add("versions", **software(), cores=cores, tiny=figures.tiny)
     if figures.tiny:
         figures.add("device", device="none: a rehearsal in Triton's interpreter")
         return
@@ -52,13 +43,38 @@ def run(figures: Figures) -> None:
             total_bytes=total,
         )
     with figures.attempt("nvidia-smi"):
-        command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        values = said.stdout.strip().split(", ")
-        if said.returncode or len(values) != len(QUERY.split(",")):
-            raise RuntimeError(f"nvidia-smi answers with {said.returncode}: {said.stdout}{said.stderr}")
-        facts = dict(zip(QUERY.split(","), values, strict=True))
+        facts = smi()
         figures.add("nvidia-smi", driver=facts.pop("driver_version"), **facts)
+
+
+def software() -> dict[str, str | None]:
+    """The date, the commit, and the versions of libraries; None: not installed."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **{name: version_of(name) for name in LIBRARIES},
+    }
+
+
+def smi() -> dict[str, str]:
+    """The fields of `QUERY`, of the first GPU.
+
+    Raises
+    ------
+    OSError, subprocess.SubprocessError
+        Where there is no nvidia-smi, and where it does not answer.
+    RuntimeError
+        Where it answers something else.
+    """
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    values = said.stdout.strip().split(", ")
+    if said.returncode or len(values) != len(QUERY.split(",")):
+        raise RuntimeError(f"nvidia-smi answers with {said.returncode}: {said.stdout}{said.stderr}")
+    return dict(zip(QUERY.split(","), values, strict=True))
 
 
 def version_of(name: str) -> str | None:

@@ -1,1 +1,1 @@
-"""What `benchmarks.kernels` measures: each module here registers a family of cases (see `base`)."""
+"""Cases of `benchmarks.kernels`: each module here registers a family of cases (see `base`)."""

@@ -12,7 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import plan_from_page_tables
-from tests.kernels.kernel_cases.base import Call, Case, Work, family
+from tests.kernels.attention_cases import Batch
+from tests.kernels.cascade_cases import dense
+from tests.kernels.kernel_cases.base import Call, Case, Work, family, half
 
 EXPECTED = {"decode": 0.8, "prefill": 0.48}
 """Shares of an H100's copy bandwidth and products: estimates, made before anything ran on one."""
@@ -50,7 +52,7 @@ class Inputs:
 
     def __init__(self, lengths: Lengths, model: Model, device: torch.device) -> None:
         self.lengths, self.model, self.device = lengths, model, device
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+        dtype = half(device)
         page_size, batch = model.page_size, len(lengths.lens)
         shared = lengths.shared // page_size
         own = [-(-length // page_size) - shared for length in lengths.lens]
@@ -100,6 +102,12 @@ class Inputs:
         for name, backend in BACKENDS.items():
             calls[f"torch {name}"] = _sdpa(q, k, v, mask, causal, backend, self.scale)
         return calls
+
+    def twin(self) -> torch.Tensor:
+        """Torch in float32, one sequence at a time: where no backend takes the batch or has memory for it."""
+        starts, lens = (torch.tensor(each, dtype=torch.int32) for each in (self.starts, self.lengths.lens))
+        batch = Batch(self.q, self.k, self.v, self.table, starts, lens)
+        return dense(batch, torch.float32, scale=self.scale)
 
     def _dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         batch, new, longest = len(self.lengths.lens), self.lengths.new, max(self.lengths.lens)
@@ -171,8 +179,9 @@ def _case(
         if deterministic:
             rivals["not deterministic"] = inputs.ours()
         run = inputs.ours(deterministic=deterministic, cascade=cascade)
+        checks: dict[str, Call] = {**rivals, "twin": inputs.twin}
         reset = partial(inputs.out.fill_, torch.nan)
-        return Work(run, inputs.moved(), inputs.flop(), rivals, reset=reset)
+        return Work(run, inputs.moved(), inputs.flop(), rivals, checks, reset)
 
     gathered = len(lengths.lens) * max(lengths.lens)
     needs = 2 * model.kv_bytes(gathered, 2) + model.kv_bytes(sum(lengths.lens), 2)

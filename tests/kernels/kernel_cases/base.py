@@ -14,6 +14,12 @@ import tests.kernels.kernel_cases as package
 Call = Callable[[], torch.Tensor | None]
 
 
+def half(device: torch.device) -> torch.dtype:
+    """The dtype of a case's numbers: bfloat16, also on the meta device, where a GPU's launches are noted;
+    float16 on the CPU, whose interpreter multiplies the bits of bfloat16."""
+    return torch.float16 if device.type == "cpu" else torch.bfloat16
+
+
 @dataclasses.dataclass(frozen=True)
 class Work:
     """One kernel on one set of random inputs, which are on the device already.

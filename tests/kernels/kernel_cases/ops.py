@@ -11,13 +11,9 @@ import torch.nn.functional as F
 from ramify.kernels.reference import sampling as reference
 from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
-from tests.kernels.kernel_cases.base import Case, Work, family
+from tests.kernels.kernel_cases.base import Case, Work, family, half
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 64
-
-
-def _half(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
 def _poison(*outputs: torch.Tensor) -> None:
@@ -26,7 +22,7 @@ def _poison(*outputs: torch.Tensor) -> None:
 
 
 def _norm(device: torch.device, tokens: int, size: int) -> Work:
-    x = torch.randn(tokens, size, dtype=_half(device), device=device)
+    x = torch.randn(tokens, size, dtype=half(device), device=device)
     weight, out = torch.randn_like(x[0]), torch.empty_like(x)
     torchs = {"torch": lambda: F.rms_norm(x, (size,), weight, 1e-5)}
     run = partial(norm.rms_norm, x, weight, 1e-5, out=out)
@@ -34,7 +30,7 @@ def _norm(device: torch.device, tokens: int, size: int) -> Work:
 
 
 def _add_norm(device: torch.device, tokens: int, size: int) -> Work:
-    x = torch.randn(tokens, size, dtype=_half(device), device=device)
+    x = torch.randn(tokens, size, dtype=half(device), device=device)
     residual, weight, out = torch.randn_like(x), torch.randn_like(x[0]), torch.empty_like(x)
     first = residual.clone()
 
@@ -60,7 +56,7 @@ def _add_norm(device: torch.device, tokens: int, size: int) -> Work:
 
 
 def _gated(device: torch.device, tokens: int, size: int) -> Work:
-    x = torch.randn(tokens, 2 * size, dtype=_half(device), device=device)
+    x = torch.randn(tokens, 2 * size, dtype=half(device), device=device)
     out = torch.empty(tokens, size, dtype=x.dtype, device=device)
     torchs = {"torch": lambda: F.silu(x[:, :size]) * x[:, size:]}
     run = partial(activation.silu_mul, x, out=out)
@@ -68,7 +64,7 @@ def _gated(device: torch.device, tokens: int, size: int) -> Work:
 
 
 def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
-    dtype = _half(device)
+    dtype = half(device)
     qkv = torch.randn(tokens, _HEADS + 2 * _KV_HEADS, _DIM, dtype=dtype, device=device)
     q, k, v = qkv.split([_HEADS, _KV_HEADS, _KV_HEADS], dim=1)
     turn = torch.polar(
@@ -113,7 +109,7 @@ def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
 
 def _copies(device: torch.device, layers: int, count: int) -> Work:
     shape = (layers, 2 * count, _KV_HEADS, _PAGE, _DIM)
-    k, v = (torch.randn(shape, device=device).to(_half(device)) for _ in range(2))
+    k, v = (torch.randn(shape, device=device).to(half(device)) for _ in range(2))
     src, dst = list(range(count)), list(range(count, 2 * count))
     index = torch.tensor([src, dst], device=device)
     pages = kv_store.listed(src, dst, device)  # a graph may be captured: nothing is copied from the host
@@ -145,7 +141,7 @@ def _draws(
     """Torch draws with numbers of its own, so the tokens differ, and are checked by the twin; for top-p it
     sorts."""
     x = 3 * torch.randn(rows, vocab, device=device)
-    x = x.to(_half(device))
+    x = x.to(half(device))
     columns = [[value] * rows for value in (temperature, top_k, top_p, 0.0)]
     options = SamplingOptions.of(*columns, torch.rand(rows).tolist(), device)
     words = (rows, -(-vocab // 32))
@@ -172,7 +168,7 @@ def _draws(
 
 def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) -> Work:
     x = 3 * torch.randn(rows, vocab, device=device)
-    x = x.to(_half(device))
+    x = x.to(half(device))
     tokens = torch.randint(vocab, (rows,), device=device)
 
     def torchs() -> torch.Tensor:
@@ -187,7 +183,7 @@ def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) ->
 
 def _product(device: torch.device, rows: int, outputs: int, inputs: int) -> Work:
     """Of the deterministic mode; torch's own takes another order for another number of rows."""
-    x = torch.randn(rows, inputs, device=device).to(_half(device))
+    x = torch.randn(rows, inputs, device=device).to(half(device))
     weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(x.dtype)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=device)
     return Work(
