@@ -26,6 +26,7 @@ from benchmarks.gpu_visit.driver import Call, Ended, Grace, rows_of
 from benchmarks.gpu_visit.parts import engine_tests, kernel_tests
 from benchmarks.gpu_visit.table import table
 from tests.gpu import test_engine as gpu_engine_tests
+from tests.gpu import toy
 
 ROOT = Path(__file__).parents[2]
 EVER = Grace(1e9, 1e9)
@@ -402,5 +403,5 @@ def test_every_test_of_the_gpu_is_in_one_of_two_parts() -> None:
 @pytest.mark.parametrize("options", [*gpu_engine_tests.OPTIONS, {"memory_fraction": 0.5}], ids=str)
 def test_the_engine_tests_check_few_pages(options: dict[str, Any]) -> None:
     """A check goes over all pages after every step, and a large card holds millions of a toy model's."""
-    config = gpu_engine_tests.config_of(options)
+    config = toy.config_of("cuda", **options)
     assert not config.check_pages or (config.num_pages or 1 << 30) <= 1 << 14
