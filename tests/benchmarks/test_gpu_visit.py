@@ -22,8 +22,9 @@ import torch
 
 from benchmarks.gpu_visit import __main__ as command
 from benchmarks.gpu_visit.calls import CALLS, Part
-from benchmarks.gpu_visit.driver import Call, Ended, Grace, rows_of
+from benchmarks.gpu_visit.driver import LEAST_S, Call, Ended, Grace, rows_of
 from benchmarks.gpu_visit.parts import engine_tests, kernel_tests
+from benchmarks.gpu_visit.processes import Started
 from benchmarks.gpu_visit.table import table
 from tests.gpu import test_engine as gpu_engine_tests
 from tests.gpu import toy
@@ -201,18 +202,59 @@ def test_nothing_that_a_part_starts_is_left(
     assert read_held() == b""
 
 
-def test_time_that_is_left_is_passed_on(visit: Visit, tmp_path: Path) -> None:
+DYING = """
+import ctypes, pathlib, platform, sys, threading
+def wait():
+    stat = pathlib.Path("/proc/self/stat")
+    while stat.read_bytes().rpartition(b")")[2].split()[0] != b"Z": pass
+    print("ready", flush=True)
+    sys.stdin.read()
+threading.Thread(target=wait).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2), of this thread
+"""
+
+
+def test_a_process_lives_until_its_last_thread_has_closed_its_files() -> None:
+    """The first thread is gone, and with it /proc/PID/environ; the other one holds what is open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        started = Started(process.pid, "a mark")
+        assert started.look() == []
+        assert started.living() == [process.pid]
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started.living() == [], "a zombie"
+
+
+@pytest.mark.parametrize(("taken", "limits"), [(30.0, [100.0, 170.0, 240.0]), (117.0, [100.0, 83.0, 66.0])])
+def test_time_that_is_left_or_lacking_is_passed_on(
+    visit: Visit, tmp_path: Path, taken: float, limits: list[float]
+) -> None:
     for name in ("one", "two", "three"):
         text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x')"
         write_part(tmp_path, name, text)
 
     def seconds() -> float:
         done = tmp_path / "done"
-        return 30.0 * done.stat().st_size if done.exists() else 0.0
+        return taken * done.stat().st_size if done.exists() else 0.0
 
     visit.run("one", "two", "three", seconds=100.0, clock=seconds)
-    limits = [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two", "three")]
-    assert limits == [100.0, 170.0, 240.0]
+    assert [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two", "three")] == limits
+
+
+def test_a_part_that_is_left_no_time_has_a_little(visit: Visit, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x')"
+        write_part(tmp_path, name, text)
+    visit.run("one", "two", seconds=10.0, clock=lambda: 99.0 * (tmp_path / "done").exists())
+    assert [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two")] == [10.0, LEAST_S]
 
 
 def test_an_interrupted_visit_stops_its_part_and_tells_how_all_ended(visit: Visit) -> None:
