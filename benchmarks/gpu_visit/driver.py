@@ -104,7 +104,7 @@ class Call:
         """Each part as it ends.
 
         It has its own seconds and what those before it left of theirs, less what these took beyond them. So a
-        call overruns its limit by the end of its last part alone, unless a part is left no more than `LEAST_S`.
+        call overruns its limit by the end of its last part alone, unless parts are left with `LEAST_S`.
         """
         left = 0.0
         for part in parts:
