@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -435,8 +435,26 @@ def test_without_a_device_it_says_so(
     assert not list(tmp_path.iterdir())
 
 
+def test_all_parts_share_the_engines_cache_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    found = []
+
+    class Idle(Call):
+        def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
+            found.append(os.environ.get("TRITON_CACHE_DIR"))
+            return iter(())
+
+    monkeypatch.setattr(command, "Call", Idle)
+    assert command.main(["A", "--tiny", "--out", str(tmp_path / "out")]) == 0
+    assert found == [str(tmp_path / "triton")]
+
+
 def test_every_test_of_the_gpu_is_in_one_of_two_parts() -> None:
-    tests = [*kernel_tests.files(), engine_tests.TESTS]
+    tests = [*kernel_tests.files(), *engine_tests.TESTS]
     assert sorted(tests) == sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")
     )
