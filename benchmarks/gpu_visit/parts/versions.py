@@ -7,7 +7,9 @@ import hashlib
 import importlib
 import os
 import platform
+import shutil
 import subprocess
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +35,7 @@ def run(figures: Figures) -> None:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         **{name: version_of(name) for name in LIBRARIES},
+        **tools(),
         cores=len(os.sched_getaffinity(0)),
         tiny=figures.tiny,
     )
@@ -59,6 +62,14 @@ def run(figures: Figures) -> None:
             raise RuntimeError(f"nvidia-smi answers with {said.returncode}: {said.stdout}{said.stderr}")
         facts = dict(zip(QUERY.split(","), values, strict=True))
         figures.add("nvidia-smi", driver=facts.pop("driver_version"), **facts)
+
+
+def tools() -> dict[str, str | None]:
+    """Paths; None: it is not there. Triton compiles launchers with the compiler, found in its way, and the
+    header; xz unpacks the kit's kernels."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return {"cc": compiler, "Python.h": str(header) if header.exists() else None, "xz": shutil.which("xz")}
 
 
 def version_of(name: str) -> str | None:
