@@ -122,7 +122,7 @@ class Call:
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         began = self._clock()
         command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.gpu_visit.parts", part.name]
-        command += ["--figures", str(self.figures), *(["--tiny"] if self.tiny else [])]
+        command += ["--figures", str(self.figures), "--seconds", str(limit), *["--tiny"] * self.tiny]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -238,15 +238,17 @@ def test_time_that_is_left_or_lacking_is_passed_on(
     visit: Visit, tmp_path: Path, taken: float, limits: list[float]
 ) -> None:
     for name in ("one", "two", "three"):
-        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x')"
-        write_part(tmp_path, name, text)
+        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x'); "
+        write_part(tmp_path, name, text + "figures.add('given', given_s=figures.seconds)")
 
     def seconds() -> float:
         done = tmp_path / "done"
         return taken * done.stat().st_size if done.exists() else 0.0
 
     visit.run("one", "two", "three", seconds=100.0, clock=seconds)
-    assert [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two", "three")] == limits
+    rows = [visit.rows(name) for name in ("one", "two", "three")]
+    assert [row["outcome"]["limit_s"] for row in rows] == limits
+    assert [row["given"]["given_s"] for row in rows] == limits, "the part knows it too"
 
 
 def test_a_part_that_is_left_no_time_has_a_little(visit: Visit, tmp_path: Path) -> None:
