@@ -170,9 +170,13 @@ class LocalEngine:
         captured = self.runner.captured
         peak = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else 0
         memory = {**self.memory, "graphs": captured.bytes, "after": _used(self.device), "peak": peak}
+        compiled = dataclasses.asdict(self._compiled)
+        if self.runner.compiled is not None:  # by other processes, before the first launch
+            compiled["kernels"] += self.runner.compiled.compiled
+            compiled["seconds"] += self.runner.compiled.seconds
         return {
             "build_s": self.build_s,
-            "compiled": dataclasses.asdict(self._compiled),
+            "compiled": compiled,
             "captured": {"graphs": captured.graphs, "seconds": captured.seconds},
             "memory": memory,
         }

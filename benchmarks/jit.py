@@ -1,9 +1,11 @@
-"""Triton's compiler, watched: kernels that were compiled in this process, and their seconds."""
+"""Triton's compiler, watched: kernels that were compiled in this process, and files in the cache on disk."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 
@@ -42,3 +44,16 @@ def watched() -> Compiled:
 
     knobs.compilation.listener = listen
     return counts
+
+
+def cache_on_disk() -> Path:
+    """Triton's folder for this process and those that it starts."""
+    from triton import knobs
+
+    return Path(os.environ.get("TRITON_CACHE_DIR") or knobs.cache.dir)
+
+
+def files_on_disk(cache: Path) -> dict[str, int]:
+    """Numbers of compiled kernels, and of modules in C: Triton's own and, in some of its versions, a launcher
+    for each signature."""
+    return {name: len([*cache.glob(f"*/*.{end}")]) for name, end in (("kernels", "cubin"), ("modules", "so"))}

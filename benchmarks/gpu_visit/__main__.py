@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.gpu_visit.calls import CALLS, Part
 from benchmarks.gpu_visit.driver import Call
 from benchmarks.gpu_visit.table import table
+from ramify.machine_code import keep_triton_kernels
 
 TINY_FACTOR = 10
 """Of a rehearsal's seconds: two cores interpret what a card runs."""
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not args.tiny and (without := why_no_device()):
         print(f"gpu-visit needs a CUDA device, and torch finds none: {without}.", file=sys.stderr)
         return 2
+    keep_triton_kernels()  # as engines do: all parts read and fill one cache
     failed, tables = False, []
     for name in args.calls:
         with Call(name, args.out, tiny=args.tiny) as call:

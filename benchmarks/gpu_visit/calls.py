@@ -40,7 +40,7 @@ CALLS: dict[str, tuple[Part, ...]] = {
     ),
     "C": (
         VERSIONS,
-        Part("engine_tests", 75, "tests of the engine, alone on the device"),
-        Part("kernel_tests", 115, "tests of the kernels, shared out among processes"),
+        Part("engine_tests", 95, "tests of the engine, alone on the device"),
+        Part("kernel_tests", 100, "tests of the kernels, shared out among processes"),
     ),
 }

@@ -24,12 +24,13 @@ from typing import Any, BinaryIO
 
 from benchmarks.gpu_visit.calls import Part
 from benchmarks.gpu_visit.log import LOG_BYTES, Log
+from benchmarks.gpu_visit.processes import MARK, Started
 
-MARK = "RAMIFY_GPU_VISIT_PART"
-"""Variable that a part's processes inherit, also those with sessions of their own: so they are found."""
 LOOK_S = 0.05
 FREED_S = 5.0
 """Within which a killed process's memory on the device is free for the next part."""
+LEAST_S = 5.0
+"""Of a part after others that took more than their time."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -100,15 +101,19 @@ class Call:
         self.stopped = True
 
     def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
-        """Each part as it ends. It has its own seconds, and what those before it left of theirs."""
+        """Each part as it ends.
+
+        It has its own seconds and what those before it left of theirs, less what these took beyond them. So a
+        call overruns its limit by the end of its last part alone, unless parts are left with `LEAST_S`.
+        """
         left = 0.0
         for part in parts:
             if self.stopped:
                 yield Ended(part, "not begun: the visit was stopped", 0.0)
                 continue
             limit = part.seconds + left
-            ended = self._run(part, limit)
-            left = max(0.0, limit - ended.seconds)
+            ended = self._run(part, max(limit, min(part.seconds, LEAST_S)))
+            left = limit - ended.seconds
             yield ended
 
     def _run(self, part: Part, limit: float) -> Ended:
@@ -117,7 +122,7 @@ class Call:
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         began = self._clock()
         command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.gpu_visit.parts", part.name]
-        command += ["--figures", str(self.figures), *(["--tiny"] if self.tiny else [])]
+        command += ["--figures", str(self.figures), "--seconds", str(limit), *["--tiny"] * self.tiny]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -127,11 +132,12 @@ class Call:
             process_group=0,
             env=os.environ | _environment(self.tiny) | {MARK: mark},
         )
-        cut = None
+        started, cut = Started(process.pid, mark), None
         if not self._ends(process, began + limit, while_wanted=True):
-            cut = self._cut(process, mark)
-        _signal(process.pid, mark, signal.SIGKILL)
-        self._are_gone(mark, FREED_S)
+            cut = self._cut(process, started)
+        started.signal(signal.SIGKILL)
+        if not self._are_gone(started, FREED_S):
+            self.log.write(f"--- still there {FREED_S:.0f} s after SIGKILL: {started.living()}")
         seconds = self._clock() - began
         rows = rows_of(self.figures, found_before)
         outcome = cut or _outcome(process.returncode, sum("error" in row for row in rows))
@@ -157,17 +163,18 @@ class Call:
                 process.wait(LOOK_S)
         return True
 
-    def _are_gone(self, mark: str, seconds: float) -> bool:
+    def _are_gone(self, started: Started, seconds: float) -> bool:
         """Whether all processes of a part end within these seconds."""
         end = self._clock() + seconds
-        while _marked(mark):
+        while started.living():
             if self._clock() >= end:
                 return False
             time.sleep(LOOK_S)
         return True
 
-    def _cut(self, process: subprocess.Popen[bytes], mark: str) -> str:
+    def _cut(self, process: subprocess.Popen[bytes], started: Started) -> str:
         """Stop the part. The outcome: by which signal it ended."""
+        started.look()  # before they die
         if self.stopped:
             grace, outcome = self._at_our_end, "cut, as the visit was stopped, by "
         else:
@@ -177,8 +184,8 @@ class Call:
         if self._ends(process, self._clock() + grace.interrupt):
             return outcome + "SIGINT"
         self.log.write(f"--- SIGABRT, as it runs on {grace.interrupt:.0f} s after SIGINT")
-        _signal(process.pid, mark, signal.SIGABRT)
-        self._are_gone(mark, grace.abort)
+        started.signal(signal.SIGABRT)
+        self._are_gone(started, grace.abort)
         if process.poll() is not None:
             return outcome + "SIGABRT"
         self.log.write("--- SIGKILL")
@@ -202,26 +209,6 @@ def _outcome(status: int, cases: int) -> str:
     if cases:
         return f"{cases} case{'s' * (cases > 1)} failed"
     return f"failed with status {status}" if status else "passed"
-
-
-def _marked(mark: str) -> list[int]:
-    """Ids of the living processes that carry a part's mark."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            if wanted in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
-
-
-def _signal(group: int, mark: str, number: signal.Signals) -> None:
-    """Signal a part's processes: its group, and those that left the group but carry its mark."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-    for pid in _marked(mark):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) != group:
-                os.kill(pid, number)
 
 
 def _ends_with_a_line(path: Path) -> bool:

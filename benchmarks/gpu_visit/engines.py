@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import CONFIGS, Row, Sizes, engine_config
+from benchmarks.engine import CONFIGS, Row, Sizes, decodes, engine_config
 from benchmarks.engine_local import LocalEngine
 from benchmarks.gpu_visit import expected
 from benchmarks.gpu_visit.figures import Figures
@@ -59,3 +59,16 @@ def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
         row["floor_s"] = row["of_roofline"] * row["seconds"]
     predicted = {} if of else expected.seconds(case, row["seconds"])
     figures.add(f"{of}{case}", **row, **predicted)
+
+
+def add_decodes(
+    figures: Figures, engine: LocalEngine, sizes: Sizes, bandwidth: float, *, of: str = ""
+) -> list[Row]:
+    """Write a row for each batch size, and return those of `benchmarks.engine`. One may fail alone."""
+    rows: list[Row] = []
+    for batch in sizes.batches:
+        with figures.attempt(f"{of}decode {batch} x {sizes.context}"):
+            for row in decodes(engine, dataclasses.replace(sizes, batches=(batch,)), bandwidth):
+                add_row(figures, row, of=of)
+                rows.append(row)
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import traceback
@@ -19,10 +20,11 @@ class Figures:
     """Appends the figures of one part to a file of JSON lines.
 
     tiny : the part is rehearsed on small shapes
+    seconds : of the part, from the start of its process on, until it is cut
     """
 
-    def __init__(self, path: Path, part: str, *, tiny: bool = False) -> None:
-        self.path, self.part, self.tiny = path, part, tiny
+    def __init__(self, path: Path, part: str, *, tiny: bool = False, seconds: float = math.inf) -> None:
+        self.path, self.part, self.tiny, self.seconds = path, part, tiny, seconds
         self.failures = 0
 
     def add(self, case: str, **values: Any) -> None:
@@ -50,6 +52,10 @@ class Figures:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_short, value))
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{_short(each)}" for name, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -54,6 +54,7 @@ def note_cases(capability: int) -> dict[ahead.Form, None]:
     with ahead.absent(capability), ahead.noting() as forms, torch.inference_mode():
         launches: list[Callable[[], object]] = [
             *(partial(compare, meta) for _, compare in twins.kernels(twins.Sizes(), meta)),
+            *(partial(compare, meta) for _, compare in twins.last(twins.Sizes())),
             *(check for _, check in twins.draws(twins.Sizes(), meta)),
             *(partial(_launch, case, meta) for case in cases()),
         ]

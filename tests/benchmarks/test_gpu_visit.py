@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ import torch
 
 from benchmarks.gpu_visit import __main__ as command
 from benchmarks.gpu_visit.calls import CALLS, Part
-from benchmarks.gpu_visit.driver import Call, Ended, Grace, rows_of
+from benchmarks.gpu_visit.driver import LEAST_S, Call, Ended, Grace, rows_of
 from benchmarks.gpu_visit.parts import engine_tests, kernel_tests
+from benchmarks.gpu_visit.processes import Started
 from benchmarks.gpu_visit.table import table
 from tests.gpu import test_engine as gpu_engine_tests
+from tests.gpu import toy
 
 ROOT = Path(__file__).parents[2]
 EVER = Grace(1e9, 1e9)
@@ -200,18 +202,61 @@ def test_nothing_that_a_part_starts_is_left(
     assert read_held() == b""
 
 
-def test_time_that_is_left_is_passed_on(visit: Visit, tmp_path: Path) -> None:
+DYING = """
+import ctypes, pathlib, platform, sys, threading
+def wait():
+    stat = pathlib.Path("/proc/self/stat")
+    while stat.read_bytes().rpartition(b")")[2].split()[0] != b"Z": pass
+    print("ready", flush=True)
+    sys.stdin.read()
+threading.Thread(target=wait).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2), of this thread
+"""
+
+
+def test_a_process_lives_until_its_last_thread_has_closed_its_files() -> None:
+    """The first thread is gone, and with it /proc/PID/environ; the other one holds what is open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        started = Started(process.pid, "a mark")
+        assert started.look() == []
+        assert started.living() == [process.pid]
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started.living() == [], "a zombie"
+
+
+@pytest.mark.parametrize(("taken", "limits"), [(30.0, [100.0, 170.0, 240.0]), (117.0, [100.0, 83.0, 66.0])])
+def test_time_that_is_left_or_lacking_is_passed_on(
+    visit: Visit, tmp_path: Path, taken: float, limits: list[float]
+) -> None:
     for name in ("one", "two", "three"):
-        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x')"
-        write_part(tmp_path, name, text)
+        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x'); "
+        write_part(tmp_path, name, text + "figures.add('given', given_s=figures.seconds)")
 
     def seconds() -> float:
         done = tmp_path / "done"
-        return 30.0 * done.stat().st_size if done.exists() else 0.0
+        return taken * done.stat().st_size if done.exists() else 0.0
 
     visit.run("one", "two", "three", seconds=100.0, clock=seconds)
-    limits = [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two", "three")]
-    assert limits == [100.0, 170.0, 240.0]
+    rows = [visit.rows(name) for name in ("one", "two", "three")]
+    assert [row["outcome"]["limit_s"] for row in rows] == limits
+    assert [row["given"]["given_s"] for row in rows] == limits, "the part knows it too"
+
+
+def test_a_part_that_is_left_no_time_has_a_little(visit: Visit, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        text = f"def run(figures): open({str(tmp_path / 'done')!r}, 'a').write('x')"
+        write_part(tmp_path, name, text)
+    visit.run("one", "two", seconds=10.0, clock=lambda: 99.0 * (tmp_path / "done").exists())
+    assert [visit.rows(name)["outcome"]["limit_s"] for name in ("one", "two")] == [10.0, LEAST_S]
 
 
 def test_an_interrupted_visit_stops_its_part_and_tells_how_all_ended(visit: Visit) -> None:
@@ -392,8 +437,26 @@ def test_without_a_device_it_says_so(
     assert not list(tmp_path.iterdir())
 
 
+def test_all_parts_share_the_engines_cache_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    found = []
+
+    class Idle(Call):
+        def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
+            found.append(os.environ.get("TRITON_CACHE_DIR"))
+            return iter(())
+
+    monkeypatch.setattr(command, "Call", Idle)
+    assert command.main(["A", "--tiny", "--out", str(tmp_path / "out")]) == 0
+    assert found == [str(tmp_path / "triton")]
+
+
 def test_every_test_of_the_gpu_is_in_one_of_two_parts() -> None:
-    tests = [*kernel_tests.files(), engine_tests.TESTS]
+    tests = [*kernel_tests.files(), *engine_tests.TESTS]
     assert sorted(tests) == sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")
     )
@@ -402,5 +465,5 @@ def test_every_test_of_the_gpu_is_in_one_of_two_parts() -> None:
 @pytest.mark.parametrize("options", [*gpu_engine_tests.OPTIONS, {"memory_fraction": 0.5}], ids=str)
 def test_the_engine_tests_check_few_pages(options: dict[str, Any]) -> None:
     """A check goes over all pages after every step, and a large card holds millions of a toy model's."""
-    config = gpu_engine_tests.config_of(options)
+    config = toy.config_of("cuda", **options)
     assert not config.check_pages or (config.num_pages or 1 << 30) <= 1 << 14

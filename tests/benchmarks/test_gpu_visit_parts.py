@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu_visit import expected
+from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
+from benchmarks.gpu_visit.parts import profile, versions
 from benchmarks.gpu_visit.parts.serve import facts_in
+from benchmarks.jit import files_on_disk
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +155,37 @@ def test_the_log_of_a_server_tells_of_its_start() -> None:
     )
     assert facts_in(log) == {"pages": 21870, "graphs": 309, "capture_s": 12.5}
     assert facts_in("") == {}
+
+
+def test_files_of_triton_s_cache_are_counted(tmp_path: Path) -> None:
+    for name in ("AB/kernel.cubin", "AB/kernel.json", "CD/other.cubin", "EF/cuda_utils.cpython-312.so"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_on_disk(tmp_path) == {"kernels": 2, "modules": 1}
+
+
+def test_a_host_s_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert versions.tools().keys() == {"cc", "Python.h"}
+    assert versions.tools()["cc"] is None
+    for name in ("clang", "xz"):
+        (tmp_path / name).touch(0o755)
+    found = versions.tools()
+    assert (found["cc"], found["xz"]) == (str(tmp_path / "clang"), str(tmp_path / "xz"))
+
+
+def test_a_profiled_prefill_counts_its_own_seconds(tmp_path: Path) -> None:
+    """The function's own seconds, not those around it."""
+    figures = Figures(tmp_path / "figures.jsonl", "profile", tiny=True)
+
+    def run() -> float:
+        torch.zeros(8).add_(1)
+        return 10.0
+
+    profile.record(figures, "prefill", run, 2, torch.device("cpu"))
+    row = json.loads(figures.path.read_text().splitlines()[0])
+    assert (row["seconds"], row["profiled_s"], row["host_s"]) == (5.0, 5.0, 5.0)
 
 
 @pytest.mark.weights

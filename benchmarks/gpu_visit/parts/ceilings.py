@@ -1,4 +1,4 @@
-"""What the device reaches at most: a large copy and a large product."""
+"""Ceilings of the device: the rates of a large copy and of a large product."""
 
 from __future__ import annotations
 

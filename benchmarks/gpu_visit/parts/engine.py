@@ -6,9 +6,9 @@ import dataclasses
 
 import torch
 
-from benchmarks.engine import Row, Sizes, branches, compared, decodes, prefills
+from benchmarks.engine import Row, Sizes, branches, compared, prefills
 from benchmarks.gpu_visit.device import device_of, free
-from benchmarks.gpu_visit.engines import TINY, add_row, add_state, build
+from benchmarks.gpu_visit.engines import TINY, add_decodes, add_row, add_state, build
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
 
@@ -20,27 +20,32 @@ def run(figures: Figures) -> None:
     sizes, device = TINY if figures.tiny else SIZES, device_of(figures)
     shared: list[Row] = []
     with figures.attempt("engine"):
-        engine = build(figures, "engine", sizes)
-        bandwidth, flops = ceilings(device, engine.dtype)
-        figures.add("ceilings", bytes_s=bandwidth, flop_s=flops)
-        with figures.attempt("decode"):
-            for row in decodes(engine, sizes, bandwidth):
-                add_row(figures, row)
-        with figures.attempt("prefill"):
-            for row in prefills(engine, sizes, flops):
-                add_row(figures, row)
-        with figures.attempt("cascade"):
-            for row in branches(engine, sizes):
-                shared.append(row)
-                add_row(figures, row)
-        add_state(figures, "engine: measured", engine)
-        del engine
+        whole(figures, sizes, device, shared)
     free(device)
     if shared:
-        sizes = dataclasses.replace(sizes, batches=())
         with figures.attempt("without cascade"):
-            engine = build(figures, "without cascade", sizes, cascade=False)
-            for row, flat in zip(shared, branches(engine, sizes), strict=True):
-                add_row(figures, compared(flat, row, "the speed with it"), of="without ")
-            del engine
+            without_cascade(figures, dataclasses.replace(sizes, batches=()), shared)
         free(device)
+
+
+def whole(figures: Figures, sizes: Sizes, device: torch.device, shared: list[Row]) -> None:
+    """An engine of its own, which is gone at the end also of a failure. `shared` gets the cascade's rows."""
+    engine = build(figures, "engine", sizes)
+    bandwidth, flops = ceilings(device, engine.dtype)
+    figures.add("ceilings", bytes_s=bandwidth, flop_s=flops)
+    add_decodes(figures, engine, sizes, bandwidth)
+    with figures.attempt("prefill"):
+        for row in prefills(engine, sizes, flops):
+            add_row(figures, row)
+    with figures.attempt("cascade"):
+        for row in branches(engine, sizes):
+            shared.append(row)
+            add_row(figures, row)
+    add_state(figures, "engine: measured", engine)
+
+
+def without_cascade(figures: Figures, sizes: Sizes, shared: list[Row]) -> None:
+    """As `whole`, beside the rows with cascade."""
+    engine = build(figures, "without cascade", sizes, cascade=False)
+    for row, flat in zip(shared, branches(engine, sizes), strict=True):
+        add_row(figures, compared(flat, row, "the speed with it"), of="without ")

@@ -18,7 +18,7 @@ SHARES = 12
 
 def files() -> list[str]:
     order = [FOLDER / f"test_{name}.py" for name in FIRST]
-    others = sorted({*FOLDER.glob("test_*.py")} - {*order, Path(engine_tests.TESTS)})
+    others = sorted({*FOLDER.glob("test_*.py")} - {*order, *map(Path, engine_tests.TESTS)})
     return [str(path) for path in (*order, *others)]
 
 

@@ -10,7 +10,6 @@ import time
 import torch
 
 from benchmarks.gpu_timing import Timer
-from benchmarks.gpu_visit.calls import CALLS
 from benchmarks.gpu_visit.device import device_of, free
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.jit import watched
@@ -47,8 +46,7 @@ class Wrong(Exception):
 
 def run(figures: Figures) -> None:
     device, compiled = device_of(figures), watched()
-    budget = next(part.seconds for part in CALLS["B"] if part.name == "kernels") - BESIDE_S
-    end = time.monotonic() + (TINY_S if figures.tiny else budget)
+    end = time.monotonic() + (TINY_S if figures.tiny else figures.seconds - BESIDE_S)
     bandwidth, flops = ceilings(device, torch.bfloat16)
     timer = Timer(device)
     torch.manual_seed(0)

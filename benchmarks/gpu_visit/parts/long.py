@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from benchmarks.engine import Sizes, decodes
+from benchmarks.engine import Sizes
 from benchmarks.gpu_visit.device import device_of, free
-from benchmarks.gpu_visit.engines import add_row, add_state, build
+from benchmarks.gpu_visit.engines import add_decodes, add_state, build
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
 
@@ -28,21 +30,20 @@ TINY = {
 def run(figures: Figures) -> None:
     device = device_of(figures)
     many, one, deterministic = (TINY[size] if figures.tiny else size for size in TINY)
-    bandwidth = 0.0
-    with figures.attempt("long"):
-        engine = build(figures, "long", many, context_length=one.context + 1024)
-        bandwidth, _ = ceilings(device, engine.dtype)
-        for sizes in (many, one):
-            with figures.attempt(f"{sizes.batches[0]} x {sizes.context}"):
-                for row in decodes(engine, sizes, bandwidth):
-                    add_row(figures, row)
-        add_state(figures, "long: measured", engine)
-        del engine
-    free(device)
-    with figures.attempt("deterministic"):
-        engine = build(figures, "deterministic", deterministic, deterministic=True)
-        for row in decodes(engine, deterministic, bandwidth or ceilings(device, engine.dtype)[0]):
-            add_row(figures, row, of="deterministic ")
-        add_state(figures, "deterministic: measured", engine)
-        del engine
-    free(device)
+    with figures.attempt("ceilings"):
+        dtype = torch.float32 if figures.tiny else torch.bfloat16
+        bandwidth, _ = ceilings(device, dtype)
+        with figures.attempt("long"):
+            measure(figures, "long", (many, one), bandwidth, context_length=one.context + 1024)
+        free(device)
+        with figures.attempt("deterministic"):
+            measure(figures, "deterministic", (deterministic,), bandwidth, deterministic=True)
+
+
+def measure(figures: Figures, case: str, several: Sequence[Sizes], bandwidth: float, **changes: Any) -> None:
+    """Decodes of an engine with pages for the first of the sizes; it is gone at the end also of a failure."""
+    engine = build(figures, case, several[0], **changes)
+    for sizes in several:
+        of = "deterministic " if changes.get("deterministic") else ""
+        add_decodes(figures, engine, sizes, bandwidth, of=of)
+    add_state(figures, f"{case}: measured", engine)

@@ -6,6 +6,7 @@ other. Without a CUDA device the operations of the CPU are counted.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -33,9 +34,11 @@ WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize
 @torch.inference_mode()
 def run(figures: Figures) -> None:
     sizes, device = TINY if figures.tiny else SIZES, device_of(figures)
-    engine = build(figures, "profile", sizes)
+    # Graphs may crash once CUPTI went away: it comes before they are captured, and stays.
+    os.environ["TEARDOWN_CUPTI"] = "0"
     with figures.attempt("profiler"):
-        recorded(lambda: torch.zeros(8, device=device).add_(1), device)  # it starts in seconds, once
+        recorded(lambda: timed(lambda: torch.zeros(8, device=device).add_(1), device), device)
+    engine = build(figures, "profile", sizes)
     for batch in sizes.batches:
         case = f"decode {batch} x {sizes.context}"
         with figures.attempt(case):
@@ -43,26 +46,22 @@ def run(figures: Figures) -> None:
             for prompt in prompts:
                 engine.know(prompt)
             with engine.decoding(prompts, 2 * STEPS) as step:
-                record(figures, case, partial(_repeat, step), STEPS, device)
+                record(figures, case, partial(timed, partial(_repeat, step), device), STEPS, device)
     case = f"prefill {sizes.prompt}"
     with figures.attempt(case):
         engine.prefills(sizes.prompt, 1)
         record(figures, case, lambda: engine.prefill(sizes.prompt), 1, device)
 
 
-def record(figures: Figures, case: str, run: Callable[[], object], steps: int, device: torch.device) -> None:
-    """Rows of `run`, which takes `steps` steps. Seconds and numbers are those of one step.
+def record(figures: Figures, case: str, run: Callable[[], float], steps: int, device: torch.device) -> None:
+    """Rows of `run`, which takes `steps` steps and returns their seconds. Numbers are those of one step.
 
     seconds : without the profiler; `profiled_s` with it
     busy_s, idle : in which the device had work, and the share of its time from the first to the last kernel
         in which it had none
     waits_s, host_s : in which the host waited for the device, and the rest of `profiled_s`
     """
-    wait(device)
-    began = time.perf_counter()
-    run()
-    wait(device)
-    seconds = (time.perf_counter() - began) / steps
+    seconds = run() / steps
     events, profiled = recorded(run, device)
     kernels, calls = split(events, device)
     if not kernels:
@@ -95,17 +94,23 @@ def record(figures: Figures, case: str, run: Callable[[], object], steps: int, d
         )
 
 
-def recorded(run: Callable[[], object], device: torch.device) -> tuple[Any, float]:
-    """The profiler's events of `run`, and its seconds."""
+def recorded(run: Callable[[], float], device: torch.device) -> tuple[Any, float]:
+    """The profiler's events of `run`, and the seconds that it returns."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, acc_events=True) as found:
-        began = time.perf_counter()
-        run()
-        wait(device)
-        taken = time.perf_counter() - began
+        taken = run()
     return found.events(), taken
+
+
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of `run`, until the device is done."""
+    wait(device)
+    began = time.perf_counter()
+    run()
+    wait(device)
+    return time.perf_counter() - began
 
 
 def split(events: Iterable[Any], device: torch.device) -> tuple[list[Any], list[Any]]:

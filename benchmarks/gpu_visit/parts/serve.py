@@ -27,6 +27,7 @@ import httpx
 
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
+from benchmarks.jit import cache_on_disk, files_on_disk
 from ramify.runtime.compile_ahead import compile_grammars
 from tests.runtime.tiny import write_tiny
 
@@ -136,7 +137,8 @@ def run(figures: Figures) -> None:
 @contextlib.contextmanager
 def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str]:
     """The address of a server that is ready. Its log goes to the part's; its end must be clean."""
-    began, before = time.monotonic(), _compiled()
+    cache = cache_on_disk()
+    began, before = time.monotonic(), files_on_disk(cache)
     command = [sys.executable, "-m", "ramify", "serve", str(folder), "--port=0", "--log-level=info", *flags]
     process = subprocess.Popen(
         command,
@@ -144,7 +146,7 @@ def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=os.environ | {"TRITON_CACHE_DIR": str(_triton_cache())},
+        env=os.environ | {"TRITON_CACHE_DIR": str(cache)},
     )
     lines: list[str] = []
     ready = threading.Event()
@@ -168,7 +170,7 @@ def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str
         figures.add(
             "ready",
             ready_s=time.monotonic() - began,
-            kernels_compiled=_compiled() - before,
+            **{f"{name}_compiled": number - before[name] for name, number in files_on_disk(cache).items()},
             flags=" ".join(flags),
             **facts_in("".join(lines)),
         )
@@ -193,17 +195,6 @@ def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str
 def facts_in(log: str) -> dict[str, float]:
     found = {name: pattern.search(log) for name, pattern in FACTS.items()}
     return {name: float(match.group(1)) for name, match in found.items() if match is not None}
-
-
-def _compiled() -> int:
-    """Kernels in Triton's cache on disk."""
-    return len(list(_triton_cache().glob("*/*.cubin")))
-
-
-def _triton_cache() -> Path:
-    from triton import knobs
-
-    return Path(os.environ.get("TRITON_CACHE_DIR") or knobs.cache.dir)
 
 
 async def _ask(figures: Figures, url: str, model: str, load: Load) -> None:

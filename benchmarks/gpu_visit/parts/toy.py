@@ -67,11 +67,14 @@ def run(figures: Figures) -> None:
         given, prompts, tokens, times = TINY, TINY_PROMPTS, 2, 1
         _multiply_by_value_alone()
     expected: Answers | None = None
+    local: Local | None = None
     with figures.attempt("all off"):
         local = Local(**given, **OFF, prefix_cache="naive")
         expected = local.complete(prompts, tokens)
         figures.add("all off", prompts=len(prompts), tokens=sum(len(ids) for ids, _ in expected))
     for case, options in FEATURES.items() if expected is not None else ():
+        local = None  # two engines may not fit
+        free(torch.device(device))
         with figures.attempt(case):
             began = time.monotonic()
             local = Local(**given, **OFF | options)
@@ -82,8 +85,6 @@ def run(figures: Figures) -> None:
                 case, equal=True, start_s=ready - began, seconds=time.monotonic() - ready,
                 graphs=local.runner.captured.graphs,
             )  # fmt: skip
-        del local
-        free(torch.device(device))
 
 
 def _check(found: Answers, expected: Answers | None) -> None:

@@ -7,7 +7,9 @@ import hashlib
 import importlib
 import os
 import platform
+import shutil
 import subprocess
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -26,7 +28,7 @@ FOLDERS = ("ramify", "lang", "runtime", "grammar", "radix", "kernels", "benchmar
 
 def run(figures: Figures) -> None:
     cores = len(os.sched_getaffinity(0))
-    figures.add("versions", **software(), cores=cores, tiny=figures.tiny)
+    figures.add("versions", **software(), **tools(), cores=cores, tiny=figures.tiny)
     if figures.tiny:
         figures.add("device", device="none: a rehearsal in Triton's interpreter")
         return
@@ -75,6 +77,13 @@ def smi() -> dict[str, str]:
     if said.returncode or len(values) != len(QUERY.split(",")):
         raise RuntimeError(f"nvidia-smi answers with {said.returncode}: {said.stdout}{said.stderr}")
     return dict(zip(QUERY.split(","), values, strict=True))
+
+
+def tools() -> dict[str, str | None]:
+    """Paths; None: it is not there. Triton 3.6 compiles launchers with the compiler and the header."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return {"cc": compiler, "Python.h": str(header) if header.exists() else None}
 
 
 def version_of(name: str) -> str | None:
