@@ -258,6 +258,12 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Sizes
 @torch.inference_mode()
 def main(arguments: list[str] | None = None) -> int:
     args, sizes = parse(arguments)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "benchmarks.engine needs a CUDA device: torch.cuda.is_available() is False.",
+            file=sys.stderr,
+        )
+        return 2
     cuda = torch.cuda.is_available() and args.device != "cpu"
     shape = args.shape or CONFIGS / ("llama-3.1-8b.json" if cuda else "smollm2-135m.json")
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A visit to a machine with a GPU: `benchmarks.gpu_visit` says what its calls are.
+"""A visit to a machine with a GPU. Calls: A, first contact; B, figures; C, tests.
 
 Each call leaves its log and its figures in the folder, and prints a table last. Status 1: a part failed.
 Status 2: there is no CUDA device.
@@ -35,12 +35,19 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("calls", nargs="+", choices=CALLS, help="in the order in which they run")
-    parser.add_argument("--out", type=Path, default=Path("gpu-visit"), help="folder of logs and figures")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of logs and figures (default: gpu-visit, or gpu-visit-rehearsal)",
+    )
     known = sorted({part.name for parts in CALLS.values() for part in parts})
-    parser.add_argument("--only", nargs="+", metavar="PART", choices=known, help=", ".join(known))
+    of_calls = "; ".join(f"{name}: {', '.join(part.name for part in CALLS[name])}" for name in CALLS)
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=known, help=of_calls)
     parser.add_argument("--tiny", action="store_true", help="rehearse on small shapes, without a GPU")
     parser.add_argument("--seconds", type=float, help="of each call, instead of its parts' own")
     args = parser.parse_args(arguments)
+    # Figures of the interpreter do not get among those of a card.
+    out = args.out or Path("gpu-visit-rehearsal" if args.tiny else "gpu-visit")
     if args.seconds is not None and args.seconds <= 0:
         parser.error(f"--seconds {args.seconds:g}: a call needs more than 0 seconds")
     if not any(parts_of(name, args.only, None, tiny=args.tiny) for name in args.calls):
@@ -51,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     keep_triton_kernels()  # as engines do: all parts read and fill one cache
     failed, tables = False, []
     for name in args.calls:
-        with Call(name, args.out, tiny=args.tiny) as call:
+        with Call(name, out, tiny=args.tiny) as call:
             ended = list(call.run(parts_of(name, args.only, args.seconds, tiny=args.tiny)))
             tables.append(table(name, ended))
             call.log.write(tables[-1])
