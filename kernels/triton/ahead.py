@@ -15,9 +15,11 @@ absolute paths in it, so it has to lie in the same place there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -211,7 +213,23 @@ class _Worker:
         self._answers.close()
 
 
+@functools.cache
+def fix_cache_keys() -> None:
+    """Compute the cache keys of all kernels in one order, before any is compiled or looked up.
+
+    Triton's key of a function depends on which functions that it calls have a key already
+    (`JITFunction.cache_key` of 3.6). Compiled in another order, a kernel would not be found again.
+    """
+    package = importlib.import_module(__package__ or "")
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for name in sorted(names):
+        for _, value in sorted(vars(importlib.import_module(name)).items()):
+            if isinstance(value, JITFunction):
+                value.cache_key  # noqa: B018 - computed once, and kept
+
+
 def _compile(form: Form) -> Any:
+    fix_cache_keys()
     function: Any = getattr(importlib.import_module(form.module), form.kernel)
     return function.preload(form.specialisation)
 

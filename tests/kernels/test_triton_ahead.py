@@ -67,6 +67,18 @@ def test_forms_are_compiled_in_other_processes_and_found() -> None:
         assert len(others) == 2, "those of the other size: the first are ready in this process"
 
 
+def test_every_function_has_its_cache_key_before_the_first_is_compiled() -> None:
+    """A process of its own: what is compiled here has given keys to some."""
+    code = "from ramify.kernels.triton import ahead; ahead.fix_cache_keys(); import gc; "
+    code += "found = [each for each in gc.get_objects() if isinstance(each, ahead.JITFunction)]; "
+    code += "ours = [each for each in found if each.fn.__module__.startswith('ramify.')]; "
+    code += "print(len(ours), sum(each.hash is None for each in ours))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    functions, without = map(int, done.stdout.split())
+    assert functions > 50
+    assert without == 0
+
+
 def test_a_compiling_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with ahead.absent(90), ahead.noting() as forms:

@@ -15,6 +15,7 @@ from benchmarks.gpu_visit.figures import Figures
 from benchmarks.jit import watched
 from benchmarks.kernels import measure
 from benchmarks.roofline import ceilings
+from ramify.kernels.triton.ahead import fix_cache_keys
 from tests.kernels.kernel_cases.base import Case, cases
 
 FIRST = (
@@ -46,6 +47,7 @@ class Wrong(Exception):
 
 def run(figures: Figures) -> None:
     device, compiled = device_of(figures), watched()
+    fix_cache_keys()
     end = time.monotonic() + (TINY_S if figures.tiny else figures.seconds - BESIDE_S)
     bandwidth, flops = ceilings(device, torch.bfloat16)
     timer = Timer(device)

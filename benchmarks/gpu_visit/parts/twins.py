@@ -23,6 +23,7 @@ from ramify.kernels.reference import quantised as twin_quantised
 from ramify.kernels.reference import rope as twin_rope
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import activation, cascade, float8, kv_store, matmul, norm, quantised, rope
+from ramify.kernels.triton.ahead import fix_cache_keys
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from tests.kernels import sampling_cases
 from tests.kernels.attention_cases import Batch
@@ -87,6 +88,7 @@ TINY = Sizes(
 @torch.inference_mode()
 def run(figures: Figures) -> None:
     device, sizes = device_of(figures), TINY if figures.tiny else Sizes()
+    fix_cache_keys()
     held_against_twins(figures, kernels(sizes, device), device)
     for case, check in draws(sizes, device):
         with figures.attempt(case):
