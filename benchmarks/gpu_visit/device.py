@@ -1,15 +1,12 @@
-"""Where a part runs, and what it begins with: the device, its ceilings, memory given back between cases."""
+"""The device of a part, and its memory given back between cases."""
 
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import torch
 
 from benchmarks.gpu_visit.figures import Figures
-
-CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def device_of(figures: Figures) -> torch.device:

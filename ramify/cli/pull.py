@@ -90,8 +90,9 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
     import torch
 
     if config.device != "cpu" and torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        return 10 * major + minor
+        from ramify.runtime.executor.device import capability_of
+
+        return capability_of(torch.device("cuda"))
     if config.device == "cuda":
         raise UnsupportedField(
             "device is 'cuda', and there is no CUDA device here to ask for its compute capability.",

@@ -22,7 +22,7 @@ from ramify.runtime.executor.device import (
     resolve_page_dtype,
 )
 from ramify.runtime.executor.device_defaults import with_defaults_of
-from ramify.runtime.executor.kv_pool import KvPool, page_bytes
+from ramify.runtime.executor.kv_pool import page_bytes, pool_for
 from ramify.runtime.executor.load import LoadModel
 from ramify.runtime.executor.memory import (
     FRACTION,
@@ -40,7 +40,6 @@ from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.executor.token_graphs import buckets, space_bytes
 from ramify.runtime.executor.triton_forms import compile_warm_up
 from ramify.runtime.model.causal_lm import CausalLM
-from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.parallel.ranks import Ranks
 
@@ -130,7 +129,7 @@ def build_runners(
 
     def runner_of(model: CausalLM, states: StatePool | None) -> Runner:
         shape = model.config
-        pool = _pool(config, shape, pages, dtype, device)
+        pool = pool_for(config, shape, pages, dtype, device)
         done = compiled.get(id(model))
         runner = Runner(model, pool, ops, cascade=cascade, states=states, compiled=done)
         # A first pass of the draft model that compiles kernels would be taken for its usual time.
@@ -148,14 +147,6 @@ def build_runners(
     with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
         states = None if shape.states is None else StatePool(shape.states, num_slots=slots, device=device)
         return runner_of(model, states), None if draft is None else runner_of(draft, None)
-
-
-def _pool(
-    config: EngineConfig, shape: ModelShape, pages: int, dtype: torch.dtype, device: torch.device
-) -> KvPool:
-    assert config.page_size is not None
-    size, float8 = config.page_size, config.kv_cache_dtype == "fp8"
-    return KvPool(shape, num_pages=pages, page_size=size, dtype=dtype, device=device, float8=float8)
 
 
 def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:
@@ -202,7 +193,7 @@ def _measured(
     assert config.page_size is not None
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
-    pool = _pool(config, shape, pages, dtype, device)
+    pool = pool_for(config, shape, pages, dtype, device)
     states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
     runner = Runner(model, pool, ops, cascade=False, states=states)
     zeros = torch.zeros(chunk, dtype=torch.int32).numpy()

@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
@@ -88,6 +89,15 @@ class KvPool:
         if self.k.itemsize > 1:
             return self.k, self.v
         return self.k.view(torch.uint8), self.v.view(torch.uint8)
+
+
+def pool_for(
+    config: EngineConfig, shape: ModelShape, pages: int, dtype: torch.dtype, device: torch.device
+) -> KvPool:
+    """Pages of the size and the dtype that `config` has, for keys and values in `dtype`."""
+    assert config.page_size is not None
+    size, float8 = config.page_size, config.kv_cache_dtype == "fp8"
+    return KvPool(shape, num_pages=pages, page_size=size, dtype=dtype, device=device, float8=float8)
 
 
 def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: ModelShape | None = None) -> int:

@@ -22,7 +22,7 @@ from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.attention import has_cascade
 from ramify.runtime.executor.device import capability_of, resolve_dtype, resolve_page_dtype, triton_ops
 from ramify.runtime.executor.device_defaults import with_defaults
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import pool_for
 from ramify.runtime.executor.load import loader, quantization_of
 from ramify.runtime.executor.memory import LEAST_STATES
 from ramify.runtime.executor.runner import MANY_ROWS, Compiled, Runner
@@ -109,14 +109,7 @@ def _on_few_pages(
     """A runner with room for its warm-up."""
     shape = model.config
     assert config.page_size is not None
-    pool = KvPool(
-        shape,
-        num_pages=MANY_ROWS[0] // config.page_size + 2,
-        page_size=config.page_size,
-        dtype=dtype,
-        device=device,
-        float8=config.kv_cache_dtype == "fp8",
-    )
+    pool = pool_for(config, shape, MANY_ROWS[0] // config.page_size + 2, dtype, device)
     states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
     cascade = has_cascade(kernels) if config.cascade is None else config.cascade
     return Runner(model, pool, kernels, cascade=cascade, states=states)

@@ -205,7 +205,7 @@ def test_memory_that_runs_out_is_told_with_figures(
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB // 4, 16 * GIB))
     if options:
-        monkeypatch.setattr(build, "KvPool", runs_out)
+        monkeypatch.setattr(build, "pool_for", runs_out)
     load = (lambda *_: tiny_model) if options else runs_out
     with pytest.raises(EngineError, match=rf"{what}.*of 16.00 GiB there were 0.25 GiB left"):
         build_runner(EngineConfig(device="cpu", dtype="float32", **options), load)

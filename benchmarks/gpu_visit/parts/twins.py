@@ -25,16 +25,13 @@ from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import activation, cascade, float8, kv_store, matmul, norm, quantised, rope
 from ramify.kernels.triton.ahead import fix_cache_keys
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
+from ramify.runtime.executor.device import FLOAT8, capability_of
 from tests.kernels import sampling_cases
-from tests.kernels.attention_cases import Batch
-from tests.kernels.cascade_cases import dense
 from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 from tests.kernels.sampling_cases import Row
 
 MOST_ERROR = 1e-2
 """Of ‖out - twin‖ / ‖twin‖: bfloat16 operands give 1e-3 to 1e-2."""
-FLOAT8 = (8, 9)
-"""The least compute capability of the matrix units' float8."""
 
 Pair = tuple[Tensor, Tensor]
 """A kernel's output, and its twin's."""
@@ -144,7 +141,7 @@ def kernels(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare]]
     yield "silu * up", partial(_silu_mul, sizes)
     for rows in (1, sizes.rows, sizes.tokens):
         yield f"deterministic product, {rows} rows", partial(_product, sizes, rows)
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8:
+    if (capability_of(device) or FLOAT8) >= FLOAT8:
         yield "float8 product", partial(_float8, sizes)
 
 
@@ -200,10 +197,7 @@ def _attention(lengths: Lengths, model: Model, deterministic: bool, device: torc
         plan = plan_attention(inputs.starts, lengths.lens, shape, device)
     inputs.out.fill_(torch.nan)
     run_plan(plan, inputs.q, inputs.k, inputs.v, inputs.table, inputs.out, scale=inputs.scale)
-    starts, lens = (torch.tensor(each, dtype=torch.int32) for each in (inputs.starts, lengths.lens))
-    batch = Batch(inputs.q, inputs.k, inputs.v, inputs.table, starts, lens)
-    exact = dense(batch, torch.float64, scale=inputs.scale)
-    return [(inputs.out, exact)]
+    return [(inputs.out, inputs.twin(torch.float64))]
 
 
 def _rope(sizes: Sizes, page_size: int, device: torch.device) -> list[Pair]:

@@ -103,11 +103,11 @@ class Inputs:
             calls[f"torch {name}"] = _sdpa(q, k, v, mask, causal, backend, self.scale)
         return calls
 
-    def twin(self) -> torch.Tensor:
-        """Torch in float32, one sequence at a time: where no backend takes the batch or has memory for it."""
+    def twin(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Torch in `dtype`, one sequence at a time: where no backend takes the batch or has memory for it."""
         starts, lens = (torch.tensor(each, dtype=torch.int32) for each in (self.starts, self.lengths.lens))
         batch = Batch(self.q, self.k, self.v, self.table, starts, lens)
-        return dense(batch, torch.float32, scale=self.scale)
+        return dense(batch, dtype, scale=self.scale)
 
     def _dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         batch, new, longest = len(self.lengths.lens), self.lengths.new, max(self.lengths.lens)
