@@ -190,7 +190,7 @@ class ExportPrefix(Message, frozen=True, kw_only=True):
     rid: str
     ids: tuple[int, ...]
     scope: str
-    """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
+    """The tree's: `ramify.runtime.lora_names.tree_scope`."""
     path: str
     """To an actor on a Ray cluster, and in `ImportPrefix`: the image's name (`ramify.ray.images`)."""
     skip: int = 0
@@ -399,7 +399,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Pages of the prefix tree, each of which follows the one before it."""
 
     scope: str
-    """The tree's, which names the LoRA adapter too (`ramify.runtime.model.lora.names.tree_scope`)."""
+    """The tree's, which names the LoRA adapter too (`ramify.runtime.lora_names.tree_scope`)."""
     before: int | None
     """The digest of the page before the first; None where the run begins with the sequence."""
     digests: tuple[int, ...]

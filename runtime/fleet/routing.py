@@ -25,7 +25,7 @@ from ramify.runtime.fleet.placement import NoReplica, Placement
 from ramify.runtime.fleet.questions import Answer, Questions
 from ramify.runtime.fleet.request import FleetRequest
 from ramify.runtime.fleet.ring import Replica
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 
 log = logging.getLogger("ramify")
 

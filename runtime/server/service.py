@@ -16,8 +16,8 @@ from ramify.ring_messages import Snapshot, TokenIds
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.ring import ReplicaStatus
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.server.admin.metrics import ChoiceUsages, Metrics
-from ramify.runtime.server.admin.recent import Recent
+from ramify.runtime.server.metrics import ChoiceUsages, Metrics
+from ramify.runtime.server.recent import Recent
 
 logger = logging.getLogger("ramify.server")
 

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.graph.serve import Job, ToolResults
-from ramify.program_route import _ProgramStream, router
+from ramify.programs.route import _ProgramStream, router
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.service import Service
 from tests.lang.remote import ScriptedFrontend

@@ -19,14 +19,14 @@ from ramify.errors import UnsupportedField, WorkerDied
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.kv_transfer.files import ImageFolder
-from ramify.runtime.server.app import create_app
+from ramify.runtime.server.app.app import create_app
 from ramify.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow

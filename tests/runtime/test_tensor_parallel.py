@@ -21,7 +21,7 @@ from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.ring_messages import LoadLora
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.fleet import shares
 from ramify.runtime.fleet.shares import Share

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.access import RefuseWebPages
+from ramify.runtime.server.app.access import RefuseWebPages
 from tests.browser import needs_browser, rendered, words
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 

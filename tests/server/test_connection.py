@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ramify.runtime.server import body as bodies
-from ramify.runtime.server.connection import Connection
+from ramify.runtime.server.app.connection import Connection
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}

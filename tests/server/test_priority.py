@@ -10,9 +10,9 @@ import msgspec
 import openai
 import pytest
 
-from ramify import program_route
 from ramify.messages import Generate
 from ramify.priority import BATCH, MOST
+from ramify.programs import route as program_route
 from ramify.sampling_params import SamplingParams
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_programs import GRAPH, gen, graph

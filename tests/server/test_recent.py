@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ramify.messages import Finish, Generate, ProgramHint, TextChunk, Usage
-from ramify.runtime.server.admin.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
+from ramify.runtime.server.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
 
 
 def record(**options: bool) -> Recent:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
-from ramify.runtime.server.admin.metrics import PromptTotals
+from ramify.runtime.server.metrics import PromptTotals
 from ramify.runtime.server.streams import GenerationResult
 from ramify.text import token_bytes
 

@@ -18,9 +18,9 @@ import msgspec
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
-from ramify.runtime.model.lora.names import unknown
-from ramify.runtime.server.admin.metrics import ChoiceUsages
+from ramify.runtime.lora_names import unknown
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.metrics import ChoiceUsages
 from ramify.runtime.server.params import (
     Explain,
     Tell,

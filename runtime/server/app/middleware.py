@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.errors import EngineClosed, EngineError, Unauthorized
-from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.errors import error_response
+from ramify.runtime.server.metrics import Metrics
 
 logger = logging.getLogger("ramify.server")
 

@@ -88,7 +88,7 @@ async def _serve(
 
 def _import_application(routes: Routes) -> Sequence[APIRouter]:
     """Import the HTTP application, which takes 0.6 s, while the model is loaded."""
-    import ramify.runtime.server.app  # noqa: F401
+    import ramify.runtime.server.app.app  # noqa: F401
 
     return routes()
 
@@ -102,8 +102,8 @@ async def run_server(
     routers: Sequence[APIRouter] = (),
 ) -> None:
     """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
-    from ramify.runtime.server.app import create_app
-    from ramify.runtime.server.connection import Connection
+    from ramify.runtime.server.app.app import create_app
+    from ramify.runtime.server.app.connection import Connection
 
     app = create_app(frontend, config)
     for router in routers:
