@@ -23,7 +23,7 @@ COMPARED = {
     "e2e_p50": ("e2e_s", "p50"),
     "valid_per_s": ("valid_per_s",),
 }
-"""Figure whose ratio is reported → its path in a run's figures."""
+"""Figures that are compared between endpoints → the path in a run's figures."""
 
 
 @dataclass(frozen=True)

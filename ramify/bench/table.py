@@ -59,7 +59,7 @@ def ratios_table(series: Sequence[Series]) -> Table | None:
 
 
 def terminal(series: Sequence[Series]) -> str:
-    """Both tables, and the first error of each phase in which requests failed."""
+    """The text for the terminal: both tables, and the first error of each phase with failed requests."""
     parts = [_aligned(figures_table(series))]
     if (compared := ratios_table(series)) is not None:
         parts.append(_aligned(compared))

@@ -1,4 +1,4 @@
-"""`ramify cache`: what is kept on disk, how large it is, and how to be rid of it."""
+"""`ramify cache`: lists the files on disk with their sizes, and removes them."""
 
 from __future__ import annotations
 

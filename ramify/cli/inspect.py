@@ -1,4 +1,5 @@
-"""`ramify inspect`: what a model is, what it needs and what would be refused, without loading its weights."""
+"""`ramify inspect`: describes a model, its memory and the options that would be refused, without loading
+weights."""
 
 from __future__ import annotations
 

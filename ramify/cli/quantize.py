@@ -1,4 +1,4 @@
-"""`ramify quantize`: writes a model with quantised weights, and says what that costs."""
+"""`ramify quantize`: writes a model with quantised weights, and reports the loss of quality."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def results(run: str, request: Request) -> Response:
 
 
 class _ProgramStream(EventStream):
-    """The events of a program, which `results` finds by the client's id `run` as long as it runs."""
+    """The events of a program. `results` finds the stream by the client's id `run` while the program runs."""
 
     def __init__(
         self, service: Service, run: str | None, job: Job, rows: list[dict[str, Any]], at_once: int

@@ -29,9 +29,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     enforcement: Enforcement | None = None
-    """How the grammar differs from the constraint, where there is one."""
+    """Differences between the grammar and the constraint, where there is one."""
     violations: tuple[Violation, ...] | None = None
-    """With ``strict="validate"``: the keywords that the text violates."""
+    """Keywords that the text violates, with ``strict="validate"``."""
 
     def _repr_html_(self) -> str:
         usage = self.usage

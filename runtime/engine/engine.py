@@ -1,4 +1,4 @@
-"""The engine in a user's script: the same ring of processes as the server's, without HTTP."""
+"""The engine in a user's script: the processes of the server, without HTTP."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from ramify.spelling import nearest, parameters_of
 T = TypeVar("T")
 
 DRAIN_S = 30.0
-"""How long the requests of a replica that is drained may go on there, in seconds."""
+"""Seconds for which the requests of a drained replica may go on there."""
 
 
 def _check_names(config: EngineConfig) -> None:
-    """Raises `NotFound` for what a start would not find."""
+    """Raise `NotFound` for a model or an adapter that a start would not find."""
     check_name(config.model)
     if config.draft_model is not None:
         check_name(config.draft_model, "draft_model")
@@ -283,8 +283,8 @@ class Engine:
         flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`, on any event loop. Calls of the same `flow` share a place in the queue, as the
-        prompts of `complete_many` do."""
+        """`complete` for any event loop. Calls of the same `flow` share a place in the queue, as the prompts
+        of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:
@@ -483,7 +483,7 @@ class Engine:
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _engines_of_parent: list[Engine] = []
-"""In a forked child the parent's engines, referenced for ever: freeing them would close sockets that the
+"""The parent's engines in a forked child, referenced for ever: freeing them would close sockets that the
 child shares with its parent."""
 
 

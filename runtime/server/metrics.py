@@ -52,7 +52,7 @@ class ChoiceUsages:
         self._ended: list[Usage] = []
 
     def end(self, usage: Usage) -> PromptTotals | None:
-        """A choice has ended. Returns the totals with the last one."""
+        """Note that a choice has ended. Returns the totals with the last one."""
         self._ended.append(usage)
         return PromptTotals.of(self._ended) if len(self._ended) == self._n else None
 
@@ -116,7 +116,7 @@ class Metrics:
 
 
 class _LoopCollector:
-    """The figure of the event loop's watchdog."""
+    """The figures of the event loop's watchdog."""
 
     def __init__(self, blocked_s: Callable[[], float]) -> None:
         self._blocked_s = blocked_s
@@ -148,7 +148,7 @@ class _SchedulerCollector:
 
 
 def _states(stats: FleetStats) -> Metric:
-    """How many replicas are in each state."""
+    """The number of replicas in each state."""
     gauge = GaugeMetricFamily(
         "ramify_replicas", "Replicas by state: starting, up, draining, gone.", labels=["state"]
     )

@@ -1,4 +1,4 @@
-"""What the OpenAI and the SGLang dialect share: prompts, sampling options and constraints.
+"""Prompts, sampling options and constraints, which all dialects share.
 
 Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`. A dialect adds only
 its own spelling.
@@ -23,7 +23,7 @@ _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fi
 _KINDS["stop"] = str | tuple[str, ...]
 
 _ALL_TOKENS = -1
-"""How vLLM and SGLang spell "no top-k"."""
+"""The spelling of "no top-k" in vLLM and SGLang."""
 
 
 def take_sampling(
@@ -89,7 +89,7 @@ FieldConstraint = tuple[str, Constraint]
 """The path of the field that a constraint was in, and the constraint."""
 
 JSON_TEXT = object()
-"""For `Makers`: the field is taken by `Fields.take_json`."""
+"""A type for `Makers`: the field is taken by `Fields.take_json`."""
 
 Makers = Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
 """Field → its type, and what makes a constraint of its value."""
@@ -231,8 +231,8 @@ async def explained(
     spelled: Mapping[str, str],
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, with `explain` applied to its errors in constraints, and `tell` to what it says of the
-    grammar. For other errors `spelled` maps our name of a field to the client's."""
+    """The chunks of `stream`. `explain` is applied to its errors in constraints, `tell` to the enforcement of
+    the grammar. For other errors `spelled` maps our name of a field to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:

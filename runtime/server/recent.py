@@ -13,7 +13,7 @@ from ramify.messages import Generate, TextChunk, Usage
 PROGRAMS = 48
 """Programs that are kept, most recent first."""
 REQUESTS = 160
-"""Requests of each program that are kept. Of older ones the sums are."""
+"""Requests of each program that are kept. Older ones count in the sums alone."""
 TEXT = 160
 """Characters kept of a prompt and of an output."""
 NAME = 80
@@ -45,7 +45,7 @@ class RequestRecord:
     """A finish reason, or "error"; empty while it runs."""
 
     def to_dict(self, origin: float) -> dict[str, Any]:
-        """As plain types, with times in seconds since `origin`."""
+        """The record in plain types, with times in seconds since `origin`."""
         usage = self.usage
         return {
             "rid": self.rid,
@@ -82,12 +82,12 @@ class ProgramRecord:
     running: int = 0
     failed: int = 0
     ended: bool = False
-    """The client has ended the program."""
+    """True once the client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
-    """Over all requests that have ended, kept or not."""
+    """Sums over all requests that have ended, kept or not."""
 
     def summary(self, now: float) -> dict[str, Any]:
-        """As plain types, without the requests."""
+        """The program in plain types, without its requests."""
         return {
             "id": self.id,
             "name": self.name,
@@ -111,7 +111,7 @@ class ProgramRecord:
 
 
 class Recent:
-    """The most recent requests. `texts`: whether parts of prompts and outputs are kept."""
+    """The most recent requests. With `texts` parts of prompts and outputs are kept."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._texts = texts

@@ -78,9 +78,9 @@ class Service:
         self.model_name = config.served_model_name or frontend.info.name
         self.started_at = int(time.time())
         self.draining = False
-        """The server shuts down: running generations continue, new ones are refused."""
+        """True while the server shuts down: running generations continue, new ones are refused."""
         self.programs: dict[str, Any] = {}
-        """The client's id of a streamed program that runs → what waits for the client."""
+        """Ids that clients gave to streamed programs → the tool results that each program waits for."""
         self._told_ignored: set[str] = set()
 
     @property

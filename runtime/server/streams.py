@@ -20,9 +20,9 @@ class GenerationResult:
         self.text = ""
         self.ids: list[int] = []
         self.pieces: list[tuple[int, int]] = []
-        """As in `TextChunk`."""
+        """The field of the same name in `TextChunk`, over all of the text."""
         self.controls: list[int] = []
-        """As in `TextChunk`."""
+        """The field of the same name in `TextChunk`, over all of the text."""
         self.forced: list[int] = []
         """Indices in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
@@ -72,7 +72,8 @@ def ids_in(pieces: Sequence[tuple[int, int]], characters: int) -> int:
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(index of the stream, item) in order of arrival. The first error closes all streams and is raised."""
+    """The items of all streams as (index of the stream, item), in order of arrival. The first error closes
+    all streams and is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:

@@ -1,4 +1,4 @@
-"""Where ``ramify run`` writes: files, pipes and standard output; full disks and Ctrl-C."""
+"""The output of ``ramify run``: files, pipes and standard output; full disks and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_a_file_without_rows(
 
 
 def test_an_empty_pipe(folder: Path, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind a program that has failed."""
+    """The pipe of a program that has failed."""
     with write(folder / "nothing", "").open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert run(folder, server, "--input", "-") == 2
@@ -354,7 +354,7 @@ def test_a_key_that_cannot_be_told_is_none(folder: Path, server: LiveServer) -> 
 
 
 def test_malformed_rows_with_the_key_of_another_row_fail_alone(folder: Path, server: LiveServer) -> None:
-    """As the lines of a cell that should have been quoted."""
+    """Such rows are the lines of a cell that should have been quoted."""
     rows = write(folder / "rows.csv", "id,name\n1,a\nThanks\n2,b\nThanks\n1\n")
     assert run(folder, server, "--input", str(rows), "--key", "id") == 1
     assert [line["key"] for line in results(folder)] == ["1", "Thanks", "2", None, None]

@@ -15,7 +15,7 @@ from ramify.messages import ModelInfo, Preamble, ProgramHint
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 SRT_KWARGS = {
-    # What SGLang's frontend sends with every generation, given or not.
+    # Options that SGLang's frontend sends with every generation, given or not.
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "max_new_tokens": 8,
@@ -147,7 +147,7 @@ def stream_with_logprobs(url: str) -> list[Any]:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_every_event_has_its_lengths(incremental: bool) -> None:
-    """What SGLang's `test_stream_logprobs` asks of a server that was started with the flag."""
+    """The lengths that SGLang's `test_stream_logprobs` asserts, of a server with and without its flag."""
     with LiveServer(FakeFrontend(), incremental_streaming_output=incremental) as server:
         chunks = stream_with_logprobs(server.url)
     for index, whole in enumerate(("LO W\xd6RL", "AND YOU ")):

@@ -17,7 +17,7 @@ USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
 ON: Any = {"reasoning": {"max_tokens": 1024}}
 THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
-"""Of a model that does not think, which reasons within a budget alone."""
+"""The reasoning of a model that does not think, which reasons within a budget alone."""
 TURN = "hm </th 日</think>\n\nFour."
 
 

@@ -157,7 +157,7 @@ def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, frontend: Fak
 
 
 def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """What there is of each item, whole and streamed alike, and nothing made up."""
+    """Each item as far as it came, whole and streamed alike, and nothing made up."""
     body = ASK | {"tools": [WEATHER, TIME]} | REASONING
     for length in range(1, len(EVERYTHING), 3):
         frontend.script = [EVERYTHING] * 2
@@ -384,7 +384,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_are_those_of_the_message(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Neither those of the reasoning nor those of a call, the beginning of its tag included."""
+    """Log-probabilities of the message alone: none of the reasoning, of a call, or of the beginning of its
+    tag."""
     frontend.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))

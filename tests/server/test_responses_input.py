@@ -82,7 +82,8 @@ def test_an_answer_goes_back_as_one_turn(
     [{"encrypted_content"}, {"encrypted_content", "content"}, {"encrypted_content", "summary"}, {"content"}],
 )
 def test_reasoning_goes_back_sealed(client: openai.OpenAI, frontend: FakeFrontend, kept: set[str]) -> None:
-    """As Codex and LiteLLM ask for it, and send it back: without the content, which OpenAI does not show."""
+    """Codex and LiteLLM ask for sealed reasoning, and send it back without the content, which OpenAI does not
+    show."""
     frontend.script = ["hm 日\n</think>Four."]
     answer = client.responses.create(
         **ASK, include=["reasoning.encrypted_content"], store=False, extra_body=REASONING

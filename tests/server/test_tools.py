@@ -308,7 +308,7 @@ def test_the_generic_description_joins_the_system_turn(
 
 
 def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """With a response_format the answer is a call, or content of that format."""
+    """The answer is a call, or content of the response_format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     frontend.script = ['{"a": 1}', ONE]
@@ -500,7 +500,7 @@ def test_what_is_left_out_is_told_with_the_tool(
 
 
 def test_what_is_left_out_is_told_in_the_first_event() -> None:
-    """Also where the text of one chunk is several events."""
+    """It is told once, also where the text of one chunk is several events."""
     form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
     text = '<tool_call>\n{"name": "say", "arguments": {"word'
     chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)

@@ -28,7 +28,7 @@ QUEUED = 40
 MAX_AGE_S = 0.5
 """A snapshot younger than this is shown again, however many dashboards are open."""
 WAIT_S = 1.5
-"""How long a response waits for the scheduler, which replies between two steps."""
+"""Seconds for which a response waits for the scheduler, which replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):

@@ -85,7 +85,7 @@ class ParsedRequest:
     """A request, checked."""
 
     requests: list[Generate]
-    """One per choice, by index. Each prompt has n successive ones."""
+    """The requests, one for each choice, by index. Each prompt has n successive ones."""
     explain: Explain
     tell: Tell | None
     n: int
@@ -95,7 +95,7 @@ class ParsedRequest:
     spelled: Mapping[str, str]
     """The client's names of fields that the engine's errors name."""
     headers: Mapping[str, str]
-    """Of the response."""
+    """Headers of the response."""
 
     def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
         """The chunks of each generation. A generation begins when its iterator is first read."""

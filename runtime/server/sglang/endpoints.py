@@ -63,7 +63,7 @@ from ramify.schema_bundle import finder
 
 
 class LoadingNotAllowed(RamifyError):
-    """403: adapters are chosen at the server's start."""
+    """The error 403: adapters are chosen at the server's start."""
 
     code = "loading_not_allowed"
     status = 403

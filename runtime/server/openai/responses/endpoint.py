@@ -117,7 +117,7 @@ async def _events(
 
 
 async def _run(events: AsyncGenerator[bytes, None]) -> None:
-    """Read all events: the writer has the whole response then."""
+    """Read all events, after which the writer has the whole response."""
     async with aclosing(events):
         async for _ in events:
             pass
@@ -181,7 +181,7 @@ def _initial_response(
     """The response before its first token. It repeats the options of the request."""
 
     def echoed(field: str, default: str) -> msgspec.Raw:
-        # As the client wrote it, on one line: the data of an event has no line breaks.
+        # The client's text on one line: the data of an event has no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
     return ResponseReply(
