@@ -170,7 +170,7 @@ class _Size:
     bytes: int
     references: int = 0
 
-    def add(self, *texts: str) -> None:
+    def add_texts(self, *texts: str) -> None:
         self.bytes += sum(len(text.encode()) for text in texts)
         check_size(self.kind, self.bytes)
 
@@ -290,7 +290,7 @@ class _Bundle:
                     remedy="Give each an $id of its own, or none.",
                 )
             return target, []
-        self.size.add(text, key, target)
+        self.size.add_texts(text, key, target)
         document[_id_keyword(document)] = _written(target, _base(self.root, self.root, "", None)) or target
         self.embedded[key] = document
         self.texts[target] = text

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_flags(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature).check()
     engine = engine_of(options)
     if engine is not None:

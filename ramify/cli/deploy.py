@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser, ServerConfig, names)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.ray.installed import require
     from ramify.ray.options import ClusterConfig, deployment
 

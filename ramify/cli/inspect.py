@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser.add_argument_group("as in `ramify serve`"), EngineConfig, _OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.fit import files_to_inspect
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(group, EngineConfig, FORM_OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
 
     config = EngineConfig(**given_fields(options, EngineConfig))

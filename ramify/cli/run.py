@@ -91,7 +91,7 @@ ROW_FLAGS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     if options.input is None:
         return _on_target(_once(options), options)
     work, again = _rows(options)

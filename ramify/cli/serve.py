@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser, ServerConfig)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     try:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:

@@ -22,6 +22,10 @@ from ramify.sampling_params import SamplingParams
 _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _KINDS["stop"] = str | tuple[str, ...]
 
+_OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
+COMMON = {name: name for name in _KINDS if name not in _OWN}
+"""Sampling options that every dialect takes by our names: a new field of `SamplingParams` is one of them."""
+
 _ALL_TOKENS = -1
 """The spelling of "no top-k" in vLLM and SGLang."""
 
@@ -135,16 +139,16 @@ def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) ->
         raise
 
 
-def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool] | None:
-    """The prompts in `field`, and whether it holds a list of prompts; None where it is missing.
+def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool]:
+    """The prompts in `field`, and whether it holds a list of prompts.
 
-    A prompt is a string or a list of token ids.
+    A prompt is a string or a list of token ids. Raises `InvalidRequest` where there is none.
     """
     raw = fields.take(field, msgspec.Raw)
-    if raw is None:
-        return None
-    again = Fields({field: raw})
     path = fields.path(field)
+    if raw is None:
+        raise InvalidRequest(f"{path} is missing.", field=path)
+    again = Fields({field: raw})
     prompts: list[Segment]
     match _nesting(raw):
         case "string":

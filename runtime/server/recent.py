@@ -118,7 +118,7 @@ class Recent:
         self._clock = clock
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
-    def begin(self, request: Generate, endpoint: str) -> Recording:
+    def record_request(self, request: Generate, endpoint: str) -> Recording:
         """Begin the record of a generation."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
@@ -173,7 +173,7 @@ class Recording:
         self._texts = texts
         self._clock = clock
 
-    def add(self, chunk: TextChunk) -> None:
+    def add_chunk(self, chunk: TextChunk) -> None:
         record = self._record
         if record.first is None and chunk.ids:
             held = 0.0 if chunk.usage is None else chunk.usage.writing_s

@@ -89,7 +89,7 @@ class Service:
         return self.config.max_running or self.frontend.info.max_running
 
     @classmethod
-    def of(cls, request: Request) -> Service:
+    def serving(cls, request: Request) -> Service:
         """The service of the application that handles `request`."""
         service = request.app.state.service
         assert isinstance(service, cls)
@@ -149,11 +149,11 @@ class Service:
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
-        recording = self.recent.begin(request, endpoint)
+        recording = self.recent.record_request(request, endpoint)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    recording.add(chunk)
+                    recording.add_chunk(chunk)
                     usage = chunk.usage or usage
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)

@@ -36,7 +36,7 @@ class GenerationResult:
         self.enforcement: Enforcement | None = None
         self.violations: tuple[Violation, ...] | None = None
 
-    def add(self, chunk: TextChunk) -> None:
+    def add_chunk(self, chunk: TextChunk) -> None:
         self.controls.extend(len(self.text) + place for place in chunk.controls)
         self.text += chunk.text
         self.forced.extend(len(self.ids) + index for index in chunk.forced)
@@ -110,5 +110,5 @@ async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Ge
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            results[index].add(chunk)
+            results[index].add_chunk(chunk)
     return results

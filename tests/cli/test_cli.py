@@ -175,7 +175,7 @@ def test_every_field_of_the_server_has_a_flag() -> None:
 
 def test_docs_come_from_the_fields() -> None:
     docs = dict(field_docs(ServerConfig))
-    assert docs["drain_s"] == "How long SIGTERM waits for running requests, in seconds."
+    assert docs["drain_s"] == "Seconds that SIGTERM waits for running requests."
     assert docs["max_waiting"] == "Requests queued before the frontend answers 429."
     assert docs.keys() <= {field.name for field in dataclasses.fields(ServerConfig)}
 

@@ -32,7 +32,7 @@ class Unhealthy(EngineError):
 async def livez(request: Request) -> Response:
     """Liveness: 200 while this process answers, also while it drains or its engine processes restart; 503
     once the engine has closed and does not come back."""
-    service = Service.of(request)
+    service = Service.serving(request)
     if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
     return json_response({"status": "ok"})
@@ -42,7 +42,7 @@ async def livez(request: Request) -> Response:
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Readiness: 200 while the scheduler replies and the server accepts requests."""
-    service = Service.of(request)
+    service = Service.serving(request)
     _check(service)
     return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
 
@@ -50,7 +50,7 @@ async def health(request: Request) -> Response:
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
     """Health by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds."""
-    service = Service.of(request)
+    service = Service.serving(request)
     _check(service)
     info = service.frontend.info
     start = info.bos_token_id if info.bos_token_id is not None else (*info.eos_token_ids, 0)[0]
@@ -69,7 +69,7 @@ async def health_generate(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     stats: SchedulerStats | None = None
     try:
         async with asyncio.timeout(STATS_LIMIT_S):

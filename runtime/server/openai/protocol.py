@@ -210,7 +210,7 @@ def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgsp
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
     """The usage of all choices. A prompt has `n` successive choices."""
-    totals = [PromptTotals.of(usages[i : i + n]) for i in range(0, len(usages), n)]
+    totals = [PromptTotals.of_choices(usages[i : i + n]) for i in range(0, len(usages), n)]
     prompt = sum(one.prompt for one in totals)
     cached = sum(one.cached for one in totals)
     completion = sum(one.completion for one in totals)

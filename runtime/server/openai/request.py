@@ -36,28 +36,6 @@ ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
 """The priority that a service tier stands for."""
 
-SPELLING = {
-    name: name
-    for name in (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "min_tokens",
-        "ignore_eos",
-        "skip_special_tokens",
-        "token_healing",
-    )
-}
-"""Sampling options that all endpoints take under our names."""
-
 UNSUPPORTED = {
     "moderation": "",
     "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",

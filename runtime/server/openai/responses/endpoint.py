@@ -23,7 +23,6 @@ from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
 from ramify.runtime.server.openai.request import (
     IGNORED,
-    SPELLING,
     UNSUPPORTED,
     parse_request,
     refuse_abort,
@@ -33,7 +32,7 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.params import take_sampling
+from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.sampling_params import SamplingParams
@@ -52,7 +51,7 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 _RESPONSES = Dialect(turns="input", take_turns=take_input, take_format=take_text_format, nested_tools=False)
-_SPELLING = SPELLING | {"max_output_tokens": "max_tokens"}
+_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
 
 _WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
 UNSUPPORTED_RESPONSE = UNSUPPORTED | {
@@ -76,7 +75,7 @@ UNSUPPORTED_RESPONSE = UNSUPPORTED | {
 
 @router.post(PATH)
 async def responses(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
