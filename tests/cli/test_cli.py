@@ -47,7 +47,7 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: p
     def fail(options: Any) -> int:
         raise NotFound("There is no model 'x'.", remedy="Try another.")
 
-    monkeypatch.setattr(pull, "run", fail)
+    monkeypatch.setattr(pull, "run_command", fail)
     assert main.main(["pull", "x"]) == 2
     assert capsys.readouterr().err == "ramify: There is no model 'x'. Try another.\n"
 
@@ -56,7 +56,7 @@ def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     def interrupt(options: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pull, "run", interrupt)
+    monkeypatch.setattr(pull, "run_command", interrupt)
     assert main.main(["pull"]) == 130
     assert capsys.readouterr() == ("", "")
 
