@@ -35,7 +35,7 @@ from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.engine.completion import Completion, completion_of
-from ramify.runtime.fleet.ring import ReplicaStatus
+from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
