@@ -353,7 +353,7 @@ class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The amount that an export has written, or an import has added to the prefix tree."""
 
     tokens: int
-    """Of the prefix, from its first token on, that the KV snapshot has, or the tree has now."""
+    """Tokens of the prefix, from its first on, that the KV snapshot has, or the tree has now."""
     bytes: int
     """Size of the KV pages that were copied."""
 

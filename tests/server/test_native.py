@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ramify.constraint import json_object, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.messages import ModelInfo, Preamble, ProgramHint
+from ramify.runtime.server.sglang import endpoints
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 SRT_KWARGS = {
@@ -334,6 +336,11 @@ def test_our_fields(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
         calls_left=4,
     )
     assert request.scope == "tenant"
+
+
+def test_the_docstring_names_every_field_of_a_hint() -> None:
+    (said,) = re.findall(r"``program`` \{(.*?)\}", endpoints.__doc__ or "", re.DOTALL)
+    assert tuple(re.findall(r"\w+", said)) == ProgramHint.__struct_fields__
 
 
 @pytest.mark.parametrize(
