@@ -36,7 +36,8 @@ class Fields:
     ) -> None:
         self._values = values
         self._path = path
-        self._taken: set[str] = set()
+        self.taken: set[str] = set()
+        """Fields that were taken, given or not."""
         self.ignored: list[str] = [] if ignored is None else ignored
         """Fields of the whole body that were given and have no effect, such as ``messages[].name``."""
 
@@ -152,7 +153,7 @@ class Fields:
         """
         unsupported = unsupported or {}
         for field, raw in self._values.items():
-            if field in self._taken:
+            if field in self.taken:
                 continue
             path = self.path(field)
             if field in unsupported:
@@ -164,11 +165,11 @@ class Fields:
             raise UnsupportedField(
                 f"{path} is not a field of this request.",
                 field=path,
-                remedy=nearest(field, [*self._taken, *unsupported]),
+                remedy=nearest(field, [*self.taken, *unsupported]),
             )
 
     def _take_raw(self, field: str) -> msgspec.Raw | None:
-        self._taken.add(field)
+        self.taken.add(field)
         return None if self.is_null(field) else self._values.get(field)
 
 
