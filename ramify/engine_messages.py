@@ -441,11 +441,8 @@ class Ready(Message, frozen=True, kw_only=True):
 
 # --- all, by their receiver -------------------------------------------------------------------------
 
-ToTokenizer = (
-    Generate
-    | Tokenize
-    | Detokenize
-    | Abort
+Forwarded = (
+    Abort
     | AwaitTools
     | EndProgram
     | FlushCache
@@ -458,24 +455,8 @@ ToTokenizer = (
     | ExportPrefix
     | ImportPrefix
 )
-"""From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
-ToScheduler = (
-    Submit
-    | Abort
-    | AwaitTools
-    | EndProgram
-    | FlushCache
-    | LoadLora
-    | UnloadLora
-    | GetStats
-    | GetSnapshot
-    | GetTree
-    | GetPrefixes
-    | ExportPrefix
-    | ImportPrefix
-    | GrammarReady
-    | GrammarFailed
-    | CompilerDied
-)
+"""Messages that the tokenizer passes on unchanged, so that they stay in order with the requests."""
+ToTokenizer = Generate | Tokenize | Detokenize | Forwarded
+ToScheduler = Submit | Forwarded | GrammarReady | GrammarFailed | CompilerDied
 ToDetokenizer = StepOutput | Reply | Failed
 ToFrontend = StepText | Reply | Texts | Failed | Ready | TreeChange

@@ -8,8 +8,8 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags
-from ramify.errors import InvalidRequest, RamifyError
+from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
+from ramify.errors import RamifyError
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:
@@ -37,11 +37,7 @@ def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected
 
-    try:
-        given = {name: getattr(options, name) for name in _OPTIONS if hasattr(options, name)}
-        config = EngineConfig(**given)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    config = configured(EngineConfig, given_fields(options, EngineConfig))
     machine = this_machine(config.device)
     if options.memory is not None:
         machine = dataclasses.replace(machine, memory=bytes_of(options.memory))

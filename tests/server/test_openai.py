@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -12,6 +11,7 @@ from pydantic import BaseModel
 
 from ramify.messages import TokenLogprobs
 from ramify.runtime.server.openai.protocol import completion_logprobs
+from tests.server.conftest import BODIES
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 USER: Any = [{"role": "user", "content": "hello world"}]
@@ -41,15 +41,6 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == len("<user>hello world")
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
-
-
-async def test_async_client(server: LiveServer) -> None:
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
-        answer = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8)
-        assert answer.choices[0].message.content == "LO WORLD"
-        stream = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-    assert text == "LO WORLD"
 
 
 def test_chat_content_as_parts_and_developer_role(client: openai.OpenAI, frontend: FakeFrontend) -> None:
@@ -200,11 +191,14 @@ def test_sampling_options_arrive(client: openai.OpenAI, frontend: FakeFrontend) 
     assert sampling.skip_special_tokens is False
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("field", ["user", "safety_identifier"])
-def test_who_asks_is_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixture, field: str) -> None:
-    options: Any = {"messages": USER, "max_tokens": 1, field: "somebody"}
+def test_who_asks_is_logged(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture, path: str, field: str
+) -> None:
     with caplog.at_level("INFO", "ramify.server"):
-        client.chat.completions.create(model=MODEL, **options)
+        assert http.post(path, json=BODIES[path] | {field: "somebody"}).status_code == 200
+    assert f"endpoint={path}" in caplog.text
     assert "user='somebody'" in caplog.text
 
 
@@ -248,45 +242,9 @@ class Pair(BaseModel):
     alpha: str
 
 
-def test_json_schema(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=USER,
-        response_format={"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA}},
-    )
-    assert json.loads(answer.choices[0].message.content or "") == {"zeta": 7, "alpha": "s"}
-    assert answer.choices[0].finish_reason == "stop"
-    constraint = frontend.requests[0].constraint
-    assert constraint is not None
-    assert list(json.loads(constraint.source)["properties"]) == ["zeta", "alpha"]  # order is kept
-
-
 def test_parse_into_a_pydantic_model(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(model=MODEL, messages=USER, response_format=Pair)
     assert answer.choices[0].message.parsed == Pair(zeta=7, alpha="s")
-
-
-@pytest.mark.parametrize(
-    ("extra", "kind", "text"),
-    [
-        ({"response_format": {"type": "json_object"}}, "json_object", "{}"),
-        ({"guided_choice": ["yes", "no"]}, "choices", "yes"),
-        ({"regex": "a+"}, "regex", "<regex>"),
-        ({"ebnf": 'root ::= "a"'}, "ebnf", "<ebnf>"),
-    ],
-)
-def test_constraints(
-    client: openai.OpenAI, frontend: FakeFrontend, extra: dict[str, Any], kind: str, text: str
-) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=USER, extra_body=extra)
-    assert answer.choices[0].message.content == text
-    assert frontend.requests[0].constraint
-    assert frontend.requests[0].constraint.kind == kind
-
-
-def test_response_format_text_is_no_constraint(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, response_format={"type": "text"})
-    assert frontend.requests[0].constraint is None
 
 
 def test_completion(client: openai.OpenAI) -> None:

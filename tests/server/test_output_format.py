@@ -13,8 +13,8 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.messages import Enforcement, Finish, TextChunk, Unenforced
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.openai.protocol import choice_extras
-from ramify.runtime.server.streams import GenerationResult
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

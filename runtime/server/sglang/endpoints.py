@@ -8,8 +8,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   nothing else.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
-  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
-  ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
+  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts,
+  calls_left, limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
   forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program,
   /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
@@ -34,6 +34,7 @@ from ramify import constraint
 from ramify.constraint import Constraint, with_definitions
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
 from ramify.runtime.server.fields import Fields, json_response, read_fields
@@ -58,7 +59,7 @@ from ramify.runtime.server.params import (
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import GenerationResult, collect, merge
+from ramify.runtime.server.streams import collect, merge
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ramify.errors import RamifyError
 from ramify.messages import Enforcement, Finish, TextChunk
+from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.openai.protocol import TokenLogprob, chat_logprobs, choice_extras
 from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
@@ -28,7 +29,6 @@ from ramify.runtime.server.openai.responses.protocol import (
 from ramify.runtime.server.openai.responses.sealed import sealed
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
-from ramify.runtime.server.streams import ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
