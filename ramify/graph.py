@@ -59,7 +59,8 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
 
 
 def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
-    """What is at `path` in the `value` of the argument `name`. Raises `InvalidRequest` where nothing is."""
+    """The value at `path` in the `value` of the argument `name`. Raises `InvalidRequest` where nothing is
+    there."""
     for depth, key in enumerate(path):
         try:
             value = value[key]
@@ -70,7 +71,7 @@ def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
 
 
 def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
-    """What is at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
+    """The value at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
 
     Raises `InvalidRequest` where nothing is there, and for a change of something that is no text.
     """
@@ -124,7 +125,7 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
     index: int | None = None
     """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
-    """With a type, the result is JSON text and the part is the scalar at `path` in it; see `scalar_text`."""
+    """The scalar type of a part of a JSON result; the part is at `path`. See `scalar_text`."""
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     """Field names and list indices, outermost first."""
 
@@ -182,7 +183,7 @@ class Limited(Node, frozen=True, kw_only=True):
     """A step that a limit can end."""
 
     limits: tuple[int, ...] = ()
-    """The indices in `Graph.limits` of those that hold for the step, outermost first."""
+    """Indices in `Graph.limits` of the limits that hold for the step, outermost first."""
 
 
 class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
@@ -197,11 +198,11 @@ class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
     timeout: float | None = None
     """Seconds for the whole step."""
     priority: int | None = None
-    """Of its requests; None: that of the run."""
+    """The priority of its requests; None: that of the run."""
     lora: str | None = None
     """The LoRA adapter of its requests; None: that of the run."""
     thinking: Thinking | None = None
-    """Whether the model thinks before its answer."""
+    """The model thinks before its answer."""
 
 
 class Select(Limited, frozen=True, kw_only=True, tag="select"):
@@ -225,7 +226,7 @@ class ToolDescription(
     parameters: dict[str, Any]
     """A JSON Schema of type object."""
     strict: bool = True
-    """Refuse keywords in it that cannot be enforced; without it they are left out, and told."""
+    """True refuses schema keywords that cannot be enforced; False leaves them out, and reports them."""
 
 
 class Tools(Node, frozen=True, kw_only=True, tag="tools"):
@@ -264,8 +265,8 @@ class Join(Limited, frozen=True, kw_only=True, tag="join"):
 
 
 class Either(Node, frozen=True, kw_only=True, tag="either"):
-    """Set a variable to the result of the first of these earlier nodes that was not skipped. Where all were,
-    this node is skipped."""
+    """Set a variable to the result of the first of these earlier nodes that was not skipped. This node is
+    skipped where all of them were."""
 
     name: str | None = None
     of: tuple[int, ...]
@@ -295,7 +296,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     arguments: tuple[str, ...] = ()
     """The names of the arguments, all of which every row must give."""
     limits: tuple[Bounds, ...] = ()
-    """What parts of one run may spend. The time of a limit begins with the first of its steps."""
+    """Limits on parts of one run. The time of a limit begins with the first of its steps."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:
@@ -334,7 +335,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def _is_json(value: Any, field: str, depth: int = 0) -> bool:
-    """Raises `InvalidRequest` for what is nested deeper than `MAX_JSON_DEPTH`."""
+    """Raise `InvalidRequest` for a value that is nested deeper than `MAX_JSON_DEPTH`."""
     if depth > MAX_JSON_DEPTH:
         raise InvalidRequest(f"{field} is nested more than {MAX_JSON_DEPTH} deep.", field=field)
     match value:

@@ -20,8 +20,8 @@ from ramify.engine_messages import (
 )
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
+from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.pages import RequestPages

@@ -24,7 +24,7 @@ from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.priority import MOST
 from ramify.radix.observe.evicted import Lost
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.scheduler.admission.flows import Flow
 from ramify.runtime.scheduler.outputs.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program

@@ -14,7 +14,7 @@ from ramify.errors import BackendError, Overloaded, PromptTooLong, RequestTimeou
 from ramify.lang.backends.base import Backend
 from ramify.loop import wait
 from ramify.messages import HELD_S, Generate, ProgramHint
-from ramify.program_route import router
+from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
 from tests.server.fake_frontend import LiveServer

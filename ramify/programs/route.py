@@ -54,7 +54,7 @@ MAX_ROWS = 4096
 
 @router.post(PATH)
 async def programs(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     stream: bool = fields.take("stream", bool, False)
     run: str | None = fields.take("id", str)
@@ -86,7 +86,7 @@ async def results(run: str, request: Request) -> Response:
     fields.refuse_rest()
     if texts is None:
         raise InvalidRequest("results is missing.", field="results")
-    waiting: list[ToolResults] = Service.of(request).programs.get(run, [])
+    waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
     if not 0 <= row < len(waiting):
         raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
     waiting[row].put(place, texts)
@@ -94,7 +94,7 @@ async def results(run: str, request: Request) -> Response:
 
 
 class _ProgramStream(EventStream):
-    """The events of a program, which `results` finds by the client's id `run` as long as it runs."""
+    """The events of a program. `results` finds the stream by the client's id `run` while the program runs."""
 
     def __init__(
         self, service: Service, run: str | None, job: Job, rows: list[dict[str, Any]], at_once: int

@@ -13,7 +13,7 @@ from ramify.messages import Generate, TextChunk, Usage
 PROGRAMS = 48
 """Programs that are kept, most recent first."""
 REQUESTS = 160
-"""Requests of each program that are kept. Of older ones the sums are."""
+"""Requests of each program that are kept. Older ones count in the sums alone."""
 TEXT = 160
 """Characters kept of a prompt and of an output."""
 NAME = 80
@@ -45,7 +45,7 @@ class RequestRecord:
     """A finish reason, or "error"; empty while it runs."""
 
     def to_dict(self, origin: float) -> dict[str, Any]:
-        """As plain types, with times in seconds since `origin`."""
+        """The record in plain types, with times in seconds since `origin`."""
         usage = self.usage
         return {
             "rid": self.rid,
@@ -82,12 +82,12 @@ class ProgramRecord:
     running: int = 0
     failed: int = 0
     ended: bool = False
-    """The client has ended the program."""
+    """True once the client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
-    """Over all requests that have ended, kept or not."""
+    """Sums over all requests that have ended, kept or not."""
 
     def summary(self, now: float) -> dict[str, Any]:
-        """As plain types, without the requests."""
+        """The program in plain types, without its requests."""
         return {
             "id": self.id,
             "name": self.name,
@@ -111,14 +111,14 @@ class ProgramRecord:
 
 
 class Recent:
-    """The most recent requests. `texts`: whether parts of prompts and outputs are kept."""
+    """The most recent requests. With `texts` parts of prompts and outputs are kept."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._texts = texts
         self._clock = clock
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
-    def begin(self, request: Generate, endpoint: str) -> Recording:
+    def record_request(self, request: Generate, endpoint: str) -> Recording:
         """Begin the record of a generation."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
@@ -173,7 +173,7 @@ class Recording:
         self._texts = texts
         self._clock = clock
 
-    def add(self, chunk: TextChunk) -> None:
+    def add_chunk(self, chunk: TextChunk) -> None:
         record = self._record
         if record.first is None and chunk.ids:
             held = 0.0 if chunk.usage is None else chunk.usage.writing_s

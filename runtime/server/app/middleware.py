@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.errors import EngineClosed, EngineError, Unauthorized
-from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.errors import error_response
+from ramify.runtime.server.metrics import Metrics
 
 logger = logging.getLogger("ramify.server")
 
@@ -44,7 +44,8 @@ class OneFormOfPath:
 
 
 class RequireApiKey:
-    """401 without ``Authorization: Bearer <key>`` (RFC 6750). Probes need no key, nor do `open_paths`.
+    """Middleware that answers 401 without ``Authorization: Bearer <key>`` (RFC 6750). Probes need no key, nor
+    do `open_paths`.
 
     The dashboard also accepts basic authentication (RFC 7617): any user, with the key as the password.
     """
@@ -105,7 +106,8 @@ class CountResponses:
 
 
 class UnexpectedErrors:
-    """500 for an unexpected exception; its traceback goes to the log, not to the client.
+    """Middleware that answers 500 to an unexpected exception; its traceback goes to the log, not to the
+    client.
 
     Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
     A request that is cancelled was still open when the drain of the server had ended. It is answered with

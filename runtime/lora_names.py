@@ -28,7 +28,7 @@ def tree_scope(scope: str, revision: str | None) -> str:
 
 
 def same_model(base: str, model: str) -> bool:
-    """Whether an adapter of the model `base` is one of `model`, by the last parts of their names or paths.
+    """True where an adapter of the model `base` is one of `model`, by the last parts of their names or paths.
 
     Files and repositories of GGUF have more behind the name. An empty `base` is any model.
     """

@@ -1,4 +1,4 @@
-"""The engine in a user's script: the same engine core of processes as the server's, without HTTP."""
+"""The engine in a user's script: the processes of the server, without HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,13 +19,10 @@ import numpy as np
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, checked
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
-from ramify.html.fragment import fragment, head, text
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
     ChatMessage,
-    Enforcement,
-    Finish,
     Generate,
     ModelInfo,
     Pooling,
@@ -33,14 +30,11 @@ from ramify.messages import (
     SchedulerStats,
     Segment,
     TextChunk,
-    TokenLogprobs,
-    Usage,
-    Violation,
-    concatenated,
 )
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.engine.completion import Completion, completion_of
 from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
@@ -52,11 +46,11 @@ from ramify.spelling import nearest, parameters_of
 T = TypeVar("T")
 
 DRAIN_S = 30.0
-"""How long the requests of a replica that is drained may go on there, in seconds."""
+"""Seconds for which the requests of a drained replica may go on there."""
 
 
 def _check_names(config: EngineConfig) -> None:
-    """Raises `NotFound` for what a start would not find."""
+    """Raise `NotFound` for a model or an adapter that a start would not find."""
     check_name(config.model)
     if config.draft_model is not None:
         check_name(config.draft_model, "draft_model")
@@ -67,27 +61,6 @@ def _check_names(config: EngineConfig) -> None:
                 field="loras",
                 remedy="Give the folder that PEFT has saved the adapter in.",
             )
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished generation."""
-
-    text: str
-    ids: tuple[int, ...]
-    finish: Finish
-    usage: Usage
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: TokenLogprobs | None = None
-    enforcement: Enforcement | None = None
-    """How the grammar differs from the constraint, where there is one."""
-    violations: tuple[Violation, ...] | None = None
-    """With ``strict="validate"``: the keywords that the text violates."""
-
-    def _repr_html_(self) -> str:
-        usage = self.usage
-        counts = f"{usage.prompt_tokens:,} prompt tokens, {usage.cached_tokens:,} cached"
-        facts = (self.finish.reason, counts, f"{usage.completion_tokens:,} output tokens")
-        return fragment([head("Completion", *facts), text([(self.text, True)])])
 
 
 class Engine:
@@ -204,7 +177,7 @@ class Engine:
             )
         return self._generate(request)
 
-    async def _generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+    async def _generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         await self._ensure_started()
         async with contextlib.aclosing(self._frontend.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
@@ -310,8 +283,8 @@ class Engine:
         flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`, on any event loop. Calls of the same `flow` share a place in the queue, as the
-        prompts of `complete_many` do."""
+        """`complete` for any event loop. Calls of the same `flow` share a place in the queue, as the prompts
+        of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:
@@ -477,30 +450,8 @@ class Engine:
         return await call()
 
     async def _collect(self, request: Generate) -> Completion:
-        text: list[str] = []
-        ids: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        prompt_logprobs = enforcement = None
-        async with contextlib.aclosing(self.generate(request)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                text.append(chunk.text)
-                ids += chunk.ids
-                if chunk.logprobs is not None:
-                    logprobs.append(chunk.logprobs)
-                prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
-                enforcement = chunk.enforcement or enforcement
-                last = chunk
-        assert last.finish is not None
-        return Completion(
-            text="".join(text),
-            ids=tuple(ids),
-            finish=last.finish,
-            usage=last.usage or Usage(),
-            logprobs=None if request.sampling.logprobs is None else concatenated(logprobs) or TokenLogprobs(),
-            prompt_logprobs=prompt_logprobs,
-            enforcement=enforcement,
-            violations=last.violations,
-        )
+        async with contextlib.aclosing(self._generate(request)) as chunks:
+            return await completion_of(request, chunks)
 
     @property
     def _started(self) -> bool:
@@ -532,7 +483,7 @@ class Engine:
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _engines_of_parent: list[Engine] = []
-"""In a forked child the parent's engines, referenced for ever: freeing them would close sockets that the
+"""The parent's engines in a forked child, referenced for ever: freeing them would close sockets that the
 child shares with its parent."""
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 Routes = Callable[[], "Sequence[APIRouter]"]
 
 LAST_BYTES_S = 2.0
-"""How long connections may take to send their last bytes after all generations have ended."""
+"""Seconds that connections may take to send their last bytes after all generations have ended."""
 
 KEEP_ALIVE_S = 75
-"""How long an idle connection stays open. Clients close theirs sooner (Ramify's after 15 s, most proxies
+"""Seconds that an idle connection stays open. Clients close theirs sooner (Ramify's after 15 s, most proxies
 after 60 s), so the server never closes one on which a request is being sent."""
 
 PORT_IN_USE = 1
@@ -42,7 +42,8 @@ PORT_IN_USE = 1
 
 
 def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
-    """Serve until a signal arrives. Returns the exit status; raises where the engine core cannot be started.
+    """Serve until a signal arrives. Returns the exit status; raises where the engine processes cannot be
+    started.
 
     `routes` returns further routers. It is called in a thread while the workers start, so it may import large
     modules. `workers`: processes for the first engine core, if they were started early.
@@ -88,7 +89,7 @@ async def _serve(
 
 def _import_application(routes: Routes) -> Sequence[APIRouter]:
     """Import the HTTP application, which takes 0.6 s, while the model is loaded."""
-    import ramify.runtime.server.app  # noqa: F401
+    import ramify.runtime.server.app.app  # noqa: F401
 
     return routes()
 
@@ -102,8 +103,8 @@ async def run_server(
     routers: Sequence[APIRouter] = (),
 ) -> None:
     """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
-    from ramify.runtime.server.app import create_app
-    from ramify.runtime.server.connection import Connection
+    from ramify.runtime.server.app.app import create_app
+    from ramify.runtime.server.app.connection import Connection
 
     app = create_app(frontend, config)
     for router in routers:
@@ -159,7 +160,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 StopSignal = asyncio.Event
-"""Set by a signal to stop."""
+"""An event that a signal to stop sets."""
 
 
 @contextlib.contextmanager

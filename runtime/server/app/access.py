@@ -43,14 +43,14 @@ class OriginNotAllowed(RamifyError):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """415 (RFC 9110, section 15.5.16)."""
+    """The error 415 (RFC 9110, section 15.5.16)."""
 
     code = "unsupported_media_type"
     status = 415
 
 
 class RefuseWebPages:
-    """Answers 403 and 415 as this module says."""
+    """Middleware that answers 403 and 415 to requests of web pages, by the rules of this module."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
@@ -98,7 +98,7 @@ class RefuseWebPages:
         return None
 
     def _is_allowed(self, hosts: list[bytes], origins: list[bytes], site: bytes) -> bool:
-        """Whether a page of this server, or one that ``cors`` names, sent the request."""
+        """True where a page of this server, or one that ``cors`` names, sent the request."""
         if b"*" in self._origins:
             return True
         if len(origins) != 1:
@@ -110,7 +110,7 @@ class RefuseWebPages:
 
 
 def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
-    """What a Host header must satisfy; None where any will do."""
+    """The check that a Host header must pass; None where any will do."""
     names = split_names(config.allowed_hosts)
     if "*" in names or (config.api_key is not None and not names):
         return None

@@ -35,7 +35,7 @@ class PromptTotals(NamedTuple):
     forced: int
 
     @classmethod
-    def of(cls, usages: Sequence[Usage]) -> PromptTotals:
+    def of_choices(cls, usages: Sequence[Usage]) -> PromptTotals:
         return cls(
             prompt=max(usage.prompt_tokens for usage in usages),
             cached=min(usage.cached_tokens for usage in usages),
@@ -52,9 +52,9 @@ class ChoiceUsages:
         self._ended: list[Usage] = []
 
     def end(self, usage: Usage) -> PromptTotals | None:
-        """A choice has ended. Returns the totals with the last one."""
+        """Note that a choice has ended. Returns the totals with the last one."""
         self._ended.append(usage)
-        return PromptTotals.of(self._ended) if len(self._ended) == self._n else None
+        return PromptTotals.of_choices(self._ended) if len(self._ended) == self._n else None
 
 
 class Metrics:
@@ -116,7 +116,7 @@ class Metrics:
 
 
 class _LoopCollector:
-    """The figure of the event loop's watchdog."""
+    """The figures of the event loop's watchdog."""
 
     def __init__(self, blocked_s: Callable[[], float]) -> None:
         self._blocked_s = blocked_s
@@ -148,7 +148,7 @@ class _SchedulerCollector:
 
 
 def _states(stats: FleetStats) -> Metric:
-    """How many replicas are in each state."""
+    """The number of replicas in each state."""
     gauge = GaugeMetricFamily(
         "ramify_replicas", "Replicas by state: starting, up, draining, gone.", labels=["state"]
     )
@@ -159,80 +159,102 @@ def _states(stats: FleetStats) -> Metric:
 
 def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str]) -> Iterator[Metric]:
     """The figures of each replica that answers, with `labels`: its name, or nothing where there is one."""
-
-    def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"ramify_{name}", text, labels=[*labels, *more])
-
-    def counter(name: str, text: str, *more: str) -> CounterMetricFamily:
-        return CounterMetricFamily(f"ramify_{name}", text, labels=[*labels, *more])
-
-    up = gauge("scheduler_up", "1 when the scheduler answers.")
+    up = GaugeMetricFamily("ramify_scheduler_up", "1 when the scheduler answers.", labels=labels)
     for replica, found in replicas.items():
         up.add_metric([replica][: len(labels)], int(found is not None))
     yield up
     present = [([replica][: len(labels)], found) for replica, found in replicas.items() if found is not None]
-    if not present:
-        return
-    for name, field, text in (
-        ("num_requests_running", "running", "Requests in the batch."),
-        ("num_requests_waiting", "waiting", "Requests that wait for admission."),
-        ("num_requests_compiling", "compiling", "Requests that wait for their grammar."),
-    ):
-        requests = gauge(name, text)
+    for family in _FAMILIES if present else ():
+        metric = family.kind(f"ramify_{family.name}", family.text, labels=[*labels, *family.labels])
         for label, stats in present:
-            requests.add_metric(label, getattr(stats, field))
-        yield requests
-    usage = gauge("kv_cache_usage_perc", "The share of KV pages that running requests hold, from 0 to 1.")
-    config = gauge("cache_config_info", "1, with the size of the KV cache.", "page_size", "num_pages")
-    for label, stats in present:
-        usage.add_metric(label, stats.pages_in_use / stats.pages_total)
-        config.add_metric([*label, str(stats.page_size), str(stats.pages_total)], 1)
-    yield from (usage, config)
-    for name, prefix, text, kinds in (
-        ("kv_pages", "pages", "KV pages by state.", ("free", "evictable", "leased", "in_use")),
-        ("states", "states", "Slots for states of linear attention layers.", ("free", "held", "in_use")),
-    ):
-        pool = gauge(name, text, "state")
-        for label, stats in present:
-            for kind in kinds:
-                pool.add_metric([*label, kind], getattr(stats, f"{prefix}_{kind}"))
-        yield pool
-    for name, text in (("draft", "Draft tokens verified."), ("accepted", "Draft tokens accepted.")):
-        tokens = counter(f"spec_decode_num_{name}_tokens", text, "source")
-        for label, stats in present:
-            drafted, by_model = getattr(stats, f"{name}_tokens"), getattr(stats, f"model_{name}_tokens")
-            tokens.add_metric([*label, "prompt_lookup"], drafted - by_model)
-            tokens.add_metric([*label, "draft_model"], by_model)
-        yield tokens
-    for name, text in (("tokens", "Tokens whose KV pages were"), ("bytes", "Bytes of KV pages")):
-        text = f"{text} copied to or from another replica."
-        copied = counter(f"kv_transfer_{name}", text, "direction")
-        for label, stats in present:
-            for direction in ("export", "import"):
-                copied.add_metric([*label, direction], getattr(stats, f"{direction}ed_{name}"))
-        yield copied
-    for name, field, text in (
-        (
-            "model_tokens",
-            "computed_tokens",
-            "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
-            " without an answer, and again what retractions had dropped.",
-        ),
-        ("draft_model_tokens", "draft_model_tokens", "Tokens that went through the draft model."),
-        ("draft_model_seconds", "draft_model_s", "Time in passes of the draft model."),
-        ("retracted_requests", "retractions", "Requests retracted for want of KV pages."),
-        ("evicted_kv_pages", "evicted_pages", "KV pages evicted from the prefix tree."),
-        ("evicted_states", "evicted_states", "States evicted from the prefix tree."),
-        (
-            "kv_transfer_refused",
-            "refused_imports",
-            "KV snapshots of KV pages that were damaged, of another engine, or found no room.",
-        ),
-        ("steps", "steps", "Scheduler steps."),
-        ("step_seconds", "step_s", "Time in steps."),
-        ("model_seconds", "model_s", "Time in forward passes, logits and scoring."),
-    ):
-        total = counter(name, text)
-        for label, stats in present:
-            total.add_metric(label, getattr(stats, field))
-        yield total
+            for own, value in family.rows(stats):
+                metric.add_metric([*label, *own], value)
+        yield metric
+
+
+_Rows = Iterable[tuple[Sequence[str], float]]
+
+
+class _Family(NamedTuple):
+    """A metric of the scheduler's figures; `rows` are its values by the values of `labels`."""
+
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
+    name: str
+    text: str
+    rows: Callable[[SchedulerStats], _Rows]
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(name: str, field: str, text: str) -> _Family:
+    return _Family(GaugeMetricFamily, name, text, lambda stats: [((), getattr(stats, field))])
+
+
+def _counter(name: str, field: str, text: str) -> _Family:
+    return _Family(CounterMetricFamily, name, text, lambda stats: [((), getattr(stats, field))])
+
+
+def _pool(name: str, prefix: str, text: str, kinds: Sequence[str]) -> _Family:
+    def rows(stats: SchedulerStats) -> _Rows:
+        return [((kind,), getattr(stats, f"{prefix}_{kind}")) for kind in kinds]
+
+    return _Family(GaugeMetricFamily, name, text, rows, ("state",))
+
+
+def _drafts(name: str, text: str) -> _Family:
+    def rows(stats: SchedulerStats) -> _Rows:
+        total, by_model = getattr(stats, f"{name}_tokens"), getattr(stats, f"model_{name}_tokens")
+        return [(("prompt_lookup",), total - by_model), (("draft_model",), by_model)]
+
+    return _Family(CounterMetricFamily, f"spec_decode_num_{name}_tokens", text, rows, ("source",))
+
+
+def _transfers(name: str, text: str) -> _Family:
+    def rows(stats: SchedulerStats) -> _Rows:
+        return [((way,), getattr(stats, f"{way}ed_{name}")) for way in ("export", "import")]
+
+    return _Family(CounterMetricFamily, f"kv_transfer_{name}", text, rows, ("direction",))
+
+
+_FAMILIES = (
+    _gauge("num_requests_running", "running", "Requests in the batch."),
+    _gauge("num_requests_waiting", "waiting", "Requests that wait for admission."),
+    _gauge("num_requests_compiling", "compiling", "Requests that wait for their grammar."),
+    _Family(
+        GaugeMetricFamily,
+        "kv_cache_usage_perc",
+        "The share of KV pages that running requests hold, from 0 to 1.",
+        lambda stats: [((), stats.pages_in_use / stats.pages_total)],
+    ),
+    _Family(
+        GaugeMetricFamily,
+        "cache_config_info",
+        "1, with the size of the KV cache.",
+        lambda stats: [((str(stats.page_size), str(stats.pages_total)), 1)],
+        ("page_size", "num_pages"),
+    ),
+    _pool("kv_pages", "pages", "KV pages by state.", ("free", "evictable", "leased", "in_use")),
+    _pool("states", "states", "Slots for states of linear attention layers.", ("free", "held", "in_use")),
+    _drafts("draft", "Draft tokens verified."),
+    _drafts("accepted", "Draft tokens accepted."),
+    _transfers("tokens", "Tokens whose KV pages were copied to or from another replica."),
+    _transfers("bytes", "Bytes of KV pages copied to or from another replica."),
+    _counter(
+        "model_tokens",
+        "computed_tokens",
+        "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
+        " without an answer, and again what retractions had dropped.",
+    ),
+    _counter("draft_model_tokens", "draft_model_tokens", "Tokens that went through the draft model."),
+    _counter("draft_model_seconds", "draft_model_s", "Time in passes of the draft model."),
+    _counter("retracted_requests", "retractions", "Requests retracted for want of KV pages."),
+    _counter("evicted_kv_pages", "evicted_pages", "KV pages evicted from the prefix tree."),
+    _counter("evicted_states", "evicted_states", "States evicted from the prefix tree."),
+    _counter(
+        "kv_transfer_refused",
+        "refused_imports",
+        "KV snapshots that were damaged, of another engine, or found no room.",
+    ),
+    _counter("steps", "steps", "Scheduler steps."),
+    _counter("step_seconds", "step_s", "Time in steps."),
+    _counter("model_seconds", "model_s", "Time in forward passes, logits and scoring."),
+)

@@ -8,10 +8,15 @@ from starlette.middleware.cors import CORSMiddleware
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
-from ramify.runtime.server.access import RefuseWebPages
 from ramify.runtime.server.admin import dashboard, health, replicas
+from ramify.runtime.server.app.access import RefuseWebPages
+from ramify.runtime.server.app.middleware import (
+    CountResponses,
+    OneFormOfPath,
+    RequireApiKey,
+    UnexpectedErrors,
+)
 from ramify.runtime.server.errors import add_error_handlers
-from ramify.runtime.server.middleware import CountResponses, OneFormOfPath, RequireApiKey, UnexpectedErrors
 from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses

@@ -1,4 +1,4 @@
-"""One connection's HTTP/1.x, as uvicorn parses it, with what clients expect beyond that.
+"""HTTP/1.x of one connection: uvicorn's parser, and what clients expect beyond it.
 
 - An offer to switch protocols (``Upgrade: h2c`` of Java's and of curl's clients, ``Upgrade: websocket``) is
   not taken up, and the request is answered (RFC 9110, section 7.8). The parser leaves out the body of such a
