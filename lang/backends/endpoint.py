@@ -19,8 +19,9 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
+from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.program.unsupported import unsupported
+from ramify.lang.common.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import checked_priority
@@ -107,8 +108,6 @@ class RuntimeEndpoint:
                         yield chunk
         except InvalidRequest as error:
             if error.field == "model":  # the server came back with another one
-                from ramify.lang.program.run import forget_model_info
-
                 forget_model_info(self)
             raise
 

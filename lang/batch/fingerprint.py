@@ -41,12 +41,12 @@ import msgspec
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch.json_text import valid
 from ramify.lang.batch.masking import SECRET, hidden, masked
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
 
 if TYPE_CHECKING:
-    from ramify.lang.program.program import Program
+    from ramify.lang.functions.program import Program
 
 NUMBERS = (int, float, complex, type(None))
 PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))
@@ -221,7 +221,7 @@ class _Reader:
                 self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _object(self, name: str, value: Any, depth: int) -> None:
-        from ramify.lang.program.program import Program
+        from ramify.lang.functions.program import Program
 
         if isinstance(value, Program):
             self._reached(_written(value.body), name)

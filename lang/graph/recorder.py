@@ -49,9 +49,9 @@ from ramify.lang.program.nodes import (
     VariableStep,
 )
 from ramify.lang.program.run import Run
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -410,7 +410,7 @@ class Recorder:
         return self._outcome(node, made, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
-        # A method without a name keeps the graph in this process: see `ramify.lang.graph.compiled`.
+        # A method without a name keeps the graph in this process: see `ramify.lang.functions.compiled`.
         method = next((name for name in METHODS if METHODS[name] is node.method), "token_length_normalized")
         made = graph.Select(
             branch=self._number,

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.html.fragment import Run, details, escaped, fragment, head, table, tag, text
-from ramify.lang.calls.chat import Begin, End, Thought
-from ramify.lang.calls.transcript import Generated, Piece, pieces
+from ramify.lang.calls.tool_turns import CallTurn, Describe
 from ramify.lang.program.variables import Skipped
-from ramify.lang.tools.steps import CallTurn, Describe
+from ramify.lang.prompt.chat import Begin, End, Thought
+from ramify.lang.prompt.transcript import Generated, Piece, pieces
 from ramify.lang.trace.calls import Call, label_of
 
 if TYPE_CHECKING:
     from ramify.lang.batch.results import BatchSummary
     from ramify.lang.program.branch import Branch
-    from ramify.lang.program.state import ProgramState
     from ramify.lang.program.variables import Variable
+    from ramify.lang.state.state import ProgramState
     from ramify.messages import Usage
 
 MAX_TURNS = 40

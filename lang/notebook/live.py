@@ -13,7 +13,7 @@ from ramify.lang.notebook.html import state_html, usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 EVERY_S = 0.1
 """Least seconds between two updates."""

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Self, TypeVar
 
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
+from ramify.lang.functions.program import Program
 from ramify.lang.graph.tracing import Traced
 from ramify.lang.graph.view import GraphView
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.function import Function
-from ramify.lang.program.program import Program
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 
 P = ParamSpec("P")
 R = TypeVar("R")

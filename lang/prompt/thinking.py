@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.messages import ModelInfo, Preamble, TextChunk, Thinking, ThinkingFormat
 from ramify.spelling import nearest
 from ramify.tool_calls.parser import overlap
