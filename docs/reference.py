@@ -19,7 +19,7 @@ import generated_part
 import ramify as rm
 from ramify import errors
 from ramify.cli.flags import field_docs
-from ramify.lang.program.function import Function
+from ramify.lang.functions.function import Function
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.sampling_params import SamplingParams
 

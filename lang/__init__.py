@@ -1,7 +1,8 @@
 """The DSL: programs of many generations become requests to a backend.
 
     api         the functions that programs are written with: `function`, `gen`, `select`, `tool`, …
-    program     a program, its run, and the branches that run its steps
+    functions   decorated functions: their arguments and options, runs, batches, compiled programs
+    program     a run, its state, and the branches that run its steps
     calls       one step's request: prompt, options, retries, scoring of choices
     typed       Python types as JSON schemas; values parsed from complete or partial JSON
     tools       functions that a model may call, and turns of calls

@@ -18,9 +18,9 @@ from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normal
 from ramify.lang.calls.limits import Limit, holding
 from ramify.lang.calls.options import check_names, read_options
 from ramify.lang.calls.thinking import read_thinking
-from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
 from ramify.lang.program.caller import caller_line
-from ramify.lang.program.function import Function
 from ramify.lang.program.nodes import (
     DescribeTools,
     Gen,

@@ -16,11 +16,11 @@ from typing import Any, cast
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.errors import BackendError, InvalidRequest, RamifyError
+from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
+from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.program.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import checked_priority
@@ -60,7 +60,11 @@ class RuntimeEndpoint:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if chat_template_name is not None:
-            unsupported("chat_template_name", "The server's model brings its own template.")()
+            raise UnsupportedField(
+                "chat_template_name is not there.",
+                field="chat_template_name",
+                remedy="The server's model brings its own template.",
+            )
         self.base_url = base_url
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
@@ -107,8 +111,6 @@ class RuntimeEndpoint:
                         yield chunk
         except InvalidRequest as error:
             if error.field == "model":  # the server came back with another one
-                from ramify.lang.program.run import forget_model_info
-
                 forget_model_info(self)
             raise
 

@@ -13,7 +13,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -21,7 +21,7 @@ import msgspec
 
 from ramify.bounds import Bounds
 from ramify.errors import BudgetExceeded
-from ramify.messages import Finish, Generate, LimitHint, TextChunk, Usage
+from ramify.messages import Finish, LimitHint, Usage
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -236,22 +236,6 @@ def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
         raise _named(counted, reached.id).tokens_are_spent(reached.tokens)
     if cut:
         raise min(counted, key=lambda one: one.tokens_left or 0).tokens_are_spent()
-
-
-def ranks(request: Generate) -> dict[str, str]:
-    """The id of each limit of a request → its place from the innermost, which is the same at the server and
-    in the local replica of a program."""
-    limits = () if request.hint is None else request.hint.limits
-    return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
-
-
-def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
-    """`chunk` with another name for the limit that ended its request."""
-    if chunk.finish is None or chunk.finish.limit is None:
-        return chunk
-    id, replace = chunk.finish.limit.id, msgspec.structs.replace
-    limit = replace(chunk.finish.limit, id=names.get(id, id))
-    return replace(chunk, finish=replace(chunk.finish, limit=limit))
 
 
 def _named(limits: Sequence[Limit], id: str) -> Limit:

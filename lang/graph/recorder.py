@@ -410,7 +410,7 @@ class Recorder:
         return self._outcome(node, made, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
-        # A method without a name keeps the graph in this process: see `ramify.lang.graph.compiled`.
+        # A method without a name keeps the graph in this process: see `ramify.lang.functions.compiled`.
         method = next((name for name in METHODS if METHODS[name] is node.method), "token_length_normalized")
         made = graph.Select(
             branch=self._number,

@@ -15,7 +15,8 @@ from ramify.bounds import Bounds
 from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend, Wrapper
-from ramify.lang.calls.limits import Limit, ranks, renamed
+from ramify.lang.backends.submitted import ranks, renamed
+from ramify.lang.calls.limits import Limit
 from ramify.lang.graph.execute import Row, execute
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 import uuid
-import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.target import Target
@@ -34,7 +34,6 @@ from ramify.priority import BATCH
 logger = logging.getLogger(__name__)
 
 _default_backend: Backend | None = None
-_infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
 
 
 def set_default_backend(backend: Backend | None) -> None:
@@ -78,36 +77,6 @@ def _checked(backend: Backend) -> Backend:
             f"{backend!r} is not a backend: it lacks info, generate, end_program or aclose.", field="backend"
         )
     return backend
-
-
-def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """The result of an earlier `model_info`; None before the first."""
-    return _infos.get(default_of(backend))
-
-
-def forget_model_info(backend: Backend) -> None:
-    """Have the next run ask for the model again."""
-    _infos.pop(backend, None)
-
-
-async def model_info(backend: Backend) -> ModelInfo:
-    """The backend's model information, requested once. Runs on the background loop."""
-    backend = default_of(backend)
-    info = _infos.get(backend)
-    if info is None:
-        info = _infos[backend] = await backend.info()
-    return info
-
-
-async def lora_revisions(backend: Backend) -> dict[str, str]:
-    """The LoRA adapters of a backend, or of all backends of a router, with what changes with each."""
-    found: dict[str, str] = {}
-    parts = backend.backends if isinstance(backend, Router) else {"": backend}
-    for name, part in parts.items():
-        ask = getattr(part, "lora_revisions", None)
-        revisions = {} if ask is None else await ask()
-        found |= {f"{name} {lora}".strip(): revision for lora, revision in revisions.items()}
-    return found
 
 
 def call_backend(backend: Backend | None, method: str) -> Any:

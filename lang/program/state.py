@@ -343,17 +343,17 @@ class ProgramState:
 
         The state of a running async program is shown by a thread of its own, and the call returns at once.
         """
-        from ramify.lang.notebook.live import show
+        from ramify.lang.program.show import show
 
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import state_html
+        from ramify.lang.program.state_html import state_html
 
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        from ramify.lang.notebook.live import follow, in_notebook
+        from ramify.lang.program.show import follow, in_notebook
 
         if self._all_done().is_set() or not in_notebook():
             raise NotImplementedError  # IPython then shows what does not change: HTML or text

@@ -89,6 +89,8 @@ class Program(Generic[P, R]):
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
     """Makes a body that runs the graph."""
+    traced: Traced | None = None
+    """The graph of a compiled program."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.body = body

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Self, TypeVar
 
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
+from ramify.lang.functions.program import Program
 from ramify.lang.graph.tracing import Traced
 from ramify.lang.graph.view import GraphView
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.function import Function
-from ramify.lang.program.program import Program
 from ramify.lang.program.state import ProgramState
 
 P = ParamSpec("P")
@@ -20,21 +20,23 @@ R = TypeVar("R")
 class _Compiled(Program[P, R]):
     """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
 
+    traced: Traced
+
     def __init__(
         self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
     ) -> None:
         super().__init__(self._graph_body(traced, left, body), bound)
-        self._traced = traced
+        self.traced = traced
 
     def graph(self) -> GraphView:
         """The graph, to print, draw and send."""
-        steps = self._traced.steps.items()
+        steps = self.traced.steps.items()
         elsewhere = {
             place: repr(step.backend) if isinstance(step.backend, str) else type(step.backend).__name__
             for place, step in steps
             if step.backend is not None
         }
-        return GraphView(self._traced.graph, self._traced.lines, elsewhere)
+        return GraphView(self.traced.graph, self.traced.lines, elsewhere)
 
     def compile(self, **given: Any) -> Self:
         """Itself, with arguments or options of `run` given."""
