@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import msgspec
 
@@ -185,34 +185,45 @@ class Limited(Node, frozen=True, kw_only=True):
     """The indices in `Graph.limits` of those that hold for the step, outermost first."""
 
 
-class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
-    """Append generated text, and set a variable to it."""
+class Request(Limited, frozen=True, kw_only=True):
+    """A step that sends requests to a model, and sets a variable."""
 
     name: str | None = None
+    timeout: float | None = None
+    """Seconds for the whole step."""
+    priority: int | None = None
+    """The priority of its requests; None: that of the run."""
+    lora: str | None = None
+    """The LoRA adapter of its requests; None: that of the run."""
+
+    def checked(self) -> Self:
+        """Return self; raise `InvalidRequest` for a timeout or a priority out of range."""
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise InvalidRequest(
+                f"timeout is {self.timeout}; it must be a number of seconds above 0.", field="timeout"
+            )
+        if self.priority is not None:
+            checked_priority(self.priority)
+        return self
+
+
+class Gen(Request, frozen=True, kw_only=True, tag="gen"):
+    """Append generated text, and set a variable to it."""
+
     options: dict[str, Any] = {}
     """Fields of `SamplingParams`. Fields not set here come from the options of the run."""
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
     """Stop strings beside those in `options`."""
-    timeout: float | None = None
-    """Seconds for the whole step."""
-    priority: int | None = None
-    """Of its requests; None: that of the run."""
-    lora: str | None = None
-    """The LoRA adapter of its requests; None: that of the run."""
     thinking: Thinking | None = None
     """Whether the model thinks before its answer."""
 
 
-class Select(Limited, frozen=True, kw_only=True, tag="select"):
+class Select(Request, frozen=True, kw_only=True, tag="select"):
     """Append the likeliest choice, and set a variable to it."""
 
-    name: str | None = None
     choices: tuple[str, ...]
     method: Method = "token_length_normalized"
-    timeout: float | None = None
-    priority: int | None = None
-    lora: str | None = None
 
 
 class ToolDescription(
@@ -234,18 +245,14 @@ class Tools(Node, frozen=True, kw_only=True, tag="tools"):
     tools: tuple[ToolDescription, ...]
 
 
-class CallTools(Limited, frozen=True, kw_only=True, tag="call_tools"):
-    """Generate tool calls, wait for the client's results, and append these."""
+class CallTools(Request, frozen=True, kw_only=True, tag="call_tools"):
+    """Generate tool calls, wait for the client's results, and append these. The timeout is that of the
+    model's turn."""
 
-    name: str | None = None
     tools: tuple[ToolDescription, ...]
     max_calls: int = 4
     required: bool = True
     options: dict[str, Any] = {}
-    timeout: float | None = None
-    """Seconds for the model's turn."""
-    priority: int | None = None
-    lora: str | None = None
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
@@ -394,6 +401,9 @@ class _Check:
                 self._wrong("limits", f"they must be different indices below {len(known)}")
             if len(node.limits) > MAX_DEPTH:
                 self._wrong("limits", f"more than {MAX_DEPTH} limits below each other")
+        if isinstance(node, Request):
+            with self._below(""):
+                node.checked()
         for place, guard in enumerate(node.when):
             self._part(index, guard.value, f"when[{place}].value")
             if isinstance(node, Fork | Join | Either):
@@ -414,13 +424,11 @@ class _Check:
             case Select():
                 if not node.choices or not all(node.choices):
                     self._wrong("choices", "there must be choices, and none may be empty")
-                self._limits(node)
             case Tools():
                 self._tools(node)
             case CallTools():
                 self._tools(node)
                 self._options(node.options)
-                self._limits(node)
                 if node.max_calls < 1:
                     self._wrong("max_calls", f"it is {node.max_calls}, and must be at least 1")
             case Fork():
@@ -489,7 +497,6 @@ class _Check:
         if node.constraint is not None:
             with self._below("constraint"):
                 node.constraint.check()
-        self._limits(node)
         if node.thinking is not None:
             with self._below(""):
                 node.thinking.check()
@@ -502,14 +509,6 @@ class _Check:
         except InvalidRequest as error:
             error.field = ".".join(filter(None, (self.here, where, error.field)))
             raise
-
-    def _limits(self, node: Gen | Select | CallTools) -> None:
-        timeout = node.timeout
-        if timeout is not None and not 0 < timeout < math.inf:
-            self._wrong("timeout", f"it is {timeout}, and must be a number above 0")
-        if node.priority is not None:
-            with self._below(""):
-                checked_priority(node.priority)
 
     def _fork(self, node: Fork) -> None:
         if not node.children:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.graph import Method
 from ramify.messages import TokenLogprobs
 
 
@@ -101,7 +102,8 @@ token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
-METHODS: dict[str, ChoicesSamplingMethod] = {
+DEFAULT_METHOD: Method = "token_length_normalized"
+METHODS: dict[Method, ChoicesSamplingMethod] = {
     "token_length_normalized": token_length_normalized,
     "greedy_token_selection": greedy_token_selection,
     "unconditional_likelihood_normalized": unconditional_likelihood_normalized,

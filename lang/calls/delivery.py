@@ -227,7 +227,8 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
 
 async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
     """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
-    chunks up to the last one, whose usage counts all that was computed."""
+    chunks up to the last one, whose usage counts all that was computed. A request that the backend does not
+    have yet ends at once."""
 
     async def read() -> None:
         chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))
@@ -244,7 +245,7 @@ async def _receive(backend: Backend, request: Generate, take: Callable[[TextChun
         try:
             await asyncio.wait((reader,))
         except asyncio.CancelledError:
-            await abort(request.rid)
-            await asyncio.wait((reader,), timeout=ABORT_S)
+            if await abort(request.rid) is not False:
+                await asyncio.wait((reader,), timeout=ABORT_S)
             raise
     reader.result()

@@ -20,21 +20,18 @@ R = TypeVar("R")
 class _Compiled(Program[P, R]):
     """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
 
+    traced: Traced
+
     def __init__(
         self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
     ) -> None:
         super().__init__(self._graph_body(traced, left, body), bound)
-        self._traced = traced
+        self.traced = traced
 
     def graph(self) -> GraphView:
         """The graph, to print, draw and send."""
-        steps = self._traced.steps.items()
-        elsewhere = {
-            place: repr(step.backend) if isinstance(step.backend, str) else type(step.backend).__name__
-            for place, step in steps
-            if step.backend is not None
-        }
-        return GraphView(self._traced.graph, self._traced.lines, elsewhere)
+        local = {place: step.local() for place, step in self.traced.steps.items()}
+        return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
         """Itself, with arguments or options of `run` given."""

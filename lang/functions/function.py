@@ -16,7 +16,7 @@ from ramify.lang.backends.model_info import cached_model_info, lora_revisions, m
 from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
-from ramify.lang.batch.results import BatchSummary
+from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.functions.program import Batch, Program, Started
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed

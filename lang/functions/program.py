@@ -17,7 +17,6 @@ from ramify.lang.batch import keys, results, runs
 from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
-from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.common.unsupported import unsupported
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
@@ -26,6 +25,7 @@ from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.state.state import ProgramState
 from ramify.messages import ModelInfo
+from ramify.sampling_options import ELSEWHERE, NAMES, read_options
 from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
@@ -89,6 +89,8 @@ class Program(Generic[P, R]):
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
     """Makes a body that runs the graph."""
+    traced: Traced | None = None
+    """The graph of a compiled program."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.body = body

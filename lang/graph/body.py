@@ -10,12 +10,11 @@ from typing import Any, TypeGuard
 
 from ramify.graph import Argument, Result, argument_at, argument_text
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, execute
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
-from ramify.lang.program.nodes import Gen, ModelStep, ResultRef, Select
+from ramify.lang.program.nodes import ModelStep, ResultRef
 from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
 from ramify.lang.state.state import ProgramState
 
@@ -97,20 +96,18 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     return execution
 
 
+BEFORE_THE_NEXT = {"backend", "choices_method", "retries"}
+"""Arguments of a step that only this process honours, before the next request of its branch."""
+
+
 def runs_graphs(backend: Backend) -> TypeGuard[RunsPrograms]:
     """The backend takes graphs, and has no store of answers, which is asked request by request."""
     return isinstance(backend, RunsPrograms) and getattr(backend, "answers", None) is None
 
 
 def stays_here(steps: Mapping[int, ModelStep]) -> bool:
-    """A step names a backend, or needs a function of this process before the next request: `retries` or a
-    select's own method."""
-    return any(
-        step.backend is not None
-        or (isinstance(step, Gen) and step.retries > 0)
-        or (isinstance(step, Select) and step.method not in METHODS.values())
-        for step in steps.values()
-    )
+    """A step names a backend, or needs a function of this process before the next request."""
+    return any(BEFORE_THE_NEXT & step.local().keys() for step in steps.values())
 
 
 def _read(traced: Traced, execution: Execution) -> Iterator[tuple[Variable, bool]]:

@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import msgspec
-
 import ramify.graph as graph
 from ramify.errors import BackendError, InvalidRequest
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import LEAVE, Limit, under
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.tools.tool import Tool
-from ramify.sampling_params import SamplingParams
 
 Row = Mapping[str, Any]
 """The arguments of one run, as JSON."""
@@ -132,44 +128,13 @@ class _Submitter:
             case graph.ScopeEnd():
                 return nodes.ScopeEnd(node.name)
             case graph.Gen():
-                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
-                return nodes.Gen(
-                    name=node.name,
-                    options={name: getattr(given, name) for name in node.options},
-                    constraint=node.constraint,
-                    stop=node.stop,
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    thinking=node.thinking,
-                    line=line,
-                )
+                return nodes.Gen(node, line=line)
             case graph.Select():
-                return nodes.Select(
-                    node.name,
-                    node.choices,
-                    METHODS[node.method],
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    line=line,
-                )
+                return nodes.Select(node, line=line)
             case graph.Tools():
                 return nodes.DescribeTools(tuple(map(_tool, node.tools)))
             case graph.CallTools():
-                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
-                return nodes.CallTools(
-                    name=node.name,
-                    tools=tuple(map(_tool, node.tools)),
-                    max_calls=node.max_calls,
-                    required=node.required,
-                    raises=False,
-                    options={name: getattr(given, name) for name in node.options},
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    line=line,
-                )
+                return nodes.CallTools(node, tuple(map(_tool, node.tools)), line=line)
             case graph.Either():
                 return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))
             case _:

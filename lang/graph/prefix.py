@@ -88,10 +88,10 @@ class _PrefixBackend(Wrapper):
         if returned is not None and place in places:
             await returned(place, results)
 
-    async def abort(self, rid: str) -> None:
+    async def abort(self, rid: str) -> bool | None:
         backend = self._server if self._is_answered(CURRENT.get()) else self._backend
-        if (abort := getattr(backend, "abort", None)) is not None:
-            await abort(rid)
+        abort = getattr(backend, "abort", None)
+        return None if abort is None else await abort(rid)
 
     async def end_program(self, program: str) -> None:
         await self._server.end_program(program)

@@ -13,9 +13,7 @@ import msgspec
 import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import LIMITS, Limit, Limits
-from ramify.lang.calls.options import resolve_options
 from ramify.lang.graph.symbolic import (
     About,
     NotConcrete,
@@ -52,9 +50,10 @@ from ramify.lang.program.run import Run
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
 from ramify.lang.state.state import ProgramState
-from ramify.lang.tools.tool import Tool
+from ramify.lang.tools.tool import wire_tools
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.sampling_options import resolve_options
 
 BY_STEPS = "Run the program without compile(), step by step."
 FIELDS = f"Fields that every result has can be put into text, and the whole can be returned. {BY_STEPS}"
@@ -168,8 +167,8 @@ class GraphBuilder(Run):
 
     def thoughts_of(self, step: Gen, variable: Variable) -> Any:
         """The symbolic thoughts that the program reads of the variable of `step`."""
-        about = About(f"What the model thinks before {step.name!r}", APPENDED, self.refuse)
-        several = resolve_options(step.options).n
+        about = About(f"What the model thinks before {step.variable!r}", APPENDED, self.refuse)
+        several = _samples(step)
         texts = [
             SymbolicText(about, (ResultRef(variable, None if several == 1 else index, thinking=True),))
             for index in range(several)
@@ -179,7 +178,7 @@ class GraphBuilder(Run):
     def value_of(self, step: VariableStep, variable: Variable) -> Any:
         """The symbolic value that the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
-        what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
+        what = f"The result of {kind} {step.variable!r}" if step.variable else f"The result of a {kind}"
 
         def outcome(index: int | None = None) -> Symbolic:
             source = ResultRef(variable, index)
@@ -189,24 +188,20 @@ class GraphBuilder(Run):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
 
-        several = resolve_options(step.options).n if isinstance(step, Gen) else 1
+        several = _samples(step)
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
-def _described(tools: Sequence[Tool[..., Any]]) -> tuple[graph.ToolDescription, ...]:
-    return tuple(
-        graph.ToolDescription(
-            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-        for tool in tools
-    )
+def _samples(step: VariableStep) -> int:
+    """Outputs of the step: `n` of a gen."""
+    return resolve_options(step.wire.options).n if isinstance(step, Gen) else 1
 
 
 def _kind_of(step: VariableStep) -> tuple[str, object]:
     """Equal for steps whose values have the same type."""
     if not isinstance(step, Gen):
         return ("calls" if isinstance(step, CallTools) else "text"), None
-    several = resolve_options(step.options).n
+    several = _samples(step)
     if several > 1:
         return "list", several
     return ("text", None) if _is_text(step) else ("typed", repr(step.kind))
@@ -394,38 +389,17 @@ class Recorder:
         cells = getattr(node.validate, "__closure__", None) or ()
         if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
             self._builder.refuse_node("validate uses a value that is not known before the program runs.")
-        made = graph.Gen(
-            branch=self._number,
-            name=node.name,
-            options=dict(node.options),
-            constraint=node.constraint,
-            stop=node.stop,
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-            thinking=node.thinking,
-        )
-        if node.thinking is not None:
+        if node.wire.thinking is not None:
             variable.thinking = self._builder.thoughts_of(node, variable)
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
-        # A method without a name keeps the graph in this process: see `ramify.lang.functions.compiled`.
-        method = next((name for name in METHODS if METHODS[name] is node.method), "token_length_normalized")
-        made = graph.Select(
-            branch=self._number,
-            name=node.name,
-            choices=node.choices,
-            method=cast(graph.Method, method),
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-        )
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
-    def _outcome(self, step: ModelStep, made: graph.Limited, variable: Variable) -> Awaitable[None]:
-        made = msgspec.structs.replace(made, limits=self._builder.limits_of(self._branch.limits))
-        place = self._builder.add(cast(graph.AnyNode, made), step.line)
+    def _outcome(self, step: ModelStep, variable: Variable) -> Awaitable[None]:
+        limits = self._builder.limits_of(self._branch.limits)
+        made = msgspec.structs.replace(step.wire, branch=self._number, limits=limits)
+        place = self._builder.add(made, step.line)
         self._builder.steps[place] = step
         self._resolve(step, variable, place)
         return Done()
@@ -433,7 +407,7 @@ class Recorder:
     def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
         source = self._builder.sources[variable] = graph.Result(node=place)
         self._builder.setters[variable] = step
-        named = self._branch.variables.get(f"{step.name}{THOUGHTS}")
+        named = self._branch.variables.get(f"{step.variable}{THOUGHTS}")
         if isinstance(named, ThoughtsVariable) and named.source is variable:
             self._builder.sources[named] = source
         variable.resolve(self._builder.value_of(step, variable))
@@ -448,21 +422,10 @@ class Recorder:
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.add(graph.Tools(branch=self._number, tools=_described(node.tools)))
+        self._builder.add(graph.Tools(branch=self._number, tools=wire_tools(node.tools)))
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
-        made = graph.CallTools(
-            branch=self._number,
-            name=node.name,
-            tools=_described(node.tools),
-            max_calls=node.max_calls,
-            required=node.required,
-            options=dict(node.options),
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-        )
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
 
 def _inside(cell: CellType) -> object:

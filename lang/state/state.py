@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
+import ramify.graph as graph
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.options import read_options
 from ramify.lang.common.caller import caller_line
 from ramify.lang.common.event import Event
 from ramify.lang.common.unsupported import unsupported
@@ -28,12 +28,12 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
 from ramify.lang.state.fork import ForkGroup
 from ramify.lang.state.partial_stream import ObjectStream, snapshot
-from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, wire_tools
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
-from ramify.priority import checked_priority
+from ramify.sampling_options import read_options
 
 T = TypeVar("T")
 
@@ -128,19 +128,18 @@ class ProgramState:
             raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
         if max_calls < 1:
             raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
-        node = CallTools(
+        found = as_tools(tools)
+        wire = graph.CallTools(
             name=name,
-            tools=as_tools(tools),
+            tools=wire_tools(found),
             max_calls=max_calls,
             required=required,
-            raises=errors == "raise",
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
             timeout=timeout,
-            backend=backend,
-            priority=None if priority is None else checked_priority(priority),
+            priority=priority,
             lora=lora,
-            line=caller_line(),
         )
+        node = CallTools(wire.checked(), found, errors == "raise", backend=backend, line=caller_line())
         variable = self._submit(node)
         assert variable is not None
 
@@ -343,17 +342,17 @@ class ProgramState:
 
         The state of a running async program is shown by a thread of its own, and the call returns at once.
         """
-        from ramify.lang.notebook.live import show
+        from ramify.lang.state.show import show
 
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import state_html
+        from ramify.lang.state.state_html import state_html
 
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        from ramify.lang.notebook.live import follow, in_notebook
+        from ramify.lang.state.show import follow, in_notebook
 
         if self._all_done().is_set() or not in_notebook():
             raise NotImplementedError  # IPython then shows what does not change: HTML or text

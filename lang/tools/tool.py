@@ -10,12 +10,13 @@ import inspect
 import json
 import re
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
 from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
+from ramify.graph import ToolDescription
 from ramify.json_text import read_json
 from ramify.lang.common.caller import caller_names
 from ramify.lang.common.event import Event
@@ -242,6 +243,16 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
         if names.count(name) > 1:
             raise InvalidRequest(f"Two tools are named {name!r}.", field="tools")
     return found
+
+
+def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
+    """The tools as a graph has them."""
+    return tuple(
+        ToolDescription(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        for tool in tools
+    )
 
 
 def shown(result: Any) -> str:

@@ -218,7 +218,7 @@ class Call:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import call_html
+        from ramify.lang.trace.html import call_html
 
         return call_html(self)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.notebook.html import state_html, usage_lines
+from ramify.lang.state.state_html import state_html
+from ramify.lang.trace.html import usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
 if TYPE_CHECKING:
