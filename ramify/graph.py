@@ -59,7 +59,7 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
 
 
 def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
-    """What is at `path` in the `value` of the argument `name`. Raises `InvalidRequest` where nothing is."""
+    """The item at `path` in the value of the argument `name`; raises `InvalidRequest` for none."""
     for depth, key in enumerate(path):
         try:
             value = value[key]
@@ -70,9 +70,9 @@ def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
 
 
 def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
-    """What is at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
+    """The item at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
 
-    Raises `InvalidRequest` where nothing is there, and for a change of something that is no text.
+    Raises `InvalidRequest` where there is none, and for a change of an item that is no text.
     """
     value, then = argument_at(name, value, path), tuple(then)
     if then and not isinstance(value, str):
@@ -120,11 +120,11 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
     node: int
     """The index of the node in `Graph.nodes`."""
     thinking: bool = False
-    """The thoughts in front of the result, of a gen with `thinking`."""
+    """Whether it is the thoughts in front of the result, of a gen with `thinking`."""
     index: int | None = None
     """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
-    """With a type, the result is JSON text and the part is the scalar at `path` in it; see `scalar_text`."""
+    """The type of the scalar at `path` in a result that is JSON text (`scalar_text`); None: no JSON."""
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     """Field names and list indices, outermost first."""
 
@@ -135,7 +135,7 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     value: Argument | Result
     among: tuple[str, ...]
     negated: bool = False
-    """The condition holds where the text is none of `among`."""
+    """Whether the condition holds where the text is none of `among`, and only there."""
 
 
 class Node(
@@ -216,7 +216,7 @@ class Gen(Request, frozen=True, kw_only=True, tag="gen"):
     stop: tuple[str, ...] = ()
     """Stop strings beside those in `options`."""
     thinking: Thinking | None = None
-    """Whether the model thinks before its answer."""
+    """Thinking before the answer; None: as the chat template has it, and thoughts are not told apart."""
 
 
 class Select(Request, frozen=True, kw_only=True, tag="select"):
@@ -271,8 +271,8 @@ class Join(Limited, frozen=True, kw_only=True, tag="join"):
 
 
 class Either(Node, frozen=True, kw_only=True, tag="either"):
-    """Set a variable to the result of the first of these earlier nodes that was not skipped. Where all were,
-    this node is skipped."""
+    """Set a variable to the result of the first node in `of` that was not skipped. Where all were skipped,
+    this node is skipped as well."""
 
     name: str | None = None
     of: tuple[int, ...]
@@ -302,7 +302,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     arguments: tuple[str, ...] = ()
     """The names of the arguments, all of which every row must give."""
     limits: tuple[Bounds, ...] = ()
-    """What parts of one run may spend. The time of a limit begins with the first of its steps."""
+    """Limits on parts of one run. The time of a limit begins with the first of its steps."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:

@@ -1,4 +1,4 @@
-"""How `select` decides among choices from the log-probabilities of their tokens.
+"""The methods of `select`, which decide among choices by the log-probabilities of their tokens.
 
 The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
@@ -22,7 +22,7 @@ from ramify.messages import TokenLogprobs
 class Scored:
     """One choice with the log-probabilities of its tokens after the prompt.
 
-    `unconditional` are those without a prompt, where the method requires them.
+    `unconditional`: the log-probabilities without a prompt, where the method requires them.
     """
 
     choice: str

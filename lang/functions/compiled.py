@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
+    """Base of `Compiled` and `AsyncCompiled`. Parameters with a value at compile time are gone."""
 
     traced: Traced
 
@@ -34,7 +34,7 @@ class _Compiled(Program[P, R]):
         return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
-        """Itself, with arguments or options of `run` given."""
+        """The same program, with arguments or options of `run` given."""
         return self._with(given)
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:

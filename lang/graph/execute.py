@@ -32,7 +32,7 @@ class Execution:
 
     @property
     def failed(self) -> bool:
-        """A step of some branch has failed."""
+        """Whether a step of some branch has failed."""
         return any(branch.error is not None for branch in self.branches.values())
 
 
@@ -141,7 +141,7 @@ class _Submitter:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
     def _guards(self, when: tuple[graph.Guard, ...]) -> tuple[nodes.Guard, ...] | None:
-        """The conditions on results; None where one on an argument, before all on results, does not hold."""
+        """The conditions on results; None where a condition on an argument does not hold."""
         guards: list[nodes.Guard] = []
         for guard in when:
             if isinstance(guard.value, graph.Argument):
@@ -187,7 +187,7 @@ class _Submitter:
 
 
 def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
-    """A tool that runs elsewhere (`Backend.tool_results`)."""
+    """A tool that the client runs (`Backend.tool_results`)."""
 
     def call(**arguments: Any) -> NoReturn:
         raise BackendError(f"No one here runs the tool {tool.name}.")

@@ -65,7 +65,7 @@ Source = graph.Argument | graph.Result
 
 
 class Submitted(NamedTuple):
-    """A step as it was appended."""
+    """A step as the body appended it."""
 
     branch: str
     """The branch's key, which is the same in every run."""
@@ -74,21 +74,20 @@ class Submitted(NamedTuple):
 
 
 class GraphBuilder(Run):
-    """The run of a traced program, without a backend: the graph so far, and what tracing learned beside
-    it."""
+    """The run of a traced program, without a backend: the graph so far, with its lines, steps and reads."""
 
     def __init__(self, name: str) -> None:
         self.branches, self.name = 0, name
         self._limits_outside = LIMITS.get()
         self.blocks: dict[Limit, int] = {}
-        """The limit of each block of the body with a step → its index in the graph."""
+        """The limit of a block of the body → its index in the graph."""
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
         self.steps: dict[int, ModelStep] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[tuple[Variable, bool]] = []
-        """Each variable that the body read, and whether it read it under a condition."""
+        """(variable that the body read, whether under a condition), in order."""
         self.sources: dict[Variable, Source] = {}
         self.setters: dict[Variable, VariableStep] = {}
         """Variable of a result → its step, or for an `Either` the step of its first node."""
@@ -134,7 +133,7 @@ class GraphBuilder(Run):
         )
 
     def limits_of(self, limits: Limits) -> tuple[int, ...]:
-        """The indices of those limits that the body has set. From now on it cannot read them."""
+        """The indices of the limits that the body has set, which it cannot read from now on."""
         own = [limit for limit in limits if limit not in self._limits_outside]
         for limit in own:
             limit.refuse = self._refuse_spent
@@ -144,7 +143,7 @@ class GraphBuilder(Run):
         self.refuse_node("What a limit's steps have spent is not known before the program runs.")
 
     def caught(self) -> None:
-        """Called where the program catches an exception: tracing itself may have caused it."""
+        """Refuse a program that catches an exception, which tracing itself may have caused."""
         self.refuse_node("The program catches an exception, which a graph cannot do.")
 
     def refuse_node(self, message: str) -> NoReturn:
@@ -198,7 +197,7 @@ def _samples(step: VariableStep) -> int:
 
 
 def _kind_of(step: VariableStep) -> tuple[str, object]:
-    """Equal for steps whose values have the same type."""
+    """The type of the step's values, as a value to compare."""
     if not isinstance(step, Gen):
         return ("calls" if isinstance(step, CallTools) else "text"), None
     several = _samples(step)
@@ -208,7 +207,7 @@ def _kind_of(step: VariableStep) -> tuple[str, object]:
 
 
 def _is_text(step: Gen) -> bool:
-    """The value is the generated text itself."""
+    """Whether the value is the generated text itself."""
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
@@ -238,7 +237,7 @@ class RecordedBranch(Branch):
 
     @contextlib.contextmanager
     def under(self, guards: Sequence[Guard]) -> Iterator[None]:
-        """The steps in the block are skipped unless all `guards` hold."""
+        """A ``with`` block whose steps are skipped unless all `guards` hold."""
         before, outer = dict(self.variables), self.builder.guards
         self.builder.guards = (*outer, *self._recorder.guards_of(guards))
         try:

@@ -28,7 +28,7 @@ from ramify.graph import (
 from ramify.text import shortened
 
 MAX_TEXT = 40
-"""Longest constant text that is shown whole, in characters."""
+"""Characters of a constant text that are shown."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
 """Escapes within a label of Mermaid."""
@@ -106,11 +106,11 @@ class GraphView:
         return "\n".join(lines) + "\n"
 
     def _waits(self) -> Iterator[tuple[int, int, str]]:
-        """For each call, the calls that it waits for, with Mermaid's arrow."""
+        """(call, call that waits for it, Mermaid's arrow), for all calls."""
         pending: dict[int, dict[int, str]] = {0: {}}
         """Branch → the calls that its next call waits for."""
         before: dict[int, set[int]] = {0: set()}
-        """Branch → all calls that come before its next one."""
+        """Branch → all calls that come before its next call."""
         for place, node in enumerate(self._graph.nodes):
             waits = pending[node.branch]
             used = [guard.value for guard in node.when]

@@ -166,7 +166,7 @@ class Interpreter:
     async def _attempts(
         self, call: Call, target: Target, sampling: SamplingParams, node: Gen, variable: Variable
     ) -> None:
-        """One generation with retries, of which only the valid output is streamed."""
+        """Generate with retries. Only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
         valid = await attempt(self._branch, call, target, sampling, node)
@@ -241,7 +241,7 @@ class Interpreter:
     async def _constrained_select(
         self, call: Call, view: View[Target], node: Select, variable: Variable
     ) -> None:
-        """A select on a backend that scores nothing: the model generates one of the choices."""
+        """Have the model generate one of the choices, on a backend that cannot score them."""
         if node.method is not token_length_normalized:
             raise UnsupportedNode(
                 f"{view.target.info.name} takes whole messages only, so it cannot score choices "
@@ -306,7 +306,7 @@ class Interpreter:
         self._branch.tail = tail
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
-        """Show the text after `since`, of which `shown` was shown, to readers of a run that streams."""
+        """Show the text after `since` to readers of a run that streams; they have `shown` of it."""
         if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
@@ -340,8 +340,8 @@ class Interpreter:
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
-    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit. Where the time of one
-    of `limits` is over before, raise `BudgetExceeded`."""
+    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no timeout. Where the time of a
+    limit ends earlier, raise `BudgetExceeded` then."""
     until = deadline(limits)
     first = until is not None and (seconds is None or until.seconds_left < seconds)
     try:

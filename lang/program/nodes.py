@@ -44,7 +44,7 @@ class Node:
     """One step of a program, or a sequence of steps. ``+`` concatenates nodes and texts."""
 
     waits: ClassVar[bool] = False
-    """The node waits for the backend or for other branches."""
+    """Whether the node waits for the backend or for other branches."""
 
     def steps(self) -> Iterator[Step]:
         """The steps, in order."""
@@ -68,7 +68,7 @@ class Step(Node):
     """A single step."""
 
     sets: ClassVar[bool] = False
-    """The step has a result, which is kept in a variable, with or without a name."""
+    """Whether the step has a result, which is kept in a variable, with or without a name."""
 
     def steps(self) -> Iterator[Step]:
         yield self
@@ -113,7 +113,7 @@ class ModelStep(VariableStep):
         return self.wire.name
 
     def local(self) -> dict[str, object]:
-        """Argument → value, of those that a server cannot honour: a graph has no field for them."""
+        """Argument → value, of the arguments that a graph has no field for."""
         return {} if self.backend is None else {"backend": self.backend}
 
 
@@ -163,7 +163,7 @@ class ResultRef:
     """The type of the value at `path`, where the variable's text is JSON."""
     path: tuple[str | int, ...] = ()
     thinking: bool = False
-    """The thoughts in front of the value."""
+    """Whether it is the thoughts in front of the value."""
 
     def read(self) -> str:
         """The value as text, changed by the methods in `then`."""
@@ -186,7 +186,7 @@ class RoleBegin(Step):
     role: str
     line: str | None = None
     tools: bool = False
-    """The turn describes tools."""
+    """Whether the turn describes tools."""
 
     def run(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_begin(self)
@@ -237,7 +237,7 @@ class Gen(ModelStep):
     retries: int = 0
     keep_failed: bool = False
     separate: bool = False
-    """The thoughts are a variable, too: NAME_reasoning_content."""
+    """Whether the thoughts are a variable as well: NAME_reasoning_content."""
 
     def local(self) -> dict[str, object]:
         own = {"validate": self.validate, "retries": self.retries or None}
@@ -254,7 +254,7 @@ class Select(ModelStep):
 
     wire: graph.Select
     own_method: ChoicesSamplingMethod | None = None
-    """A method that no graph has a name for; None: the one that `wire` names."""
+    """A method without a name in graphs; None: the method that `wire` names."""
 
     @property
     def method(self) -> ChoicesSamplingMethod:
@@ -286,7 +286,7 @@ class CallTools(ModelStep):
     wire: graph.CallTools
     tools: tuple[Tool[..., Any], ...]
     raises: bool = False
-    """The error of a tool fails the step instead of being shown to the model."""
+    """Whether the error of a tool fails the step, instead of being shown to the model."""
 
     def local(self) -> dict[str, object]:
         return super().local() | ({"errors": "raise"} if self.raises else {})
@@ -359,7 +359,7 @@ class Guarded(Step):
 
 @dataclass(frozen=True)
 class Either(VariableStep):
-    """Set a variable to the first of `sources` whose step was not skipped."""
+    """A step that sets a variable to the first of `sources` whose step was not skipped."""
 
     waits: ClassVar[bool] = True
     name: str | None

@@ -51,9 +51,9 @@ class ProgramState:
     ) -> None:
         self._branch = branch
         self._backend = backend
-        """Of the steps appended here that name none."""
+        """The backend of steps appended here that name none."""
         self._outside = outside
-        """This is the caller's handle: the body may still declare variables."""
+        """Whether this is the caller's handle of a run, whose body may still declare variables."""
         self._body: asyncio.Task[None] | None = None
         self.ret_value: Any = None
         """The return value of the body."""
@@ -157,7 +157,7 @@ class ProgramState:
     __setitem__ = set_var
 
     def recover(self) -> ProgramError:
-        """After a step has failed: go on from before its statement. Returns the error; never blocks.
+        """Go back to before the statement whose step has failed. Returns the error; never blocks.
 
         The statement is all that was appended at once (``s += a + b``), or, after a ``with`` block, the whole
         block. Content, turns and scopes are those before it, so the next prompt is the same to the token.
@@ -274,8 +274,7 @@ class ProgramState:
 
     def error(self) -> ProgramError | None:
         """The first error of this branch, of the program's body, or of a branch forked from this one; None
-        without one. An error of a forked branch that the body has been raised, and has caught, does not
-        count."""
+        without one. An error of a forked branch does not count once the body has caught it."""
         self.sync()
         error = self._error()
         if error is not None and not self._outside:
@@ -395,7 +394,7 @@ class ProgramState:
         return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
-        """The variable is declared, or no step can declare it any more."""
+        """Whether the variable is declared, or can no longer be."""
         return name in self._branch.variables or self._branch.run.body_done.is_set()
 
     def _all_done(self) -> Event:

@@ -75,7 +75,7 @@ def test_a_sampling_option_is_stated_once():
         "temperature",
         "logprobs",
         "stop",
-    }:  # select and chunks have them, too
+    }:  # others have these
         assert places_of(option) == ["ramify.sampling_params.SamplingParams"]
 
 
