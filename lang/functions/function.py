@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
 
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import cached_model_info, lora_revisions, model_info
 from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
-from ramify.lang.batch.results import BatchSummary
+from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.program import Batch, Program, Started
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
-from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import cached_model_info, lora_revisions, model_info
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.loop import wait
 from ramify.messages import ModelInfo
 
 if TYPE_CHECKING:
-    from ramify.lang.graph.compiled import Compiled
+    from ramify.lang.functions.compiled import Compiled
 
 P = ParamSpec("P")
 
@@ -43,7 +43,7 @@ class Function(Program[P, ProgramState]):
         text. `given` may also hold options of `run`. Raises `CompileError`, with the line, where the body
         branches on a placeholder.
         """
-        from ramify.lang.graph.compiled import Compiled
+        from ramify.lang.functions.compiled import Compiled
 
         traced, left, bound = self._compile(given)
         return Compiled(traced, left, self.body, bound)

@@ -13,12 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedNode
-from ramify.lang.calls.thinking import thinking_of, without_thoughts
-from ramify.lang.calls.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
+from ramify.lang.prompt.thinking import thinking_of, without_thoughts
+from ramify.lang.prompt.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.target import Target
+    from ramify.lang.prompt.model import PromptModel
 
 
 class Dialogue(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Dialogue(msgspec.Struct, frozen=True):
     start: Piece | None = None
     """The piece before the open turn's content."""
     asked: Piece | None = None
-    """The piece before the latest user turn: the thoughts behind it may stay longer."""
+    """The piece before the latest user turn. Some templates keep the thoughts behind it, and drop others."""
     thought: bool = False
-    """There are thoughts behind `asked`, or marks of them."""
+    """Whether thoughts, or marks of thoughts, stand behind `asked`."""
     reasoning: str = ""
     """The thoughts of the open turn."""
     pending: str = ""
@@ -52,7 +52,9 @@ class Begin(msgspec.Struct, frozen=True):
     role: str
     tools: bool
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         return begin_turn(dialogue, tail, self.role, target.info, tools=self.tools)
 
 
@@ -61,7 +63,9 @@ class End(msgspec.Struct, frozen=True):
 
     role: str
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         return end_turn(dialogue, tail, self.role, target.info)
 
 
@@ -101,20 +105,22 @@ def begin_turn(
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The mark of a model's thoughts: other models are not shown them."""
+    """The mark of a model's thoughts, which other models are not shown."""
 
-    by: Target
+    by: PromptModel
     thinking: Thinking
     thoughts: str
-    """Without marks and white space around them."""
+    """The thoughts without marks, and without white space around them."""
     text: str
-    """As they were generated, with the marks behind them, up to the end of a token."""
+    """The thoughts as they were generated, with the marks behind them, up to the end of a token."""
     ids: tuple[int, ...]
-    """The tokens of `text`; empty where they are not told."""
+    """The tokens of `text`; empty where the backend does not report them."""
     head: str
-    """The beginning of the answer, which the last token of `ids` has as well."""
+    """The beginning of the answer, where the last token of `ids` goes on into it."""
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         if target is not self.by:
             return dialogue, append_text(tail, self.head)
         if target.takes_messages:
@@ -124,8 +130,10 @@ class Thought(msgspec.Struct, frozen=True):
             tail = Piece(tail, self.ids or self.text, self.text, mark=self, generated=True, later=self.head)
         return dialogue, tail
 
-    def append(self, dialogue: Dialogue, tail: Piece | None, home: Target) -> tuple[Dialogue, Piece | None]:
-        """Append them to the content of a branch, which the model of `home` reads."""
+    def append(
+        self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        """Append the thoughts to the content of a branch, which is written for the model `home`."""
         if home is not self.by:
             return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
         return self.write(dialogue, tail, home)
@@ -134,10 +142,10 @@ class Thought(msgspec.Struct, frozen=True):
 def open_answer(
     dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
 ) -> tuple[Dialogue, Piece | None]:
-    """Append the mark that begins the thoughts, or what keeps the model from thinking.
+    """Append the mark that begins the thoughts, or the mark that keeps the model from thinking.
 
-    At the beginning of an assistant turn the text before its content is written anew, as the chat template
-    writes it.
+    At the beginning of an assistant turn the text in front of its content is written anew, as the chat
+    template writes it.
     """
     if thinking.effort is not None:
         raise UnsupportedNode(
@@ -164,7 +172,7 @@ def turn(role: str) -> str:
 def end_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
 ) -> tuple[Dialogue, Piece | None]:
-    """Close the open turn. `content` is its content where the template writes that in another form."""
+    """Close the open turn. `content` replaces its text where the template writes it in another form."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
     written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content
@@ -185,15 +193,3 @@ def _format_of(info: ModelInfo) -> ChatFormat:
             remedy="Append plain text, or use an instruction-tuned model.",
         )
     return info.chat_format
-
-
-ROLES = ("system", "user", "assistant")
-
-
-def chatml() -> ChatFormat:
-    """The ChatML format, for backends without a template."""
-    return ChatFormat(
-        prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
-        suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),
-        exact=False,
-    )

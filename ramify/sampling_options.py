@@ -64,8 +64,8 @@ def check_names(given: Iterable[str], *, of: str, beside: Iterable[str] = ()) ->
 
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
-    """`given` as fields of `SamplingParams`, without those that are None, checked for type and range; and
-    those of `OF_REQUESTS`.
+    """`given` as fields of `SamplingParams`, checked for type and range, with those of `OF_REQUESTS`. Options
+    that are None are left out.
 
     Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
     function that was given the options, for error messages.
@@ -89,7 +89,7 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
 
 
 def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
-    """The sampling options of one call, where later layers win; without those of `OF_REQUESTS`.
+    """The sampling options of one call. Later layers win; the options in `OF_REQUESTS` are left out.
 
     Raises `InvalidRequest` with the wrong field.
     """

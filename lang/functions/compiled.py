@@ -6,38 +6,35 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Self, TypeVar
 
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
+from ramify.lang.functions.program import Program
 from ramify.lang.graph.tracing import Traced
 from ramify.lang.graph.view import GraphView
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.function import Function
-from ramify.lang.program.program import Program
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
+    """Base of `Compiled` and `AsyncCompiled`. Parameters with a value at compile time are gone."""
+
+    traced: Traced
 
     def __init__(
         self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
     ) -> None:
         super().__init__(self._graph_body(traced, left, body), bound)
-        self._traced = traced
+        self.traced = traced
 
     def graph(self) -> GraphView:
         """The graph, to print, draw and send."""
-        steps = self._traced.steps.items()
-        elsewhere = {
-            place: repr(step.backend) if isinstance(step.backend, str) else type(step.backend).__name__
-            for place, step in steps
-            if step.backend is not None
-        }
-        return GraphView(self._traced.graph, self._traced.lines, elsewhere)
+        local = {place: step.local() for place, step in self.traced.steps.items()}
+        return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
-        """Itself, with arguments or options of `run` given."""
+        """The same program, with arguments or options of `run` given."""
         return self._with(given)
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:

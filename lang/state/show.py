@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.notebook.html import state_html, usage_lines
+from ramify.lang.state.state_html import state_html
+from ramify.lang.trace.html import usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 EVERY_S = 0.1
-"""Least seconds between two updates."""
+"""Shortest time between two updates, in seconds."""
 
 
 def in_notebook() -> bool:
-    """This process runs code of a notebook. IPython is asked only if it is loaded."""
+    """Whether this process runs code of a notebook. IPython is asked only if it is loaded."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ != "TerminalInteractiveShell"

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import cached_model_info, lora_revisions, model_info
 from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
-from ramify.lang.batch.results import BatchSummary
+from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.program import Batch, Program, Started
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
-from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import cached_model_info, lora_revisions, model_info
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.loop import submit
 from ramify.messages import ModelInfo
 
 if TYPE_CHECKING:
-    from ramify.lang.graph.compiled import AsyncCompiled
+    from ramify.lang.functions.compiled import AsyncCompiled
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
 
     def compile(self, **given: Any) -> AsyncCompiled[...]:
         """`Function.compile`. The body may await only its own steps."""
-        from ramify.lang.graph.compiled import AsyncCompiled
+        from ramify.lang.functions.compiled import AsyncCompiled
 
         traced, left, bound = self._compile(given)
         return AsyncCompiled(traced, left, self.body, bound)
@@ -165,8 +165,8 @@ async def _info(backend: Backend) -> ModelInfo:
 
 
 def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """`coroutine`, started on the background loop at once; cancelling the future cancels it.
+    """The future of `coroutine`, which starts on the background loop at once; cancelling it cancels that.
 
-    No task of the caller's loop: `asyncio.run` cancels those at its end, some before they have begun.
+    A task of the caller's loop would not do: `asyncio.run` cancels tasks at its end, some before they begin.
     """
     return asyncio.wrap_future(submit(coroutine))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.lang.calls.transcript import place_of
+from ramify.lang.prompt.transcript import place_of
 from ramify.messages import NextUse, ProgramHint
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.view import View
+    from ramify.lang.calls.target import Target
     from ramify.lang.program.branch import Branch
+    from ramify.lang.prompt.view import View
     from ramify.lang.trace.calls import Call
 
 LEASE_S = 60.0
 """Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
 
 
-def hint_of(branch: Branch, call: Call, view: View, opened: View, next_use: NextUse | None) -> ProgramHint:
-    """The hint of a request for `view`, which is `opened` with the mark that begins the thoughts.
+def hint_of(
+    branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
+) -> ProgramHint:
+    """The hint of a request.
 
-    `next_use` is given by steps that know when the branch continues.
+    Args:
+        view: The content before the request.
+        opened: `view` with the mark that begins the thoughts, where the model is to think.
+        next_use: The time at which the branch continues, from a step that knows it.
     """
     run, target = branch.run, view.target
     if branch.is_last_step:
@@ -41,9 +47,9 @@ def hint_of(branch: Branch, call: Call, view: View, opened: View, next_use: Next
     )
 
 
-def _parts(branch: Branch, view: View, opened: View) -> tuple[tuple[int, int], ...]:
-    """Where later prompts part from this one: with the first request of a branch, where its fork was; and
-    before thoughts, which leave the prompt."""
+def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
+    """The places in the prompt at which later prompts part from it: the fork of the branch, told with its
+    first request, and the beginning of thoughts, which leave the prompt later."""
     target, found = view.target, []
     if target is not branch.run.home or target.takes_messages:
         return ()
