@@ -17,10 +17,9 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
 from ramify.lang.calls.limits import Limit, holding
 from ramify.lang.calls.options import check_names, read_options
-from ramify.lang.calls.thinking import read_thinking
+from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
-from ramify.lang.program.caller import caller_line
 from ramify.lang.program.nodes import (
     DescribeTools,
     Gen,
@@ -33,7 +32,8 @@ from ramify.lang.program.nodes import (
     as_node,
 )
 from ramify.lang.program.run import call_backend
-from ramify.lang.program.state import ProgramState
+from ramify.lang.prompt.thinking import read_thinking
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of, with_json_options
 from ramify.messages import Thinking

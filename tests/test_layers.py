@@ -21,7 +21,6 @@ PENDING = {
     "ramify",
     "ramify.grammar",
     "ramify.kernels",
-    "ramify.lang",
     "ramify.radix",
     "ramify.runtime",
 }

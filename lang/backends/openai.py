@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, closed_object
 from ramify.errors import NotFound, UnsupportedNode
-from ramify.lang.backends.formats import DEFAULT_TOKENS, chatml
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
+from ramify.lang.prompt.chat import chatml
+from ramify.lang.prompt.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
 from ramify.messages import (
     Generate,

@@ -17,8 +17,9 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.formats import PLAIN, chatml
 from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
+from ramify.lang.prompt.chat import chatml
+from ramify.lang.prompt.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
     ChatFormat,

@@ -24,13 +24,13 @@ from ramify.lang.batch.output import check_file, check_out, unwritten
 from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.calls.meta_info import add_usage
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.meta_info import add_usage
 from ramify.lang.trace.report import together
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 LOOK_AHEAD = 16
 """Default size of the window, as a multiple of the concurrency."""

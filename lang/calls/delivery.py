@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -22,39 +22,35 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.meta_info import add_usage
+from ramify.lang.calls.session import Session
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.thinking import ThoughtSplitter
-from ramify.lang.program.variables import Variable
+from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.meta_info import add_usage
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
 from ramify.retry import IN_BATCH_S, Retry
-
-if TYPE_CHECKING:
-    from ramify.lang.program.branch import Branch
-
 
 ABORT_S = 2.0
 """A cancelled step waits at most this long for the last chunk of its request, which has the usage."""
 
 
 class Delivery:
-    """One request of `branch` to `target`.
+    """One request of a run to `target`.
 
-    `reader` receives each chunk while it is generated; None where nobody reads. With `marks` the output
+    `show` is called with each chunk while it is generated; None where nobody reads. With `marks` the output
     begins with thoughts, which are told from the answer.
     """
 
     def __init__(
         self,
-        branch: Branch,
+        session: Session,
         target: Target,
         call: Call,
-        reader: Variable | None,
+        show: Callable[[TextChunk], None] | None = None,
         marks: ThinkingFormat | None = None,
     ) -> None:
-        self._branch, self._call, self._reader = branch, call, reader
+        self._session, self._call, self._show = session, call, show
         self._backend, self._info = target.backend, target.info
         self._marks = marks
         self.generated: list[TextChunk] = []
@@ -108,25 +104,25 @@ class Delivery:
         return str((await find()).get(request.lora, ""))
 
     async def _attempts(self, request: Generate) -> str:
-        run, call = self._branch.run, self._call
+        session, call = self._session, self._call
         retry = getattr(self._backend, "retry", None) or Retry(0)
         repeatable = is_repeatable(request)
-        with retry.attempts(IN_BATCH_S if run.in_batch else None) as attempts:
+        with retry.attempts(IN_BATCH_S if session.in_batch else None) as attempts:
             while True:
                 try:
                     await _receive(self._backend, request, self._taker())
                     return request.rid
                 except RamifyError as error:
-                    if self._reader is not None:
+                    if self._show is not None:
                         self._note_shown()
                     if (self._shown and not repeatable) or not await attempts.again(error):
                         raise
                 call.resent += 1
-                request = msgspec.structs.replace(request, rid=run.next_rid())
+                request = msgspec.structs.replace(request, rid=session.next_rid())
 
     def _taker(self) -> Callable[[TextChunk], None]:
         """A function that takes the chunks of one attempt."""
-        run, call = self._branch.run, self._call
+        session, call = self._session, self._call
         generated: list[TextChunk] = []
         received: list[TextChunk] = []
         split = self._splitter()
@@ -140,19 +136,19 @@ class Delivery:
                 call.broken_usage, call.own_usage = add_usage(call.broken_usage, broken), Usage()
             received.append(chunk if split is None else split.push(chunk))
             self.generated, self.received, self.split = generated, received, split
-            run.heard_s = time.perf_counter()
+            session.heard_s = time.perf_counter()
             call.own_usage = received[-1].usage or call.own_usage
             if call.first_text_s is None and _text(chunk):
-                call.first_text_s = run.clock()
-            if self._reader is not None:
-                self._show(chunk, chars, ids)
+                call.first_text_s = session.clock()
+            if self._show is not None:
+                self._show_rest(chunk, chars, ids)
                 chars, ids = chars + len(_text(chunk)), ids + len(chunk.ids)
 
         return take
 
-    def _show(self, chunk: TextChunk, chars: int, ids: int) -> None:
+    def _show_rest(self, chunk: TextChunk, chars: int, ids: int) -> None:
         """Give the reader what it lacks of `chunk`, before which the attempt has given `chars` and `ids`."""
-        assert self._reader is not None
+        assert self._show is not None
         text = _text(chunk)
         known = self._shown[chars : chars + len(text)]
         ended_early = chunk.finish is not None and chars + len(text) < len(self._shown)
@@ -164,9 +160,7 @@ class Delivery:
         rest = _without(chunk, len(known), max(self._shown_ids - ids, 0))
         if self._reader_split is not None:
             rest = self._reader_split.push(rest)
-        self._reader.chunks.append(rest)
-        self._branch.feed.append(rest.text)
-        self._branch.run.notify()
+        self._show(rest)
 
     def _note_shown(self) -> None:
         self._shown = max(self._shown, "".join(map(_text, self.generated)), key=len)

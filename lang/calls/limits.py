@@ -21,7 +21,8 @@ import msgspec
 
 from ramify.bounds import Bounds
 from ramify.errors import BudgetExceeded
-from ramify.messages import Finish, LimitHint, Usage
+from ramify.lang.prompt.thinking import MARKS, most_tokens
+from ramify.messages import Finish, LimitHint, Thinking, Usage
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -199,11 +200,35 @@ def deadline(limits: Limits) -> Deadline | None:
     return found
 
 
-def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
-    """Count a request for each limit. Returns `sampling` with max_tokens cut to what is left.
+class Allowance(NamedTuple):
+    """A request as its limits allow it."""
+
+    limits: Limits
+    sampling: SamplingParams
+    thinking: Thinking | None
+    cut: bool
+    """The limits leave fewer tokens than the step wants."""
+
+
+def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | None = None) -> Allowance:
+    """Count a request for each limit. Its max_tokens are cut to the rest, those of its thoughts first.
 
     Raises `BudgetExceeded` for the innermost limit that does not allow the request, and counts nothing then.
     """
+    wanted, replace = sampling.max_tokens, msgspec.structs.replace
+    if limits:
+        thoughts = most_tokens(thinking)
+        given = None if wanted is None else wanted + thoughts
+        sampling = _counted(limits, replace(sampling, max_tokens=given))
+        if thinking is not None and thoughts and (left := sampling.max_tokens) is not None:
+            answer = left if wanted is None else min(wanted, left)
+            sampling = replace(sampling, max_tokens=answer)
+            thinking = replace(thinking, max_tokens=max(0, left - answer - MARKS))
+    return Allowance(limits, sampling, thinking, sampling.max_tokens != wanted)
+
+
+def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
+    """`sampling` with max_tokens cut to the rest of each limit, which count the request."""
     deadline(limits)
     for limit in reversed(limits):
         if limit.calls_left is not None and limit.calls_left <= 0:
@@ -222,7 +247,7 @@ def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
 def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
     """Raise `BudgetExceeded` for the innermost limit that an answer, which is counted, has exceeded.
 
-    `cut`: it ended at the max_tokens that `begin_call` set.
+    `cut`: it ended at the max_tokens that `allow_call` set.
     """
     reached = None if finish is None else finish.limit
     if reached is not None and reached.timed_out:

@@ -11,7 +11,7 @@ from ramify.lang.functions.function import Function
 from ramify.lang.functions.program import Program
 from ramify.lang.graph.tracing import Traced
 from ramify.lang.graph.view import GraphView
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.functions.program import Batch, Program, Started
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.loop import wait
 from ramify.messages import ModelInfo
 

@@ -18,13 +18,13 @@ from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
+from ramify.lang.common.unsupported import unsupported
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
 from ramify.lang.graph.tracing import Traced, trace_prefix
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
-from ramify.lang.program.state import ProgramState
-from ramify.lang.program.unsupported import unsupported
+from ramify.lang.state.state import ProgramState
 from ramify.messages import ModelInfo
 from ramify.spelling import nearest, parameters_of
 

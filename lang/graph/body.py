@@ -16,8 +16,8 @@ from ramify.lang.graph.execute import Execution, Row, execute
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
 from ramify.lang.program.nodes import Gen, ModelStep, ResultRef, Select
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
+from ramify.lang.state.state import ProgramState
 
 
 def compile_body(

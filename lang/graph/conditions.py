@@ -11,7 +11,7 @@ from ramify.errors import InvalidRequest
 from ramify.lang.graph.recorder import RecordedBranch
 from ramify.lang.graph.symbolic import Symbolic, SymbolicText, SymbolicValue, refuse
 from ramify.lang.program.nodes import Guard, Guarded, Node, ResultRef, Row, as_node
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.spelling import suggests
 
 Outcome = str | bool | int

@@ -27,8 +27,8 @@ from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Interpolated, Step, Text
 from ramify.lang.program.run import Run
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import CURRENT, Call
 from ramify.messages import Generate, ModelInfo, TextChunk

@@ -49,9 +49,9 @@ from ramify.lang.program.nodes import (
     VariableStep,
 )
 from ramify.lang.program.run import Run
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk

@@ -15,8 +15,8 @@ from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, S
 from ramify.lang.graph.rewrite import rewritten
 from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicCalls, SymbolicText, SymbolicValue
 from ramify.lang.program.nodes import ModelStep
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
+from ramify.lang.state.state import ProgramState
 
 
 @dataclass(frozen=True)

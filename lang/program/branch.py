@@ -20,11 +20,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
-from ramify.lang.calls.chat import Dialogue, turn
 from ramify.lang.calls.limits import LIMITS, Limits, combined
-from ramify.lang.calls.transcript import EMPTY, Piece, Prompt, append_output, text_of
-from ramify.lang.calls.view import View, extended
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import Fork, Gen, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
 from ramify.lang.program.statement import Statement
@@ -35,6 +32,9 @@ from ramify.lang.program.variables import (
     Variable,
     unknown_variable,
 )
+from ramify.lang.prompt.chat import Dialogue, turn
+from ramify.lang.prompt.transcript import EMPTY, Piece, Prompt, append_output, text_of
+from ramify.lang.prompt.view import View, extended
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Branch:
         """A hint has said where the fork is."""
         self._prompt = EMPTY
         """The last prompt that was sent to the run's own model, of which the next one is a continuation."""
-        self._views: dict[Target, View] = {}
+        self._views: dict[Target, View[Target]] = {}
         """The content as other models read it, up to their last step."""
         self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
@@ -377,7 +377,9 @@ class Branch:
 
     # --- the content for a model ---
 
-    def view(self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None) -> View:
+    def view(
+        self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None
+    ) -> View[Target]:
         """The content, or that up to `tail` with the turns in `dialogue`, as `target` reads it.
 
         Raises as `extended`.
@@ -387,7 +389,7 @@ class Branch:
             return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
         return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
 
-    def remember(self, view: View, prompt: Prompt) -> None:
+    def remember(self, view: View[Target], prompt: Prompt) -> None:
         """Keep `view` and its prompt, which is sent, so that the next one of its model continues it."""
         if view.until is not self.tail:
             return

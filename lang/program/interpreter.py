@@ -11,23 +11,13 @@ import msgspec
 
 from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
-from ramify.lang.calls.chat import begin_turn, end_turn
 from ramify.lang.calls.choices import token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
-from ramify.lang.calls.request import Output, all_of, send
-from ramify.lang.calls.retries import attempt, final_value
-from ramify.lang.calls.select import choose
+from ramify.lang.calls.request import Output, all_of
+from ramify.lang.calls.select import SCORING, decide, scoring_of
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.transcript import (
-    Piece,
-    append_output,
-    append_pieces,
-    append_text,
-    pieces,
-    text_of,
-)
-from ramify.lang.calls.view import View
+from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
@@ -45,19 +35,27 @@ from ramify.lang.program.nodes import (
     Splice,
     Text,
 )
-from ramify.lang.program.variables import Skipped, Variable, skipped
-from ramify.lang.tools.forms import TaggedCalls
-from ramify.lang.tools.steps import (
-    CallTurn,
+from ramify.lang.program.retries import attempt, final_value
+from ramify.lang.program.sending import send
+from ramify.lang.program.tool_steps import (
     ToolFailed,
-    describe,
-    form_of,
     in_turns,
-    open_calls,
     run_calls,
     send_calls,
     warn_of_untold,
 )
+from ramify.lang.program.variables import Skipped, Variable, skipped
+from ramify.lang.prompt.chat import begin_turn, end_turn
+from ramify.lang.prompt.transcript import (
+    Piece,
+    append_output,
+    append_pieces,
+    append_text,
+    pieces,
+    text_of,
+)
+from ramify.lang.prompt.view import View
+from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
 from ramify.messages import TextChunk
@@ -189,7 +187,7 @@ class Interpreter:
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
-        self, call: Call, view: View, sampling: SamplingParams, node: Gen, variable: Variable
+        self, call: Call, view: View[Target], sampling: SamplingParams, node: Gen, variable: Variable
     ) -> list[Output]:
         """n independent generations, of which the first is streamed and appended."""
         if sampling.n == 1:
@@ -223,13 +221,17 @@ class Interpreter:
                 await self._constrained_select(call, view, node, variable)
                 return
             async with _within(node.timeout, branch.limits):
-                chosen = await choose(branch, call, view, node.choices, node.method)
+                scoring = scoring_of(node.choices, node.method)
+                output = await send(branch, call, view, SCORING, choices=scoring)
+            chosen = decide(output.choices, call, node.choices, node.method)
             call.text = chosen.text
         by = None if target is self._run.home else target
         self._append(append_output(branch.tail, chosen.text, chosen.ids, len(chosen.ids), "", by))
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
-    async def _constrained_select(self, call: Call, view: View, node: Select, variable: Variable) -> None:
+    async def _constrained_select(
+        self, call: Call, view: View[Target], node: Select, variable: Variable
+    ) -> None:
         """A select on a backend that scores nothing: the model generates one of the choices."""
         if node.method is not token_length_normalized:
             raise UnsupportedNode(
@@ -318,7 +320,7 @@ class Interpreter:
         finally:
             call.end_s = self._run.clock()
 
-    async def _view(self, node: ModelStep, call: Call) -> View:
+    async def _view(self, node: ModelStep, call: Call) -> View[Target]:
         """The content of the branch as the model of a step reads it."""
         target = await self._run.target(node)
         view = self._branch.view(target)

@@ -7,8 +7,6 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,10 +17,11 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
+from ramify.lang.calls.session import Session
 from ramify.lang.calls.target import Target
+from ramify.lang.common.caller import raised_line
+from ramify.lang.common.event import Event
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.caller import raised_line
-from ramify.lang.program.event import Event
 from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
@@ -91,7 +90,7 @@ def call_backend(backend: Backend | None, method: str) -> Any:
     return result
 
 
-class Run:
+class Run(Session):
     """The state that all branches of one run share."""
 
     def __init__(
@@ -109,13 +108,16 @@ class Run:
         in_batch: bool = False,
         limits: Limits = (),
     ) -> None:
-        self.program = uuid.uuid4().hex
+        parent, around = (None, None) if place is None else (place.call(), place.run())
+        super().__init__(
+            scope=scope,
+            stream=stream,
+            in_batch=in_batch or (around is not None and around.in_batch),
+            started=None if around is None else around.started,
+        )
         self.router = backend if isinstance(backend, Router) else None
         """The backends that steps may choose by name."""
         own = default_of(backend)
-        parent, around = (None, None) if place is None else (place.call(), place.run())
-        self.in_batch: bool = in_batch or (around is not None and around.in_batch)
-        """A row of a batch, or a part of one."""
         self.home = self._target(own, info)
         """The model of all steps that name no other. The content of branches is as this model reads it."""
         self._own = own
@@ -123,9 +125,6 @@ class Run:
         self.options = options
         self.limits = limits
         """Hold for all steps."""
-        self.scope = scope
-        self.stream = stream
-        """The caller may iterate over the text while the program runs."""
         self.asynchronous = asynchronous
         """The body is a coroutine, so no read may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
@@ -140,14 +139,9 @@ class Run:
         """The body has ended, so no step will be appended any more."""
         self.finished = Event()
         """All steps are done."""
-        self.started: float = time.perf_counter() if around is None else around.started
-        """Of the outermost program, so that all times of a trace count from there."""
-        self.heard_s = 0.0
-        """When the backend last sent something, as `time.perf_counter` gives it."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
-        self._numbers = itertools.count()
         self._queued_calls: Counter[Target | Backend | str | None] = Counter()
         """Steps in the queues of all branches that will call a model, by `backend` of the step."""
         self._keys = itertools.count()
@@ -205,7 +199,8 @@ class Run:
         name = (self.router and self.router.name_of(backend)) or info.name
         given, usual = getattr(backend, "priority", 0), BATCH if self.in_batch else 0
         lora = getattr(backend, "lora", "")
-        return Target(backend, info, name, usual if given is None else given, lora)
+        messages = bool(getattr(backend, "takes_messages", False))
+        return Target(info, messages, backend, name, usual if given is None else given, lora)
 
     @property
     def submitted_options(self) -> Mapping[str, Any]:
@@ -218,13 +213,6 @@ class Run:
     def branch(self, call: Call) -> Branch:
         """Make the program's first branch."""
         return Branch(self, call)
-
-    def clock(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.started
-
-    def next_rid(self) -> str:
-        return f"{self.program}-{next(self._numbers)}"
 
     def branch_key(self) -> str:
         """A key for a new branch."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.lang.calls.chat import Dialogue
 from ramify.lang.calls.limits import Limits
-from ramify.lang.calls.transcript import Piece
+from ramify.lang.prompt.chat import Dialogue
+from ramify.lang.prompt.transcript import Piece
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch

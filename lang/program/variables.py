@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import InvalidRequest, ProgramError
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.messages import TextChunk
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, Ty
 
 from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
 from ramify.json_text import read_json
-from ramify.lang.program.caller import caller_names
-from ramify.lang.program.event import Event
+from ramify.lang.common.caller import caller_names
+from ramify.lang.common.event import Event
 from ramify.lang.typed.typed_dict import modern
 from ramify.tool_calls.grammar import Tool as DescribedTool
 

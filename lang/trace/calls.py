@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from ramify.lang.calls.meta_info import add_usage
-from ramify.lang.calls.transcript import Piece, text_of
+from ramify.lang.prompt.transcript import Piece, text_of
+from ramify.lang.trace.meta_info import add_usage
 from ramify.lang.trace.tokens import Tokens
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.text import shortened

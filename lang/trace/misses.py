@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 
 Reason = Literal["first", "extends", "diverges", "lost"]

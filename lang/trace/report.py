@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ramify.html.template import fill, script
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, token_texts
 from ramify.lang.trace.tokens import Span, scores_of

@@ -25,7 +25,7 @@ from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.program import Batch, Program
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.loop import wait
 
 

@@ -11,7 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.messages import Finish, Generate, SchedulerStats, TextChunk, Usage
 from tests.lang.backends import Holding
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.lang.calls.transcript import place_of
+from ramify.lang.prompt.transcript import place_of
 from ramify.messages import NextUse, ProgramHint
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.view import View
+    from ramify.lang.calls.target import Target
     from ramify.lang.program.branch import Branch
+    from ramify.lang.prompt.view import View
     from ramify.lang.trace.calls import Call
 
 LEASE_S = 60.0
 """Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
 
 
-def hint_of(branch: Branch, call: Call, view: View, opened: View, next_use: NextUse | None) -> ProgramHint:
+def hint_of(
+    branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
+) -> ProgramHint:
     """The hint of a request for `view`, which is `opened` with the mark that begins the thoughts.
 
     `next_use` is given by steps that know when the branch continues.
@@ -41,7 +44,7 @@ def hint_of(branch: Branch, call: Call, view: View, opened: View, next_use: Next
     )
 
 
-def _parts(branch: Branch, view: View, opened: View) -> tuple[tuple[int, int], ...]:
+def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
     """Where later prompts part from this one: with the first request of a branch, where its fork was; and
     before thoughts, which leave the prompt."""
     target, found = view.target, []

@@ -10,11 +10,10 @@ from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.options import read_options
-from ramify.lang.program import streaming
+from ramify.lang.common.caller import caller_line
+from ramify.lang.common.event import Event
+from ramify.lang.common.unsupported import unsupported
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.caller import caller_line
-from ramify.lang.program.event import Event
-from ramify.lang.program.fork import ForkGroup
 from ramify.lang.program.nodes import (
     CallTools,
     Node,
@@ -25,12 +24,13 @@ from ramify.lang.program.nodes import (
     ScopeEnd,
     as_node,
 )
-from ramify.lang.program.unsupported import unsupported
 from ramify.lang.program.variables import Variable
+from ramify.lang.state import streaming
+from ramify.lang.state.fork import ForkGroup
+from ramify.lang.state.partial_stream import ObjectStream, snapshot
 from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
-from ramify.lang.typed.partial_stream import ObjectStream, snapshot
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
 from ramify.priority import checked_priority
@@ -343,17 +343,17 @@ class ProgramState:
 
         The state of a running async program is shown by a thread of its own, and the call returns at once.
         """
-        from ramify.lang.program.show import show
+        from ramify.lang.state.show import show
 
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.program.state_html import state_html
+        from ramify.lang.state.state_html import state_html
 
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        from ramify.lang.program.show import follow, in_notebook
+        from ramify.lang.state.show import follow, in_notebook
 
         if self._all_done().is_set() or not in_notebook():
             raise NotImplementedError  # IPython then shows what does not change: HTML or text

@@ -13,12 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedNode
-from ramify.lang.calls.thinking import thinking_of, without_thoughts
-from ramify.lang.calls.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
+from ramify.lang.prompt.thinking import thinking_of, without_thoughts
+from ramify.lang.prompt.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.target import Target
+    from ramify.lang.prompt.model import PromptModel
 
 
 class Dialogue(msgspec.Struct, frozen=True):
@@ -52,7 +52,9 @@ class Begin(msgspec.Struct, frozen=True):
     role: str
     tools: bool
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         return begin_turn(dialogue, tail, self.role, target.info, tools=self.tools)
 
 
@@ -61,7 +63,9 @@ class End(msgspec.Struct, frozen=True):
 
     role: str
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         return end_turn(dialogue, tail, self.role, target.info)
 
 
@@ -103,7 +107,7 @@ def begin_turn(
 class Thought(msgspec.Struct, frozen=True):
     """The mark of a model's thoughts: other models are not shown them."""
 
-    by: Target
+    by: PromptModel
     thinking: Thinking
     thoughts: str
     """Without marks and white space around them."""
@@ -114,7 +118,9 @@ class Thought(msgspec.Struct, frozen=True):
     head: str
     """The beginning of the answer, which the last token of `ids` has as well."""
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         if target is not self.by:
             return dialogue, append_text(tail, self.head)
         if target.takes_messages:
@@ -124,7 +130,9 @@ class Thought(msgspec.Struct, frozen=True):
             tail = Piece(tail, self.ids or self.text, self.text, mark=self, generated=True, later=self.head)
         return dialogue, tail
 
-    def append(self, dialogue: Dialogue, tail: Piece | None, home: Target) -> tuple[Dialogue, Piece | None]:
+    def append(
+        self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         """Append them to the content of a branch, which the model of `home` reads."""
         if home is not self.by:
             return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
@@ -185,3 +193,15 @@ def _format_of(info: ModelInfo) -> ChatFormat:
             remedy="Append plain text, or use an instruction-tuned model.",
         )
     return info.chat_format
+
+
+ROLES = ("system", "user", "assistant")
+
+
+def chatml() -> ChatFormat:
+    """The ChatML format, for backends without a template."""
+    return ChatFormat(
+        prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
+        suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),
+        exact=False,
+    )

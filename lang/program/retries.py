@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
-from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
-from ramify.lang.calls.request import Output, send
+from ramify.lang.calls.request import Output
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.program.nodes import Gen
+from ramify.lang.program.sending import send
+from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.prompt.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
 from ramify.sampling_params import SamplingParams

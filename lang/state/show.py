@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.program.state_html import state_html
+from ramify.lang.state.state_html import state_html
 from ramify.lang.trace.html import usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 EVERY_S = 0.1
 """Least seconds between two updates."""

@@ -9,7 +9,7 @@ from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Node
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 
 class ForkGroup:

@@ -14,17 +14,19 @@ A later step of the same model continues the prompt of its earlier one, so its p
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from ramify.lang.calls.chat import Dialogue
-from ramify.lang.calls.target import Target
-from ramify.lang.calls.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
+from ramify.lang.prompt.chat import Dialogue
+from ramify.lang.prompt.model import PromptModel
+from ramify.lang.prompt.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
+
+M = TypeVar("M", bound=PromptModel)
 
 
-class View(NamedTuple):
+class View(NamedTuple, Generic[M]):
     """The content of a branch for `target`."""
 
-    target: Target
+    target: M
     tail: Piece | None
     dialogue: Dialogue
     until: Piece | None
@@ -33,7 +35,7 @@ class View(NamedTuple):
     """The last prompt that was sent, of which the next one is a continuation."""
 
 
-def extended(view: View, tail: Piece | None) -> View:
+def extended(view: View[M], tail: Piece | None) -> View[M]:
     """`view` up to `tail`, a piece of the branch. Where `view` ends in an earlier piece, only later pieces
     are written.
 

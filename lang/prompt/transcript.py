@@ -16,14 +16,16 @@ from msgspec.structs import replace
 from ramify.messages import Segment
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.chat import Dialogue
-    from ramify.lang.calls.target import Target
+    from ramify.lang.prompt.chat import Dialogue
+    from ramify.lang.prompt.model import PromptModel
 
 
 class Mark(Protocol):
     """What a piece is, where its text and ids are those of one model only."""
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         """Append the same for the model of `target` to its dialogue and content."""
         ...
 
@@ -31,14 +33,16 @@ class Mark(Protocol):
 class Generated(msgspec.Struct, frozen=True):
     """Output of another model than the run's own; the piece has it as text."""
 
-    by: Target
+    by: PromptModel
     ids: tuple[int, ...]
 
 
 class Continued(msgspec.Struct, frozen=True):
     """A piece that belongs to the mark before it."""
 
-    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
         return dialogue, tail
 
 
@@ -76,7 +80,7 @@ def append_output(
     ids: tuple[int, ...],
     kept_ids: int,
     cut: str,
-    by: Target | None = None,
+    by: PromptModel | None = None,
 ) -> Piece | None:
     """`tail` with generated text after it: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 

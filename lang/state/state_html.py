@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.html.fragment import Run, details, escaped, fragment, head, table, tag, text
-from ramify.lang.calls.chat import Begin, End, Thought
-from ramify.lang.calls.transcript import Generated, Piece, pieces
+from ramify.lang.calls.tool_turns import CallTurn, Describe
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Skipped, Variable
-from ramify.lang.tools.steps import CallTurn, Describe
+from ramify.lang.prompt.chat import Begin, End, Thought
+from ramify.lang.prompt.transcript import Generated, Piece, pieces
 from ramify.lang.trace.html import model_names, usage_html
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 MAX_TURNS = 40
 """Turns of a branch that are shown; with more, the earliest are counted."""

@@ -7,14 +7,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ramify.errors import InvalidRequest
-from ramify.lang.calls.meta_info import meta_info, token_logprobs
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable
+from ramify.lang.trace.meta_info import meta_info, token_logprobs
 from ramify.messages import TextChunk, TokenLogprobs, Usage, concatenated
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")

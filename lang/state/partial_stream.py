@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.streaming import async_follow, follow
 from ramify.lang.program.variables import Variable
+from ramify.lang.state.streaming import async_follow, follow
 from ramify.lang.typed.partial import Partial, PartialReader
 from ramify.lang.typed.partial_types import checker_of
 from ramify.lang.typed.schema import schema_of
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 T = TypeVar("T")
 

@@ -15,14 +15,19 @@ import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.lang.backends.formats import DEFAULT_TOKENS, PLAIN
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.messages import ModelInfo, Preamble, TextChunk, Thinking, ThinkingFormat
 from ramify.spelling import nearest
 from ramify.tool_calls.parser import overlap
 
+DEFAULT_TOKENS = 1024
+"""The most tokens of thoughts where the `gen` does not say."""
+
 MARKS = 16
 """The marks behind thoughts have at most about this many tokens: a limit of a program allows for them."""
+
+PLAIN = ThinkingFormat()
+"""For models whose chat template has no sign of thinking, or that have none."""
 
 
 def read_thinking(given: object) -> Thinking | None:
