@@ -8,7 +8,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   nothing else.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
-  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
+  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left,
+  limits},
   ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
   forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program,
   /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import math
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +15,8 @@ from ramify.errors import InvalidRequest
 from ramify.lang.batch.json_text import NotJson, canonical, encode
 from ramify.lang.batch.keys import Unreadable
 from ramify.ray.parts import row_id
+from tests.lang.batch import batches
+from tests.lang.batch.batches import by_index as lines
 
 
 def nested(depth: int) -> Any:
@@ -69,19 +69,8 @@ def program(request):
     return request.param
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "results.jsonl"
-
-
 def run(program, rows, **options):
-    found = program.run_batch(rows, backend=rm.ScriptedBackend(lambda request: "yes"), **options)
-    return asyncio.run(found) if asyncio.iscoroutine(found) else found
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    return sorted((line for line in found if "index" in line), key=lambda line: line["index"])
+    return batches.run(program, rows, backend=rm.ScriptedBackend(lambda request: "yes"), **options)
 
 
 def test_odd_rows_end_no_batch(program, out):
@@ -168,10 +157,10 @@ def test_a_key_that_no_row_has_is_refused(program, out):
 
 def test_messages_say_that_a_row_was_not_run(program, out):
     run(program, [{"wrong": 1}, 5, {"text": "a"}], out=out)
-    messages = [line["error"] and line["error"]["message"] for line in lines(out)]
-    assert messages == [
-        "The row was not run: missing a required argument: 'text'",
-        "The row was not run: A row must be a mapping, a list or a tuple, not int.",
+    errors = [line["error"] and (line["error"]["type"], line["error"]["message"]) for line in lines(out)]
+    assert errors == [
+        ("TypeError", "The row was not run: missing a required argument: 'text'"),
+        ("InvalidRequest", "The row was not run: A row must be a mapping, a list or a tuple, not int."),
         None,
     ]
 

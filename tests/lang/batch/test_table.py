@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 
 import pydantic
 import pytest
@@ -66,14 +66,7 @@ def test_the_table_has_the_rows_of_all_runs(tmp_path):
 
 
 def test_without_pyarrow_the_file_is_refused_before_any_row_runs(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # the import fails
     with pytest.raises(InvalidRequest, match="needs pyarrow, which is not installed"):
         run(tmp_path, [{"n": 1}])
     assert list(tmp_path.iterdir()) == []

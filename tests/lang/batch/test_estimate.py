@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from ramify.lang.batch.estimate import SAMPLE
 from ramify.lang.batch.summary import cost
 from ramify.messages import Usage
 from tests.lang.backends import Breaking
+from tests.lang.batch.batches import run
 
 INTRODUCTION = "These are the rules of the house . " * 10
 
@@ -45,11 +45,6 @@ def rows_of(documents, questions):
     ]
     draw.shuffle(rows)
     return rows
-
-
-def run(program, rows, **options):
-    found = program.run_batch(rows, **options)
-    return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
 
 @pytest.mark.parametrize("program", [ask, aask], ids=["threads", "tasks"])

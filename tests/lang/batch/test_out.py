@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import enum
 import fcntl
-import json
 import random
 import subprocess
 import sys
@@ -20,55 +18,13 @@ from ramify.errors import BackendError, InvalidRequest
 from ramify.lang.batch.checkpoint import ResultsFile
 from ramify.lang.batch.summary import BatchSummary
 from ramify.messages import Usage
-from tests.lang.backends import Breaking, Holding
-
-
-@rm.function
-def double(s, n, factor=2):
-    if n == 13:
-        raise ValueError("unlucky")
-    s += f"{n} times {factor} is" + rm.gen("x", schema=int)
-    return s["x"] + 1
-
-
-@rm.function
-async def adouble(s, n, factor=2):
-    if n == 13:
-        raise ValueError("unlucky")
-    s += f"{n} times {factor} is" + rm.gen("x", schema=int)
-    return await s.aget("x") + 1
-
-
-def answer(request):
-    n, factor = request.prompt[0].removesuffix(" is").split(" times ")
-    return str(int(n) * int(factor))
-
-
-def run(program, rows, **options):
-    options.setdefault("backend", rm.ScriptedBackend(answer))
-    found = program.run_batch(rows, **options)
-    return asyncio.run(found) if asyncio.iscoroutine(found) else found
-
-
-@pytest.fixture(params=[double, adouble], ids=["threads", "tasks"])
-def program(request):
-    return request.param
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "results.jsonl"
-
-
-def lines(out):
-    """The results, without headers."""
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    return [line for line in found if "index" in line]
+from tests.lang.backends import Breaking
+from tests.lang.batch.batches import UNLUCKY, answer, by_index, double, lines, run
 
 
 def test_a_line_a_row(program, out):
     summary = run(program, ({"n": n} for n in range(10, 20)), out=out, concurrency=4)
-    found = sorted(lines(out), key=lambda line: line["index"])
+    found = by_index(out)
     assert [line["index"] for line in found] == list(range(10))
     assert found[0]["outputs"] == {"x": 20}
     assert found[0]["returned"] == 21
@@ -102,7 +58,7 @@ def test_the_same_call_goes_on_where_it_stopped(program, out):
     assert (summary.rows, summary.skipped) == (40 - len(before), len(before))
     assert lines(out)[: len(before)] == before
     assert sorted(line["index"] for line in lines(out)) == list(range(40))
-    unlucky_was_done = 13 in [line["index"] for line in before]
+    unlucky_was_done = UNLUCKY in [line["index"] for line in before]
     assert len(backend.requests) == summary.rows - (not unlucky_was_done)
 
 
@@ -207,22 +163,6 @@ def test_failed_rows_are_run_again_when_asked_for(program, out):
 def test_a_key_is_copied_and_is_no_argument(program, out):
     run(program, [{"n": 1, "id": "a"}, {"n": 2, "id": "b"}], out=out, key="id")
     assert sorted((line["key"], line["outputs"]["x"]) for line in lines(out)) == [("a", 2), ("b", 4)]
-    with pytest.raises(InvalidRequest, match="Row 0 has no 'name'"):
-        run(program, [{"n": 1}], out=out.with_name("other.jsonl"), key="name")
-
-
-def test_rows_that_do_not_fit_are_errors(program, out):
-    summary = run(program, [{"n": 1}, 5, {"wrong": 1}, [2], (3, 4)], out=out)
-    found = sorted(lines(out), key=lambda line: line["index"])
-    assert [line["error"] and line["error"]["type"] for line in found] == [
-        None,
-        "InvalidRequest",
-        "TypeError",
-        None,
-        None,
-    ]
-    assert found[4]["outputs"] == {"x": 12}
-    assert summary.failed == 2
 
 
 class Colour(enum.Enum):
@@ -253,18 +193,6 @@ def test_values_of_all_kinds_become_json(out):
     }
 
 
-def test_an_output_that_is_no_json_is_an_error_of_its_row(out):
-    @rm.function
-    def program(s, bad):
-        s["x"] = "\ud800" if bad else "fine"
-
-    summary = program.run_batch([(True,), (False,)], out=out, backend=rm.ScriptedBackend([]))
-    found = sorted(lines(out), key=lambda line: line["index"])
-    assert "cannot be written as JSON" in found[0]["error"]["message"]
-    assert found[1]["outputs"] == {"x": "fine"}
-    assert summary.failed == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -281,34 +209,6 @@ def test_an_output_that_is_no_json_is_an_error_of_its_row(out):
 def test_options_that_mean_nothing_are_refused(out, options, message):
     with pytest.raises(InvalidRequest, match=message):
         run(double, [{"n": 1}], **{"out": out, **options})
-
-
-def test_giving_up_cancels_what_runs_and_writes_no_line_of_it(out):
-    backend = Holding(answer)
-
-    def interrupted():
-        yield {"n": 1}
-        backend.started.block()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        double.run_batch(interrupted(), out=out, backend=backend, look_ahead=1)
-    assert backend.aborted == 1
-    assert out.read_bytes() == b""
-
-
-async def test_cancelling_an_async_batch_writes_no_line(out):
-    backend = Holding(answer)
-    task = asyncio.create_task(
-        adouble.run_batch([{"n": n} for n in range(20)], concurrency=4, backend=backend, out=out)
-    )
-    while backend.holding < 4:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert backend.aborted == 4
-    assert out.read_bytes() == b""
 
 
 def test_progress_shows_what_was_done_before(program, out, capsys):

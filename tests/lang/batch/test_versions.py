@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import dataclasses
 import functools
 import importlib
@@ -18,6 +17,8 @@ import pytest
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.masking import masked
+from tests.lang.batch import batches
+from tests.lang.batch.batches import by_index, lines
 
 PROGRAM = """
     import functools
@@ -106,28 +107,13 @@ def edit(folder, old, new, name="main.py"):
     path.write_text(text.replace(old, new))
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "results.jsonl"
-
-
-def lines(out):
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    return [line for line in found if "index" in line]
-
-
 def header(out):
     return json.loads(out.read_text().splitlines()[0])
 
 
-def backend():
-    return rm.ScriptedBackend({"label": "yes"})
-
-
 def run(program, rows, out, **options):
-    options.setdefault("backend", backend())
-    found = program.run_batch(rows, out=out, **options)
-    return asyncio.run(found) if asyncio.iscoroutine(found) else found
+    backend = rm.ScriptedBackend({"label": "yes"})
+    return batches.run(program, rows, out=out, **{"backend": backend, **options})
 
 
 ROWS = [{"text": text} for text in ("one", "two", "three")]
@@ -518,7 +504,7 @@ def test_an_error_in_a_library_has_the_line_of_the_user(out):
         return json.loads(text)
 
     run(program, [{"text": "{"}, {"wrong": 1}], out)
-    inside, refused = sorted(lines(out), key=lambda line: line["index"])
+    inside, refused = by_index(out)
     number = inspect.getsourcelines(program.body)[1] + 2
     assert inside["error"]["line"] == f"{__file__}:{number}"
     assert "json/decoder.py" in inside["error"]["traceback"]
