@@ -10,8 +10,8 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.derivative import Derivatives, Residual
 from ramify.grammar.rules.expression import nullable
-from ramify.grammar.schema.time_limit import TakesTooLong, TimeLimit
-from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.document.time_limit import TakesTooLong, TimeLimit
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 
 MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import NamedTuple
 
-from ramify.grammar.schema.unenforceable import refuse
-from ramify.grammar.schema.values.string_patterns import is_regex
+from ramify.grammar.schema.document.string_patterns import is_regex
+from ramify.grammar.schema.document.unenforceable import refuse
 
 _MONTH_DAY = (
     r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"

@@ -34,7 +34,7 @@ the like. Constants may have more (`json_values.MAX_DIGITS`)."""
 class SchemaDocument:
     """A checked schema, whose subschemas are named by their JSON pointer (RFC 6901) from the root.
 
-    `root` is as `json_text.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
+    `root` is as `json_values.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
     `InvalidConstraint` with the pointer of the first error.
 
     What a ``$dynamicRef`` leads to depends on the *dynamic scope*: the schema resources (those with an

@@ -1,17 +1,23 @@
-"""JSON values: numbers of bounded size, their types, and equality, where 1 equals 1.0 and not true."""
+"""JSON values: read from text, with numbers of bounded size; their types; and equality as JSON defines it.
+
+1 equals 1.0, and does not equal true.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ramify.errors import InvalidConstraint
+from ramify.json_text import escape, no_constant
 from ramify.text import shortened
 
 MAX_DIGITS = 4300
-"""Most digits of a number that is read, and most zeros between them and its point. Python's `int` reads
-integers of as many digits (`sys.int_info.default_max_str_digits`)."""
+"""Most digits of a number that is read, and most zeros between its digits and its point. Python's `int` has
+the same limit (`sys.int_info.default_max_str_digits`)."""
 
 
 class NumberTooLong(InvalidConstraint):
@@ -23,6 +29,23 @@ class NumberTooLong(InvalidConstraint):
             " many zeros between them and the point.",
             remedy="Write a number that fits a double, or a string.",
         )
+
+
+def parse_json(source: str) -> Any:
+    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON, and `NumberTooLong`.
+
+    Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
+    """
+    try:
+        return json.loads(source, parse_int=integer_of, parse_float=decimal_of, parse_constant=no_constant)
+    except RecursionError:
+        raise InvalidConstraint(
+            "The JSON is nested too deeply.", remedy="Put parts of it beside one another."
+        ) from None
+    except ValueError as error:
+        raise InvalidConstraint(
+            f"This is not JSON: {error}.", remedy="Send the text of one JSON value."
+        ) from None
 
 
 def integer_of(text: str) -> int:
@@ -108,7 +131,7 @@ def _key(value: Any) -> Any:
 
 
 def type_of(value: Any) -> str:
-    """The type of a value as in `formula.TYPES`: "integer" for a whole number, "fraction" for another."""
+    """The type of a value, one of `formula.TYPES`: "integer" for a whole number, "fraction" for another."""
     match value:
         case None:
             return "null"
@@ -125,3 +148,61 @@ def type_of(value: Any) -> str:
         case list():
             return "array"
     return "object"
+
+
+def is_multiple(value: int | Decimal, divisor: Decimal) -> bool:
+    """Whether `value` / `divisor` is whole: exactly, in time that depends on their digits and not on their
+    exponents. 12e9 is a multiple of 7 where 12 % 7 * (10**9 % 7) is one."""
+    digits, length, exponent = _digits_and_exponent(Decimal(value))
+    unit, _, scale = _digits_and_exponent(divisor)
+    if digits == 0 or exponent >= scale:
+        return digits % unit * pow(10, max(0, exponent - scale), unit) % unit == 0
+    # The last digits of a multiple are zeros, one for each place that the divisor does not have.
+    places = scale - exponent
+    return places < length and digits % (unit * 10**places) == 0
+
+
+def _digits_and_exponent(number: Decimal) -> tuple[int, int, int]:
+    """n, its count of digits, and e of the number n * 10**e."""
+    sign, digits, exponent = number.as_tuple()
+    return int(Decimal((sign, digits, 0))), len(digits), int(exponent)
+
+
+def place_of_long_number(source: str) -> str | None:
+    """The JSON pointer of the first number of the text `source` that is too long to be read.
+
+    None where no number is, or where `source` is not JSON.
+    """
+    try:
+        value = json.loads(
+            source,
+            parse_int=_marked_if_long(integer_of),
+            parse_float=_marked_if_long(decimal_of),
+            parse_constant=lambda name: None,
+        )
+    except (ValueError, RecursionError):
+        return None
+    return next(_marked_places(value, ""), None)
+
+
+_LONG = object()
+
+
+def _marked_if_long(read: Callable[[str], object]) -> Callable[[str], object]:
+    """A function that returns `_LONG` for a number that `read` refuses as too long."""
+
+    def mark(text: str) -> object:
+        try:
+            return read(text)
+        except NumberTooLong:
+            return _LONG
+
+    return mark
+
+
+def _marked_places(value: Any, pointer: str) -> Iterator[str]:
+    if value is _LONG:
+        yield pointer
+    elif isinstance(value, dict | list):
+        for name, inside in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _marked_places(inside, f"{pointer}/{escape(str(name))}")

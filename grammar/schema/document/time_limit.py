@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.check import place
+from ramify.grammar.schema.document.check import place
 
 MAX_SECONDS = 2.0
 """Of one validation. References that overlap, or a pattern with lookarounds, can take exponential time."""
