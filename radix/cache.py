@@ -41,21 +41,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
+from ramify.radix.evicted import EvictionRecord, Lost
+from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed, Usage
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
-from ramify.radix.lock import Committed, Match, PrefixLock
+from ramify.radix.lock import Committed, Match, PageCounts, PrefixLock, StateCounts
 from ramify.radix.node import Node
-from ramify.radix.observe.evicted import EvictionRecord, Lost
-from ramify.radix.observe.prefixes import HeldPrefix, prefixes
-from ramify.radix.observe.snapshot import NodeView, snapshot
-from ramify.radix.observe.tree_log import Page, TreeLog
 from ramify.radix.pages import PagePool
 from ramify.radix.states import States, UselessFirst
-from ramify.radix.stats import PageCounts, StateCounts
 from ramify.radix.tree import RadixTree
-from ramify.radix.usage import Usage
+from ramify.radix.tree_log import Page, TreeLog
+from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
 
 FLUSH = "flush"
 """The `taker` of pages that `PrefixCache.flush` dropped."""
@@ -135,7 +132,7 @@ class PrefixCache:
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
         """How many of `tokens` (n,) after the first `found` had been in the tree and were evicted.
 
-        Counts evictions that are still on record (`ramify.radix.observe.evicted`). Costs O(n).
+        Counts evictions that are still on record (`ramify.radix.evicted`). Costs O(n).
         """
         return self._record.lost(encode(tokens), scope, found)
 
@@ -360,12 +357,12 @@ class PrefixCache:
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
-        """At most `most` nodes, parents before their children; see `ramify.radix.observe.snapshot`."""
+        """At most `most` nodes, parents before their children; see `ramify.radix.views`."""
         self._expire_leases()
         return snapshot(self._tree, self._leases.owners, most)
 
     def prefixes(self, most: int) -> list[HeldPrefix]:
-        """The prefixes worth most, at most `most` tokens (`ramify.radix.observe.prefixes`). Costs O(tree)."""
+        """The prefixes worth most, at most `most` tokens (`ramify.radix.views`). Costs O(tree)."""
         self._expire_leases()
         return prefixes(self._tree, self._leases.owners, most)
 

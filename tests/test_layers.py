@@ -22,7 +22,6 @@ PENDING = {
     "ramify.grammar",
     "ramify.kernels",
     "ramify.lang",
-    "ramify.radix",
     "ramify.runtime",
 }
 """Rooms whose packages still import each other."""

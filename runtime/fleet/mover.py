@@ -24,7 +24,7 @@ import numpy as np
 
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.ring_messages import (
     INTERNAL,
     Abort,

@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.ring_messages import Abort
 from ramify.runtime.fleet.placement import Work
 

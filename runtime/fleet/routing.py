@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.ring_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
 from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.mover import Mover, needs_states

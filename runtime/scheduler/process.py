@@ -18,7 +18,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig

@@ -22,7 +22,7 @@ from ramify.constraint import Constraint
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.priority import MOST
-from ramify.radix.observe.evicted import Lost
+from ramify.radix.evicted import Lost
 from ramify.ring_messages import Submit, flow_key
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.scheduler.admission.flows import Flow

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ramify.radix.observe.snapshot import NodeView
+from ramify.radix.views import NodeView
 from ramify.ring_messages import QueueShare, TreeNode
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 

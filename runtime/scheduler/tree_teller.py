@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.tree_log import Page
+from ramify.radix.tree_log import Page
 from ramify.ring_messages import PageRun, TreeChange
 
 

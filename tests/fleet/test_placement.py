@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.digest import Digests
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 

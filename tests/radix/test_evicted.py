@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from ramify.radix.cache import FLUSH, PrefixCache
-from ramify.radix.observe.evicted import EvictionRecord
+from ramify.radix.evicted import EvictionRecord
 
 
 def put(cache: PrefixCache, tokens: list[int], scope: str = "", taker: str = "") -> None:

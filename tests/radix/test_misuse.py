@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.integrity import ConservationError
 from ramify.radix.naive import NaiveCache
-from ramify.radix.stats import ConservationError
 from tests.radix.world import World
 
 

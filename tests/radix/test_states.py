@@ -7,8 +7,9 @@ import random
 import pytest
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.integrity import ConservationError
+from ramify.radix.lock import StateCounts
 from ramify.radix.node import Node
-from ramify.radix.stats import ConservationError, StateCounts
 from tests.radix.world import World
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.digest import Digests
 from ramify.radix.lock import Match, PrefixLock
-from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import Page, TreeLog
+from ramify.radix.tree_log import Page, TreeLog
 
 POISON = "poison"
 DIGESTS = Digests()

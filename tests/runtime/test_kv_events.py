@@ -17,7 +17,7 @@ import pytest
 
 from ramify.errors import EngineError
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.ring_messages import PageRun, TreeChange
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.engine import Engine

@@ -1,4 +1,4 @@
-"""A sample of the tree for dashboards: nodes in use first, then the most recently used ones."""
+"""Views of the tree: a sample of its nodes for dashboards, and the prefixes that are worth most."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from ramify.radix.node import Node
+from ramify.radix.key import ids
+from ramify.radix.node import Node, Root
 from ramify.radix.tree import RadixTree
 
 OWNERS = 4
@@ -37,7 +38,8 @@ class NodeView:
 def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
     """At most `most` nodes, parents before their children, in O(most * log most) at any size of the tree.
 
-    Looks at no more than the `most` newest children of a node, and at 4 * `most` nodes in all.
+    Nodes in use come first, then the most recently used ones. Looks at no more than the `most` newest
+    children of a node, and at 4 * `most` nodes in all.
     """
     views: list[NodeView] = []
     heap: list[tuple[bool, int, int, Node, int]] = []
@@ -73,3 +75,35 @@ def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int
         if parent >= 0:
             views[parent].hidden += 1
     return views
+
+
+class HeldPrefix(NamedTuple):
+    scope: str
+    ids: tuple[int, ...]
+    owners: tuple[str, ...]
+    """Of the leases at its end."""
+
+
+def prefixes(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[HeldPrefix]:
+    """The prefixes worth most to the tree's owner: leased ones first, then the most recently used.
+
+    At most `most` tokens in all; no prefix is the beginning of one before it. Costs O(tree).
+    """
+    leased = {node: tuple(owners(node)) for node in tree.nodes() if node.parent is not None}
+    nodes = [node for node, own in leased.items() if own or not node.children]
+    nodes.sort(key=lambda node: (not leased[node], -node.last_used))
+    found: list[HeldPrefix] = []
+    covered: set[Node] = set()
+    for node in nodes:
+        if node in covered or node.end > most:
+            continue
+        most -= node.end
+        path = [node]
+        while (above := path[-1].parent) is not None:
+            path.append(above)
+        covered.update(path)
+        root = path[-1]
+        assert isinstance(root, Root)
+        tokens = b"".join(step.tokens for step in reversed(path))
+        found.append(HeldPrefix(root.scope, tuple(ids(tokens)), leased[node]))
+    return found

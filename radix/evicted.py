@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from ramify.radix.digest import MASK, Digests, of_scope
 from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
 from ramify.radix.node import Node
-from ramify.radix.observe.digest import MASK, Digests, of_scope
 
 MAX_TOKENS = 1 << 20
 """Tokens on record, at four bytes each; the oldest evictions are forgotten first."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ramify.radix.digest import MASK, Digests
 from ramify.radix.key import TOKEN_BYTES
 from ramify.radix.node import Node, Root
-from ramify.radix.observe.digest import MASK, Digests
 
 
 class Page(NamedTuple):
