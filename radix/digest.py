@@ -25,8 +25,8 @@ class Digests:
         self._factors = _random(1 << 10)
 
     def weigh(self, tokens: bytes, start: int) -> int:
-        """What tokens (int32, native) at positions from `start` on add to a digest, up to multiples of
-        2^64."""
+        """The sum that tokens (int32, native) at positions from `start` on add to a digest, up to multiples
+        of 2^64."""
         ids = np.frombuffer(tokens, np.int32)
         return int(np.dot(ids + _ONE, self._until(start + len(ids))[start:]))
 

@@ -31,7 +31,7 @@ class EvictionRecord:
         self._max_tokens = max_tokens
         self._edges: dict[tuple[int, int, int], tuple[bytes, str]] = {}
         """(digest of the tokens before, their number, first token) → (tokens, taker), oldest first."""
-        self._tokens = 0
+        self.tokens = 0
         self._digests = Digests()
 
     def note(self, leaf: Node, start: int, taker: str) -> int:
@@ -44,11 +44,11 @@ class EvictionRecord:
             digest = (self._digests.of(leaf) - self._digests.weigh(cut, start)) & MASK
         place = (digest, start, first_token(cut))
         old = self._edges.pop(place, None)
-        self._tokens += (len(cut) - (len(old[0]) if old is not None else 0)) // TOKEN_BYTES
+        self.tokens += (len(cut) - (len(old[0]) if old is not None else 0)) // TOKEN_BYTES
         self._edges[place] = (cut, taker)
-        while self._tokens > self._max_tokens:
+        while self.tokens > self._max_tokens:
             oldest, _ = self._edges.pop(next(iter(self._edges)))
-            self._tokens -= len(oldest) // TOKEN_BYTES
+            self.tokens -= len(oldest) // TOKEN_BYTES
         return digest
 
     def lost(self, key: bytes, scope: str, found: int) -> Lost:

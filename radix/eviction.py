@@ -1,4 +1,4 @@
-"""Which tree pages are in use, leased or evictable, and the order in which evictable leaves go."""
+"""Tree pages in use, leased and evictable, and the order in which evictable leaves go."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class PageCounts:
 
     free: int
     evictable: int
-    """In the tree, without a lock or a lease."""
+    """Pages in the tree without a lock or a lease."""
     leased: int
-    """In the tree, leased and without a lock; evicted only when nothing else is evictable."""
+    """Pages in the tree under a lease and without a lock; evicted only when nothing else is evictable."""
     in_use: int
-    """Locked in the tree by running requests, or private to one."""
+    """Pages locked in the tree by running requests, or private to one."""
     total: int
     evicted: int
 
@@ -65,7 +65,7 @@ class StateCounts:
 
     free: int
     held: int
-    """At the ends of nodes; a request can take all of them."""
+    """Slots at the ends of nodes; a request can take all of them."""
     in_use: int
     total: int
     evicted: int

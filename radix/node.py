@@ -50,7 +50,7 @@ class Node:
         self.pages = pages
         self.borrows_head = borrows_head
         self.children = _NO_CHILDREN
-        """By first token. Written by `adopt` and `disown` only."""
+        """Children by their first token. Only `adopt` and `disown` write it."""
         self.locks = 0
         """Locks that end here or below."""
         self.leases = 0

@@ -1,4 +1,4 @@
-"""What changed in the tree, as digests of page ends: for those who place requests on several trees.
+"""Changes of the tree, as digests of page ends: for the placement of requests on several trees.
 
 A page ends in the tree with token n if tokens ``[0, n)`` are in it, n a multiple of the page size.
 """
@@ -17,7 +17,7 @@ class Page(NamedTuple):
     """Tokens ``[end - page size, end)`` of a scope, where the tree has tokens ``[0, end)``."""
 
     digest: int
-    """Of tokens ``[0, end)``."""
+    """Digest of tokens ``[0, end)``."""
     before: int | None
     """The digest of the page before; None for the first page."""
     tokens: bytes
@@ -65,7 +65,7 @@ class TreeLog:
         return taken
 
     def take_pages(self) -> tuple[list[Page], list[int]]:
-        """As `take`, with the added pages themselves. Needs `tokens`."""
+        """Like `take`, with the added pages themselves. Needs `tokens`."""
         pages = [page for page in self._added.values() if page is not None]
         return pages, self.take()[1]
 

@@ -28,15 +28,16 @@ class NodeView:
     state: Literal["in_use", "leased", "evictable"]
     locks: int
     owners: tuple[str, ...]
-    """At most `OWNERS` owners of leases that end here."""
+    """Owners of leases that end here, at most `OWNERS`."""
     hidden: int = 0
     """Number of children that are not in the list."""
     has_state: bool = False
-    """It holds a state at its end (`ramify.radix.states`)."""
+    """The node holds a state at its end (`ramify.radix.states`)."""
 
 
 def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
-    """At most `most` nodes, parents before their children, in O(most * log most) at any size of the tree.
+    """A sample of at most `most` nodes, parents before children, in O(most * log most) at any size of the
+    tree.
 
     Nodes in use come first, then the most recently used ones. Looks at no more than the `most` newest
     children of a node, and at 4 * `most` nodes in all.
@@ -81,7 +82,7 @@ class HeldPrefix(NamedTuple):
     scope: str
     ids: tuple[int, ...]
     owners: tuple[str, ...]
-    """Of the leases at its end."""
+    """Owners of the leases at its end."""
 
 
 def prefixes(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[HeldPrefix]:

@@ -85,7 +85,7 @@ def test_random_trees_are_found_as_they_are(seed: int) -> None:
         number = next(sent)
         lost = draw.random() < 0.1
         if lost or not index.apply("a", TreeEvents(1, number, added, removed)):
-            nodes = cache._tree.nodes()
+            nodes = cache.tree.nodes()
             index.apply("a", TreeEvents(1, number, log.whole(nodes), whole=True))
         if step % 10 == 0:
             for text, scope in itertools.product(texts, ["", "x"]):

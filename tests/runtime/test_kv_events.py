@@ -25,7 +25,7 @@ from ramify.runtime.frontend.kv_events import BlockStored, HeldBlocks, KVEvents
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.ipc import Publisher
-from ramify.runtime.scheduler.tree_teller import TreeTeller
+from ramify.runtime.scheduler.control import TreeTeller
 from tests.runtime.kv_subscriber import Prefix, Subscriber
 
 PAGE = 4
@@ -66,7 +66,7 @@ class Replica:
     def prefixes(self) -> set[Prefix]:
         """Every prefix of whole pages in the tree, by its nodes."""
         found: set[Prefix] = set()
-        stack: list[Any] = [(root, ()) for root in self.cache._tree.roots.values()]
+        stack: list[Any] = [(root, ()) for root in self.cache.tree.roots.values()]
         while stack:
             node, before = stack.pop()
             tokens = before + tuple(np.frombuffer(node.tokens, np.int32).tolist())

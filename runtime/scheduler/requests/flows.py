@@ -6,8 +6,8 @@ other request is a flow of its own.
 Example, with chunks of 512 tokens:
 
     chat    1 request, decoding                                      light
-    list    1,000 prompts of one body, of which 128 run              heavy: more than `FEW` requests
-    essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than `CHUNKS` chunks,
+    list    1,000 prompts of one body, of which 128 run              heavy: more than 8 requests
+    essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than 8 chunks,
                                                                      until all of them are computed
 
 Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
@@ -22,10 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ramify.runtime.scheduler.request import Request
-
-FEW = 8
-"""Most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of one."""
+    from ramify.runtime.scheduler.requests.request import Request
 
 CHUNKS = 8
 """Most chunks of prompts that a light flow has to compute. Usual prompts are computed beside decoding
@@ -56,13 +53,18 @@ class Flows:
     """The flows that have requests.
 
     chunk_tokens : most prompt tokens of a step
+    light_requests : most requests of a light flow
     """
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self, chunk_tokens: int, light_requests: int = 8) -> None:
+        self._light_requests = light_requests
         self._most_tokens = CHUNKS * chunk_tokens
         self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
         """Share of the highest priority's flows that yield, from 0 to 1."""
+
+    def __len__(self) -> int:
+        return len(self._flows)
 
     def join(self, request: Request) -> None:
         """`request` has arrived."""
@@ -95,7 +97,7 @@ class Flows:
         light: set[int] = set()
         for flow in flows:
             flow.queued += flow.running
-            flow.heavy = flow.queued > FEW or flow.prefill_tokens > self._most_tokens
+            flow.heavy = flow.queued > self._light_requests or flow.prefill_tokens > self._most_tokens
             if flow.queued and not flow.heavy:
                 light.add(flow.priority)
         changed = False

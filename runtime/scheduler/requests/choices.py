@@ -1,4 +1,4 @@
-"""Scores choices behind a prompt: how likely is each choice there, token by token.
+"""The choices that one request scores: how likely is each behind its prompt, token by token.
 
 The tokens of all choices are a tree, of which each token is computed once:
 
@@ -19,29 +19,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from ramify.errors import EngineError
-from ramify.kernels.reference.logits import log_sum
-from ramify.kernels.registry import LogSum
-from ramify.kernels.transfers import to_device
-from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
+from ramify.messages import ChoiceScore, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit
-from ramify.runtime.executor.attention import index_select
-from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.outputs.next_tokens import LOGPROB_ROWS
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.request import Request
-from ramify.sampling_params import SamplingParams
-
-log = logging.getLogger("ramify")
+from ramify.runtime.scheduler.requests.request import Request
 
 
 class Choice(NamedTuple):
@@ -50,7 +36,7 @@ class Choice(NamedTuple):
 
     ids: tuple[int, ...]
     first: int
-    """The first of `ids` that is scored; the tokens before it are the prompt's."""
+    """Index of the first of `ids` that is scored; tokens before it are the prompt's."""
     values: list[float | None]
     """Log-probabilities of ``ids[first:]``, filled in as they are found. The first token of a sequence has
     none."""
@@ -75,7 +61,7 @@ class ScoredSpan:
         self._longer, self._base, self._end = longer, base, end
         self.tokens = max(choices, key=lambda choice: len(choice.ids)).ids[start:end]
         self.wanted: dict[int, list[tuple[int, Choice]]] = {}
-        """By position of a state: the tokens that it scores, each with its choice."""
+        """Tokens that each state scores, with their choices, by the position of the state."""
         for choice in choices:
             for place in range(max(shared, choice.first), min(end + 1, len(choice.ids))):
                 if base + place > 0:
@@ -158,129 +144,11 @@ class ChoiceTree:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoringState:
-    """What one request computes for the choices of `head`, which may be itself."""
+    """The span that one request computes for the choices of `head`, which may be the request itself."""
 
     choices: ChoiceTree
     span: ScoredSpan
     head: Request
-
-
-class ComputedSpan(NamedTuple):
-    """Positions ``[start, stop)`` of a request, whose states begin in row `row` of a step's."""
-
-    request: Request
-    start: int
-    stop: int
-    row: int
-
-
-@dataclasses.dataclass(eq=False)
-class Scorer:
-    """Reads scores off the states of a step and enqueues the spans behind each fork."""
-
-    runner: Runner
-    pages: RequestPages
-    requests: Lifecycle
-
-    def begin(self, head: Request, choices: ChoiceTree) -> None:
-        """`head` has arrived with `choices`."""
-        choices.open.add(head)
-        for span in choices.alone():
-            self._branch(head, (), span)
-        if head.length:
-            self.requests.enqueue(head)
-        else:
-            self.advance(head, head.arrival)
-
-    def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
-        """Record what the states of a step, (tokens, hidden size), score, and go on behind full spans."""
-        try:
-            self._read(computed, hidden)
-        except Exception as error:
-            log.exception("scoring failed")
-            for part in computed:
-                self.requests.fail(part.request, EngineError(f"Scoring failed: {error}"))
-            return
-        for request, *_ in computed:
-            if request.pages.lock is not None and request.extend_len == 0:
-                with self.requests.failing_alone(request):
-                    self.advance(request, now)
-
-    def _read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor) -> None:
-        rows: list[int] = []
-        places: list[tuple[ScoredSpan, int]] = []
-        for request, start, stop, row in computed:
-            assert request.scoring is not None
-            span = request.scoring.span
-            wanted = [position for position in range(start, stop) if position in span.wanted]
-            rows += [row + position - start for position in wanted]
-            places += [(span, position) for position in wanted]
-        tokens = [[token for token, _ in span.wanted[position]] for span, position in places]
-        found = [
-            log_probabilities(
-                self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS])),
-                tokens[first : first + LOGPROB_ROWS],
-                self.runner.ops.log_sum,
-            )
-            for first in range(0, len(rows), LOGPROB_ROWS)
-        ]
-        values = iter(torch.cat(found).tolist() if found else [])  # the one wait for the device
-        for (span, position), some in zip(places, tokens, strict=True):
-            span.note(position, list(itertools.islice(values, len(some))))
-
-    def advance(self, request: Request, now: float) -> None:
-        """The span of `request` is computed and read: the spans behind it come next."""
-        assert request.scoring is not None
-        head, choices = request.head, request.scoring.choices
-        following = request.scoring.span.following()
-        for span in following:
-            self._branch(head, tuple(request.ids.tolist()), span)
-        choices.open.remove(request)
-        if request is not head:
-            choices.done_tokens += len(request.scoring.span.tokens)
-        if request is head and not choices.open:
-            self.requests.finish(head, Finish(reason="length"))
-            return
-        if following:
-            choices.resting.append(request)
-        self.pages.rest(request, now, awaited=bool(following))
-        self.requests.stop(request)
-        if not choices.open:
-            self.requests.finish(head, Finish(reason="length"))
-
-    def _branch(self, head: Request, before: tuple[int, ...], span: ScoredSpan) -> None:
-        """Enqueue `span`, to be computed behind the tokens `before`."""
-        assert head.scoring is not None
-        choices, hint = head.scoring.choices, head.hint
-        submit = Submit(
-            rid=f"{head.rid}/{next(choices.numbers)}",
-            ids=before + span.tokens,
-            sampling=SamplingParams(max_tokens=0),
-            hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
-            priority=head.priority,
-        )
-        request = Request(submit, arrival=head.arrival, max_tokens=0)
-        request.adapter, request.scope = head.adapter, head.scope
-        request.scoring, request.program = ScoringState(choices, span, head), head.program
-        request.served_before, request.flow = head.served_before, head.flow
-        # The statistics are kept by the head.
-        request.stats.first_pass, request.stats.cached_tokens = head.arrival, 0
-        choices.open.add(request)
-        self.requests.enqueue(request)
-
-
-@torch.inference_mode()
-def log_probabilities(
-    logits: torch.Tensor, tokens: Sequence[Sequence[int]], log_sum: LogSum = log_sum
-) -> torch.Tensor:
-    """The log-probabilities of the `tokens` of each row of `logits`, (R, vocab), one after the other: float32
-    with the logits. Does not wait for the device."""
-    counts = torch.tensor([len(some) for some in tokens])
-    rows = torch.arange(len(counts)).repeat_interleave(counts)
-    wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
-    rows, wanted = to_device(torch.stack([rows, wanted]), logits.device)
-    logits = logits.float()
-    return logits[rows, wanted] - log_sum(logits)[rows]
 
 
 def _choice(ids: tuple[int, ...], first: int) -> Choice:

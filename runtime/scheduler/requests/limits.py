@@ -1,4 +1,4 @@
-"""Limits on requests: the context length, the vocabulary, and the tokens that the KV pages hold."""
+"""Limits of one engine on its requests, and the numbers that tune its scheduling."""
 
 from __future__ import annotations
 
@@ -85,3 +85,33 @@ class Limits:
                 field="choices.texts",
                 remedy="Score them in several requests, or give the engine a larger kv_memory_gb.",
             )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers that tune scheduling. They are no options: each was measured, and tests set others."""
+
+    least_gain: float = 1.5
+    """A draft token must promise this multiple of its cost."""
+    draft_steps: int = 32
+    """Steps of drafting, or of launching ahead, until the other one is tried for the first time."""
+    trial_steps: int = 8
+    """Steps in which the other one is tried."""
+    patience_s: float = 0.5
+    """Seconds of steps that requests of lower rank may sit out before they are owed their share."""
+    ride: float = 1.25
+    """Rows of lower rank may make a decoding step this many times as long."""
+    window: int = 256
+    """Waiting requests that the policy of admission looks at, the first ones: matching costs about 20 us
+    each."""
+    light_requests: int = 8
+    """Most requests of a light flow: on two cores a step of 9 rows takes 1.6 times as long as one of 1."""
+    least_state: int = 64
+    """Tokens that a state must save at least. A mark costs a step, which takes as long as about 50 tokens of
+    a prefill (CPU)."""
+    piece_bytes: int = 8 << 20
+    """Bytes of KV pages copied after one step, at least a page: 3 ms with the checksums on one core."""
+
+
+TUNED = Tuning()
+"""The measured numbers."""

@@ -1,4 +1,4 @@
-"""The limits of programs: what the requests of each have cost together, and which of them must end.
+"""The accounts of a scheduler: its counters, and the budgets of programs.
 
     a limit of 100 tokens; requests of 60 have ended
     A runs: prompt 20, output 12        92 spent; A's next token makes 93
@@ -13,15 +13,66 @@ spend a few more than the limit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ramify.messages import ReachedLimit
 
 if TYPE_CHECKING:
-    from ramify.runtime.scheduler.request import Request
+    from ramify.runtime.scheduler.requests.request import Request
+
+
+@dataclasses.dataclass
+class Counters:
+    """Fields are those of `SchedulerStats`, which says what they count. `clock` is in seconds."""
+
+    clock: dataclasses.InitVar[Callable[[], float]]
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    forced_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    model_draft_tokens: int = 0
+    model_accepted_tokens: int = 0
+    draft_model_tokens: int = 0
+    draft_model_s: float = 0.0
+    retractions: int = 0
+    exported_tokens: int = 0
+    exported_bytes: int = 0
+    imported_tokens: int = 0
+    imported_bytes: int = 0
+    refused_imports: int = 0
+    step_s: float = 0.0
+    model_s: float = 0.0
+
+    def __post_init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def model_time(self) -> Iterator[None]:
+        """Count the time of this block as the model's."""
+        began = self._clock()
+        yield
+        self.model_s += self._clock() - began
+
+    def count_drafts(self, request: Request) -> None:
+        """The draft tokens of `request` are verified."""
+        for counts in (self, request.stats):
+            counts.draft_tokens += request.draft_len
+            counts.model_draft_tokens += request.draft_len * request.speculation.by_model
+
+    def count_accepted(self, request: Request) -> None:
+        """One of them was accepted."""
+        for counts in (self, request.stats):
+            counts.accepted_tokens += 1
+            counts.model_accepted_tokens += request.speculation.by_model
+
 
 MAX_LIMITS = 4096
 """Limits without a request that are remembered; those used longest ago are forgotten first."""
@@ -58,13 +109,20 @@ class _Limit:
 
 
 class Budgets:
-    """The limits of the requests in the scheduler, by their id."""
+    """The limits of the requests in the scheduler, by their id.
 
-    def __init__(self) -> None:
+    remembered : limits without a request that are kept
+    """
+
+    def __init__(self, remembered: int = MAX_LIMITS) -> None:
+        self._remembered = remembered
         self._limits: OrderedDict[str, _Limit] = OrderedDict()
         self._open: dict[str, _Limit] = {}
         """The limits that have requests."""
         self._limits_of: dict[Request, list[_Limit]] = {}
+
+    def __contains__(self, limit: str) -> bool:
+        return limit in self._limits
 
     def join(self, request: Request) -> None:
         """`request` has arrived."""
@@ -87,7 +145,7 @@ class Budgets:
             limit.end(request)
             if not limit.reserved:
                 del self._open[limit.id]
-        while len(self._limits) - len(self._open) > MAX_LIMITS:
+        while len(self._limits) - len(self._open) > self._remembered:
             del self._limits[next(id for id in self._limits if id not in self._open)]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:

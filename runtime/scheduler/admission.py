@@ -1,4 +1,4 @@
-"""Which waiting requests join the batch: by rank, then by the policy, while tokens and pages last.
+"""Admission: waiting requests join the batch by rank, then by the policy, while tokens and pages last.
 
 Example, under the policy `prefix` and with a budget of 100 tokens:
 
@@ -20,13 +20,89 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ramify.radix.lock import Match
-from ramify.runtime.scheduler.admission.flows import Flow
-from ramify.runtime.scheduler.admission.policy import FirstComeFirstServed
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.request import LEAST_RANK, MOST_RANK, Request, common_prefix
+from ramify.runtime.scheduler.requests.flows import Flow
+from ramify.runtime.scheduler.requests.limits import TUNED
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.programs import Programs
+from ramify.runtime.scheduler.requests.request import LEAST_RANK, MOST_RANK, Request, common_prefix
 
-WINDOW = 256
-"""Waiting requests that the policy looks at, the first ones: matching costs about 20 us each."""
+AGEING_TOKENS_PER_S = 2000.0
+"""Cached tokens that a second of waiting counts as: a steady stream of requests with cached prompts delays
+others by a few seconds at most."""
+
+PATIENCE = 16.0
+"""Added to every wait: PATIENCE x the mean service of a program. While waits are shorter than that, sizes
+decide."""
+
+SINGLE_SHARE = 0.5
+"""A request without a program counts as at least this share of a usual program: else a stream of short single
+requests would let all programs wait."""
+
+LAST_BRANCH_SHARE = 0.5
+"""Factor on what is left of a program where a request is the last open one of its fork."""
+
+
+class FirstComeFirstServed:
+    """The base of the other policies. Smaller keys go first, then arrivals."""
+
+    needs_match = False
+    """`key` decides, which must know `matched`; otherwise requests go in the order of their arrival."""
+    siblings_together = False
+    """The branches of a fork are admitted one after the other, where the first of them stands."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+
+    def key(self, request: Request, matched: int, now: float) -> float:
+        """matched : tokens of the request that are in the tree"""
+        return request.arrival
+
+
+class LongestPrefixFirst(FirstComeFirstServed):
+    """The request with most tokens in the tree goes first (SGLang's longest prefix match).
+
+    Each second of waiting counts as `AGEING_TOKENS_PER_S` tokens.
+    """
+
+    needs_match = True
+
+    def key(self, request: Request, matched: int, now: float) -> float:
+        return -(matched + AGEING_TOKENS_PER_S * (now - request.arrival))
+
+
+class HighestResponseRatioNext(FirstComeFirstServed):
+    """Brinch Hansen 1971: the time waited over the service still needed.
+
+    Shortest remaining time first gives the best mean completion time, but under overload long programs would
+    wait without end. Both terms of the ratio are in tokens of service, so that it means the same on fast and
+    slow engines and in queues of any length. The waits of a program's requests add up: else a program of many
+    calls would queue anew for each. The service still needed comes from the graph, from earlier programs of
+    the same name, or from all programs, less the service attained (Autellix, arXiv 2502.13965); see
+    `Program.left`. Tokens to be computed are added, so of two branches the one with more cached tokens goes
+    first. The last branch that a join waits for counts half. A request without a program is a program of one
+    call.
+    """
+
+    needs_match = True
+    siblings_together = True
+
+    def key(self, request: Request, matched: int, now: float) -> float:
+        program, hint = request.program, request.hint
+        usual = self._programs.usual.service
+        left = program.left(None if hint is None else hint.calls_left)
+        if hint is None:
+            left = max(left, SINGLE_SHARE * usual)
+        elif hint.forks and program.open_requests == 1:
+            left *= LAST_BRANCH_SHARE
+        return -(PATIENCE * usual + self._programs.waited(request)) / (left + request.length - matched)
+
+
+POLICIES: dict[str, type[FirstComeFirstServed]] = {
+    "prefix": LongestPrefixFirst,
+    "program": HighestResponseRatioNext,
+    "fcfs": FirstComeFirstServed,
+}
+
 
 RESERVED_PAGES = 1
 """Pages left free for every running request, so that decoding does not retract at once what was admitted."""
@@ -55,6 +131,8 @@ class Admission:
     and on any engine. Only branches of the same fork as the first request may still go before it.
 
     retract : called with a running request that yields its place or its pages, and takes it off the list
+    give_way : ends a transfer of pages, which a request needs
+    window : waiting requests that the policy looks at, the first ones
     """
 
     def __init__(
@@ -63,14 +141,18 @@ class Admission:
         policy: FirstComeFirstServed,
         max_running: int,
         retract: Callable[[Request], None],
+        give_way: Callable[[], bool] = lambda: False,
+        window: int = TUNED.window,
     ) -> None:
         self._pages = pages
         self._policy = policy
         self._max_running = max_running
         self._retract = retract
+        self._give_way = give_way
+        self._window = window
         self._admitted = 0
 
-    def next(
+    def admit(
         self,
         waiting: Sequence[Request],
         running: Sequence[Request],
@@ -83,7 +165,8 @@ class Admission:
         The first request that does not fit into the pages ends the round: no smaller one overtakes it. Where
         places or pages are short, running requests of lower rank are retracted.
 
-        joining : the least and the greatest rank of requests that may join; who is due may have less
+        joining : the least and the greatest rank of requests that may join; requests past their deadline may
+        have less
         """
         admitted: list[Request] = []
         chunk, kept = budget, 0
@@ -92,11 +175,11 @@ class Admission:
             return admitted
         if len(running) >= self._max_running and _victim(running, waiting[0]) is None:
             return admitted
-        window = _window(waiting)
+        window = _window(waiting, self._window)
         for place, request in enumerate(window):
-            if request.due is None:
+            if request.deadline is None:
                 allowed = OVERTAKING * place + OVERTAKING_BATCHES * self._max_running
-                request.due = self._admitted + allowed
+                request.deadline = self._admitted + allowed
         if joining != ALL:
             window = [request for request in window if self._may_join(request, least, most)]
         match = self._pages.match if self._policy.needs_match else _unmatched
@@ -118,9 +201,9 @@ class Admission:
                 continue
             if full:
                 self._retract_for(request, running)
-            if not self._admit(request, matched, running, admitted):
+            if not self._take_pages(request, matched, running, admitted):
                 break
-            request.overdue = request.due is not None and request.due <= self._admitted
+            request.expired = request.deadline is not None and request.deadline <= self._admitted
             admitted.append(request)
             self._admitted += 1
             budget -= request.extend_len
@@ -128,10 +211,10 @@ class Admission:
         return admitted
 
     def _may_join(self, request: Request, least: int, most: int) -> bool:
-        assert request.due is not None
-        return request.rank <= most and (request.rank >= least or request.due <= self._admitted)
+        assert request.deadline is not None
+        return request.rank <= most and (request.rank >= least or request.deadline <= self._admitted)
 
-    def _admit(
+    def _take_pages(
         self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
         """Take the pages of `request`, if need be those of requests of lower rank."""
@@ -140,6 +223,7 @@ class Admission:
             if self._pages.try_admit(request, match, RESERVED_PAGES * others):
                 return True
             if not others:
+                self._give_way()
                 return self._pages.admit_alone(request)
             if not self._retract_for(request, running):
                 return False
@@ -153,21 +237,21 @@ class Admission:
 
     def _order(self, found: Candidate, now: float) -> tuple[bool, int, float, float]:
         request = found.request
-        assert request.due is not None
-        if request.due <= self._admitted:
-            return False, 0, request.due, request.arrival
+        assert request.deadline is not None
+        if request.deadline <= self._admitted:
+            return False, 0, request.deadline, request.arrival
         matched = 0 if found.match is None else found.match.length
         return True, -request.rank, self._policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Of requests of one rank, those of the heavy flow with fewer places go first: two long lists get as
-        many each. The calls of programs stay in the order of the policy, which weighs programs."""
+        """Order requests of one rank so that the heavy flow with fewer places goes first: two long lists get
+        equally many places. The calls of programs stay in the order of the policy, which weighs programs."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
-            assert request.due is not None
+            assert request.deadline is not None
             flow, place = request.flow, 0
-            waits = request.due > self._admitted
+            waits = request.deadline > self._admitted
             if waits and flow.heavy and request.hint is None:
                 place = taken.get(flow, flow.running)
                 taken[flow] = place + 1
@@ -198,19 +282,19 @@ class Admission:
 
 
 def _unmatched(request: Request) -> None:
-    """In the place of a match."""
+    """No match, for policies that need none."""
 
 
-def _window(waiting: Sequence[Request]) -> Sequence[Request]:
-    """The first `WINDOW` requests, the oldest of the others where these are of lower rank, and the first of
+def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
+    """The first `count` requests, the oldest of the others where these are of lower rank, and the first of
     each heavy flow that has none before."""
-    if len(waiting) <= WINDOW:
+    if len(waiting) <= count:
         return waiting
-    window = list(waiting[:WINDOW])
+    window = list(waiting[:count])
     if waiting[-1].rank < waiting[0].rank:
-        window.append(min(waiting[WINDOW:], key=lambda request: request.arrival))
+        window.append(min(waiting[count:], key=lambda request: request.arrival))
     seen = {request.flow for request in window}
-    for request in waiting[WINDOW:]:
+    for request in waiting[count:]:
         if request.flow.heavy and request.flow not in seen:
             seen.add(request.flow)
             window.append(request)
@@ -222,7 +306,7 @@ def _victim(running: Sequence[Request], request: Request) -> Request | None:
     for other in reversed(running):
         if other.rank >= request.rank:
             return None
-        if not other.overdue:
+        if not other.expired:
             return other
     return None
 

@@ -12,7 +12,6 @@ a prefill and after a retraction.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,23 +19,25 @@ import numpy as np
 
 from ramify.constraint import Constraint
 from ramify.kernels.sampling_inputs import TokenCounts
-from ramify.messages import Enforcement, ProgramHint, Usage
+from ramify.messages import ProgramHint, Usage
 from ramify.priority import MOST
-from ramify.radix.evicted import Lost
 from ramify.ring_messages import Submit, flow_key
 from ramify.runtime.model.lora.names import tree_scope
-from ramify.runtime.scheduler.admission.flows import Flow
-from ramify.runtime.scheduler.outputs.pooling import PooledStates
-from ramify.runtime.scheduler.programs.programs import Program
-from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
+from ramify.runtime.scheduler.requests.flows import Flow
+from ramify.runtime.scheduler.requests.parts import (
+    PageTable,
+    PooledStates,
+    Report,
+    RequestStats,
+    SpeculationState,
+)
+from ramify.runtime.scheduler.requests.programs import Program
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ramify.radix.lock import PrefixLock
     from ramify.runtime.model.lora.adapters import Adapter
-    from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
-    from ramify.runtime.scheduler.constraints.healing import Healing
-    from ramify.runtime.scheduler.outputs.scoring import ScoringState
+    from ramify.runtime.scheduler.requests.choices import ScoringState
+    from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput, Healing
 
 FORCED_RUN = 16
 """A request whose prompt is computed counts as decoding while at most this number of tokens is to be
@@ -44,76 +45,6 @@ computed: tokens that a grammar forces do not wait for the budget of prefills.""
 
 LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
 """The range of `Request.rank`."""
-
-Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
-"""Token id, its log-probability, and the most likely (id, log-probability) pairs."""
-
-
-@dataclasses.dataclass(slots=True)
-class PageTable:
-    """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
-
-    `ids` is int32: a step copies it into its batch without a Python object for each page. Pages
-    ``ids[:private_from]`` belong to the prefix tree, where `lock` keeps them. The others are this request's
-    own.
-    """
-
-    ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
-    private_from: int = 0
-    lock: PrefixLock | None = None
-    """None while the request has no pages: before its admission, after a retraction, and at its end."""
-    committed_len: int = 0
-    """Tokens whose KV the tree has been handed."""
-    copy: tuple[int, int] | None = None
-    """(source, destination): a page to be copied before the next forward pass (copy-on-write)."""
-    state: int | None = None
-    """The slot of its state, where the model has states."""
-    state_len: int = 0
-    """Tokens that the state has seen; after a failed pass not `computed_len`."""
-    kept_len: int = 0
-    """Tokens up to the last place where the tree holds a state, or had none to spare."""
-
-    def extend(self, pages: Sequence[int]) -> None:
-        """Add pages of the request's own."""
-        self.ids = np.concatenate([self.ids, np.array(pages, np.int32)])
-
-
-@dataclasses.dataclass(slots=True)
-class Report:
-    """What the detokenizer has been told of one request, and is to be told with its first chunk."""
-
-    announced: bool = False
-    """The first chunk has been sent."""
-    prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
-    enforcement: Enforcement | None = None
-    overlap: bytes = b""
-    """The end of the prompt that the first output token replaces and begins with (token healing)."""
-    replaced: int = 0
-    """Tokens of the prompt that spelled `overlap`."""
-    forced: set[int] = dataclasses.field(default_factory=set)
-    """Positions of the tokens that the grammar forced."""
-
-
-@dataclasses.dataclass(slots=True)
-class RequestStats:
-    """What one request has cost; moments are those of the scheduler's clock, in seconds."""
-
-    distinct_tokens: int = 0
-    """Prompt tokens that no earlier request of the program held."""
-    cached_tokens: int | None = None
-    """Prompt tokens found in the tree at the first admission; None before it."""
-    reached: int = 0
-    """Most tokens whose KV it has had in pages, up to the last time that it gave its pages back."""
-    lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
-    """Prompt tokens that would have been found in the tree had they not been evicted."""
-    forced_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    model_draft_tokens: int = 0
-    model_accepted_tokens: int = 0
-    retractions: int = 0
-    first_pass: float | None = None
-    first_token: float | None = None
 
 
 class Request:
@@ -194,10 +125,10 @@ class Request:
         """A program of its own, until `Programs.join` finds the one that the request belongs to."""
         self.served_before = 0.0
         """`Programs.served` at the arrival."""
-        self.due: int | None = None
-        """Once this number of requests has been admitted since the start, no other goes first."""
-        self.overdue = False
-        """It was `due` when it was admitted, so it yields its place to nobody."""
+        self.deadline: int | None = None
+        """Number of admissions since the start after which no other request goes first."""
+        self.expired = False
+        """The `deadline` had passed at the admission, so the request yields its place to nobody."""
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off
@@ -236,7 +167,7 @@ class Request:
 
     @property
     def taker(self) -> str:
-        """In words for people: who takes the pages that it needs."""
+        """Name, for people, of the request that takes pages: its program's, or its own id."""
         return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
     @property
@@ -255,7 +186,7 @@ class Request:
         return int(self._ids[self.length - 1])
 
     def token_counts(self) -> TokenCounts:
-        """Of `ids`, for the penalties. They are kept, and grow with the next call."""
+        """Counts of the tokens in `ids`, for the penalties. They are kept, and grow with the next call."""
         if self._counts is None:
             self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
         self._counts.extend(self.ids, self.prompt_len)
@@ -311,8 +242,10 @@ class Request:
         return self.max_tokens - max(0, self.length - self.prompt_len)
 
     def begin_answer(self, output_len: int) -> None:
-        """Where the preambles that are `apart` have ended, note it, and let the answer have its own tokens
-        and no more. The grammar has read `output_len` tokens of the output."""
+        """Note the end of the preambles that are `apart`, and let the answer have its own tokens and no more.
+
+        output_len : output tokens that the grammar has read
+        """
         if self.answer_start is not None or self.constrained is None:
             return
         begun = self.constrained.answer_tokens
@@ -470,7 +403,7 @@ class Request:
         return added
 
     def usage(self, now: float, *, aborted: bool = False) -> Usage:
-        """What it has cost so far. With `aborted`, prompt tokens that were never computed are left out."""
+        """Cost of the request so far. With `aborted`, prompt tokens that were never computed are left out."""
 
         def since_arrival(moment: float | None) -> float:
             return 0.0 if moment is None else moment - self.arrival

@@ -20,11 +20,8 @@ import bisect
 
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match, PrefixLock
-from ramify.runtime.scheduler.request import Request
-
-LEAST = 64
-"""Tokens that a state must save at least. A mark costs a step, and that about as much as 50 tokens of a
-prefill (CPU)."""
+from ramify.runtime.scheduler.requests.limits import TUNED
+from ramify.runtime.scheduler.requests.request import Request
 
 GRID = 1024
 """Tokens without a state after which the end of a chunk is kept."""
@@ -42,7 +39,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
-        """By destination."""
+        """Source slots by destination slot."""
 
     def add(self, source: int, destination: int) -> None:
         source = self._sources.get(source, source)
@@ -59,10 +56,14 @@ class Copies:
 
 
 class RequestStates:
-    """Moves slots between requests and the prefix cache. All methods but `cut` need a cache with states."""
+    """Moves slots between requests and the prefix cache. All methods but `cut` need a cache with states.
 
-    def __init__(self, cache: PrefixCache) -> None:
+    least : tokens that a state must save at least
+    """
+
+    def __init__(self, cache: PrefixCache, least: int = TUNED.least_state) -> None:
         self._cache = cache
+        self._least = least
         self.copies = Copies()
         self.present = cache.state_counts().total > 0
         """The model has states."""
@@ -72,7 +73,7 @@ class RequestStates:
         counts = self._cache.state_counts()
         return counts.in_use < counts.total
 
-    def begin(self, request: Request, lock: PrefixLock, match: Match) -> None:
+    def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
         """`request` is admitted behind the tokens of `lock`, and takes a slot; there must be one."""
         source = self._cache.use_state(lock)
         slot = self._cache.allocate_state()
@@ -92,20 +93,20 @@ class RequestStates:
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
         """Whether `other`, which prefills, can leave a state for `request`: they share `shared` tokens, and
         `request` finds `matched` in the tree without it."""
-        if shared - matched < LEAST:
+        if shared - matched < self._least:
             return False
-        near = [mark for mark in other.marks if max(matched, shared - LEAST) < mark <= shared]
+        near = [mark for mark in other.marks if max(matched, shared - self._least) < mark <= shared]
         return any(mark > other.computed_len for mark in near) or self._mark(other, shared)
 
     def cut(self, request: Request, stop: int) -> int:
-        """Where a pass that begins at `computed_len`, and is to end at `stop`, ends instead."""
+        """The end of a pass from `computed_len` to `stop`, cut at the next mark."""
         place = bisect.bisect_right(request.marks, request.computed_len)
         return stop if place == len(request.marks) else min(stop, request.marks[place])
 
-    def computed(self, request: Request) -> None:
+    def keep_copy(self, request: Request) -> None:
         """A pass of the prefill has ended, and its pages are in the tree: keep a copy if it is worth one."""
         pages, end = request.pages, request.computed_len
-        if pages.state is None or pages.lock is None or end - pages.kept_len < LEAST:
+        if pages.state is None or pages.lock is None or end - pages.kept_len < self._least:
             return
         if end in request.marks:
             uses = 1.0
@@ -118,7 +119,7 @@ class RequestStates:
             self.copies.add(pages.state, slot)
         pages.kept_len = end
 
-    def end(self, request: Request, *, keep: bool) -> None:
+    def give_back(self, request: Request, *, keep: bool) -> None:
         """`request` gives its slot back; with `keep` the tree gets it. Called while the lock is held."""
         pages = request.pages
         if pages.state is None or pages.lock is None:
@@ -133,15 +134,18 @@ class RequestStates:
     def _mark(self, request: Request, position: int) -> bool:
         """End a pass of `request` at `position`, if it is worth that.
 
-        Marks are `LEAST` tokens apart: a nearer one behind `position` gives way.
+        Marks are `least` tokens apart: a nearer one behind `position` gives way.
         """
         pages, marks = request.pages, request.marks
-        if position - pages.kept_len < LEAST or not request.computed_len < position <= request.prompt_len:
+        if (
+            position - pages.kept_len < self._least
+            or not request.computed_len < position <= request.prompt_len
+        ):
             return False
         place = bisect.bisect_left(marks, position)
-        if place and position - marks[place - 1] < LEAST:
+        if place and position - marks[place - 1] < self._least:
             return False
-        if place < len(marks) and marks[place] - position < LEAST:
+        if place < len(marks) and marks[place] - position < self._least:
             marks[place] = position
         else:
             marks.insert(place, position)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import subprocess
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,9 +21,12 @@ from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Preamble
-from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
+from ramify.runtime.processes.ipc import Outbox, Sockets
+from ramify.runtime.processes.worker_process import Orders, spawn
 
 log = logging.getLogger("ramify")
+
 
 Settled = list[tuple[str, Grammar | RamifyError]]
 """Requests that waited, each with its grammar or the reason why it gets none."""
@@ -65,7 +71,7 @@ class GrammarStore:
         self._held_bytes = 0
         self._failures: dict[str, tuple[float, RamifyError]] = {}
         self._jobs: dict[str, _Job] = {}
-        """By key, the jobs that the process has not answered."""
+        """Jobs that the process has not answered, by grammar key."""
         self._process_missing = False
 
     def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
@@ -190,3 +196,53 @@ class GrammarStore:
             return error
         del self._failures[key]
         return None
+
+
+class CompilerHost:
+    """One compiler process at a time. `generation` counts them, so that `CompilerDied` names the one that
+    died."""
+
+    def __init__(self, orders: Orders, sockets: Sockets, vocabulary: Vocabulary) -> None:
+        self._orders = orders
+        self._sockets = sockets
+        self._vocabulary = [str(vocabulary.size), ",".join(map(str, vocabulary.stop_ids))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox: Outbox | None = None
+        self.generation = 0
+
+    def start(self) -> None:
+        self.generation += 1
+        # Each process has a socket of its own, so that a new one does not read the messages to a dead one.
+        path = self._sockets.compiler(self.generation)
+        self._process = spawn(
+            "processes.grammar_compiler",
+            self._orders,
+            dict(os.environ),
+            arguments=[str(path), *self._vocabulary],
+            own_session=False,
+        )
+        self._outbox = Outbox(path)
+        threading.Thread(
+            target=self._announce_death, args=(self._process, self.generation), daemon=True
+        ).start()
+
+    def send(self, message: CompileGrammar | DropGrammar) -> None:
+        if self._outbox is None:
+            self.start()
+        assert self._outbox is not None
+        self._outbox.send(message)
+
+    def restart(self) -> None:
+        """Kill the process, whatever it is doing, and start another."""
+        if self._process is not None:
+            self._process.kill()
+        if self._outbox is not None:
+            self._outbox.close()
+        self.start()
+
+    def _announce_death(self, process: subprocess.Popen[bytes], generation: int) -> None:
+        process.wait()
+        # A ZeroMQ socket belongs to one thread, so this thread opens its own.
+        outbox = Outbox(self._sockets.scheduler)
+        outbox.send(CompilerDied(generation=generation))
+        outbox.close(linger_s=1.0)

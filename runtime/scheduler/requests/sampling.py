@@ -12,8 +12,9 @@ from ramify.grammar.matcher import allowed_among
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.request import Logprob, Request
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.parts import Logprob
+from ramify.runtime.scheduler.requests.request import Request
 
 MASK64 = 2**64 - 1
 
@@ -86,7 +87,7 @@ class RequestSampler:
         return found
 
     def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """For each row of logits the tokens that it is needed for, None for all; empty where all are None.
+        """Masks of the tokens that each row of logits is needed for, None for all; empty where all are None.
 
         The first rows are one per request. Log-probabilities need the logits of all tokens. The rows of known
         and draft tokens follow; their masks are not known yet.
