@@ -10,12 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ramify.errors import EngineError, RamifyError
-from ramify.messages import SchedulerStats
-from ramify.radix.cache import PrefixCache
-from ramify.radix.tree_log import Page
-from ramify.radix.views import NodeView
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     AwaitTools,
     EndProgram,
     Failed,
@@ -31,6 +26,11 @@ from ramify.ring_messages import (
     TreeNode,
     UnloadLora,
 )
+from ramify.errors import EngineError, RamifyError
+from ramify.messages import SchedulerStats
+from ramify.radix.cache import PrefixCache
+from ramify.radix.tree_log import Page
+from ramify.radix.views import NodeView
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.scheduler.lifecycle import Lifecycle
@@ -70,7 +70,7 @@ def tree_nodes(views: Sequence[NodeView]) -> tuple[TreeNode, ...]:
     return tuple(msgspec.convert(view, TreeNode, from_attributes=True) for view in views)
 
 
-class TreeTeller:
+class KVEventPublisher:
     """Sends the changes of `cache`, which has a log, numbered from 1 within the life of this process.
 
     With `tokens`, which the log must keep too, the added pages' tokens are sent as well.
@@ -85,7 +85,7 @@ class TreeTeller:
         self._epoch = secrets.randbits(62)
         self._number = 0
 
-    def tell(self) -> None:
+    def publish_changes(self) -> None:
         """Send what has changed since the last call, if anything has."""
         pages: list[Page] = []
         if self._tokens:
@@ -104,9 +104,9 @@ class TreeTeller:
             )
             self._send(change)
 
-    def tell_whole(self) -> None:
+    def publish_whole(self) -> None:
         """Send all that the tree holds now."""
-        self.tell()
+        self.publish_changes()
         pages = self._cache.pages_in_tree() if self._tokens else []
         added = tuple(page.digest for page in pages) if self._tokens else tuple(self._cache.page_ends())
         whole = TreeChange(epoch=self._epoch, number=self._number, added=added, runs=_runs(pages), whole=True)

@@ -17,11 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
 from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Preamble
-from ramify.ring_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
 from ramify.runtime.processes.ipc import Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, spawn
 

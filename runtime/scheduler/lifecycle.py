@@ -14,9 +14,9 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ramify.engine_messages import Abort, Failed, Reply
 from ramify.errors import EngineError, InvalidConstraint, RamifyError
 from ramify.messages import Finish
-from ramify.ring_messages import Abort, Failed, Reply
 from ramify.runtime.scheduler.outputs import StepOutputs
 from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
 from ramify.runtime.scheduler.requests.flows import Flows

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ramify.engine_messages import StepOutput, TokenChunk
 from ramify.messages import ChoiceScore, Continuation, Finish, TokenLogprobs
-from ramify.ring_messages import StepOutput, TokenChunk
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.parts import Logprob

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import torch
 
+from ramify.engine_messages import Submit
 from ramify.errors import EngineError
 from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.registry import LogSum
 from ramify.kernels.transfers import to_device
 from ramify.messages import Finish, ProgramHint
-from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ramify.engine_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.arrival import Arrivals

@@ -12,8 +12,8 @@ import heapq
 import itertools
 from collections import defaultdict
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import POLICIES, Admission
 from ramify.runtime.scheduler.lifecycle import ORDER
 from ramify.runtime.scheduler.requests.pages import RequestPages

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.messages import LimitHint, ProgramHint, Usage
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.requests.accounts import Budgets
 from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.messages import ProgramHint
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.plan import Precedence
 from ramify.runtime.scheduler.requests.flows import CHUNKS, Flow, Flows
 from ramify.runtime.scheduler.requests.limits import TUNED, Tuning

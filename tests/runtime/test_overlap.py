@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ramify import constraint
+from ramify.engine_messages import Abort
 from ramify.grammar.compile.job import answer
 from ramify.grammar.retokenize import Retokenizer
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import Abort
 from ramify.runtime.scheduler.forward import OverlapScheduling
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer

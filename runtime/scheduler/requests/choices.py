@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ramify.engine_messages import Submit
 from ramify.messages import ChoiceScore, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.requests.request import Request
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import Submit, flow_key
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import ProgramHint, Usage
 from ramify.priority import MOST
-from ramify.ring_messages import Submit, flow_key
 from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.scheduler.requests.flows import Flow
 from ramify.runtime.scheduler.requests.parts import (
