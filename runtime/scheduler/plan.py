@@ -77,8 +77,8 @@ class Precedence:
         self._steps_shared = 0
         self._served: dict[int, int] = {}
         """`_steps_shared` when the prefills of a rank went first, by rank."""
-        self._step_s = 0.0
-        """Average time of recent steps in which all took part."""
+        self._usual_s = {False: 0.0, True: 0.0}
+        """Average time of recent steps in which all took part (False), and of those that left some out."""
         self.turn = Turn([])
         """The turn of the current step."""
 
@@ -104,13 +104,15 @@ class Precedence:
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
     ) -> Turn:
         """The turn that `begin_turn` will give after the current step, if that takes as long as usual."""
-        return self._turn(running, waiting, yielding, self._sat_out_after(self._step_s))
+        return self._turn(
+            running, waiting, yielding, self._sat_out_after(self._usual_s[self.turn.leaves_out])
+        )
 
     def end_turn(self, seconds: float) -> None:
         """The step took `seconds`."""
         self._sat_out_s = self._sat_out_after(seconds)
-        if not self.turn.leaves_out:
-            self._step_s += (seconds - self._step_s) / 4
+        kind = self.turn.leaves_out
+        self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
 
     def _turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float, sat_out_s: float
@@ -121,7 +123,9 @@ class Precedence:
             return Turn(list(running), share=self.turn.share)
         share = max(SHARE, yielding)
         # Few flows that go before many wait for less: else each would delay the many.
-        patience_s = max(self._tuning.patience_s, PATIENCE_STEPS * self._step_s) * min(1.0, 2 * (1 - share))
+        patience_s = max(self._tuning.patience_s, PATIENCE_STEPS * self._usual_s[False]) * min(
+            1.0, 2 * (1 - share)
+        )
         if sat_out_s >= patience_s:
             rank = self._next_rank({request.rank for each in (running, waiting) for request in each} - {top})
             first = [request for request in running if request.decoding or request.rank == rank]

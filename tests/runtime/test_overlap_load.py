@@ -14,7 +14,7 @@ import torch
 from ramify.engine_messages import Abort, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
@@ -83,7 +83,12 @@ class ImitatedRunner:
 
 
 def scheduler_on(
-    device: Device, config: EngineConfig, pages: int, failed: Any = None, context_length: int = 4096
+    device: Device,
+    config: EngineConfig,
+    pages: int,
+    failed: Any = None,
+    context_length: int = 4096,
+    tuning: Tuning = TUNED,
 ) -> Scheduler:
     """A scheduler over the imitated device, with `pages` pages of 16 tokens."""
     limits = Limits(
@@ -91,7 +96,9 @@ def scheduler_on(
     )
     runner: Any = ImitatedRunner(device)
     none: Any = None
-    return Scheduler(config, limits, runner, PrefixCache(pages, 16), none, failed, lambda: device.now)
+    return Scheduler(
+        config, limits, runner, PrefixCache(pages, 16), none, failed, lambda: device.now, tuning=tuning
+    )
 
 
 def serve(
@@ -237,3 +244,40 @@ def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
     running = scheduler.requests.running
     scheduler.receive(Submit(rid="second", ids=tuple(range(1, 30)), sampling=sampling, priority=int(higher)))
     assert (scheduler.planner.ahead(running) is None) == higher
+
+
+@pytest.mark.parametrize("priorities", [(0,), (0, -1), (1, 0, -1)])
+def test_the_next_step_is_the_one_that_was_planned_ahead(priorities: tuple[int, ...]) -> None:
+    """Requests of each priority decode and prefill, and lower ones sit out: both plans are the same."""
+    device = Device()
+    config = EngineConfig(overlap=True, speculation=False, max_running=16, chunk_tokens=64)
+    tuning = Tuning(ride=1.0, patience_s=0.05)
+    scheduler = scheduler_on(device, config, 3000, context_length=8192, tuning=tuning)
+    for priority in priorities:
+        for length in (20, 3000):
+            sampling = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
+            ids = tuple(1 + (index * length) % (VOCAB - 1) for index in range(length))
+            scheduler.receive(
+                Submit(rid=f"{priority} {length}", ids=ids, sampling=sampling, priority=priority)
+            )
+    planned: list[tuple[list[tuple[Any, int]], Any]] = []
+    ahead = scheduler.planner.ahead
+
+    def recorded(requests: Any) -> Any:
+        chunks = ahead(requests)
+        planned.append(([(request, request.length + 1) for request in requests], chunks))
+        return chunks
+
+    scheduler.planner.ahead = recorded  # type: ignore[method-assign]
+    left_out = wrong = 0
+    for _ in range(700):
+        scheduler.step()
+        device.now += HOST_S
+        for requests, chunks in planned[:-1]:
+            went_on = all(request.length > length for request, length in requests)
+            as_planned = all(request.computed_len == stop for request, stop in chunks or ())
+            wrong += went_on != (chunks is not None) or not as_planned
+            left_out += not went_on
+        del planned[:-1]
+    assert wrong <= 0.05 * 700, "a step takes less or more time than usual just where the turn depends on it"
+    assert bool(left_out) == (len(priorities) > 1)
