@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import ramify as rm
-from ramify.lang.calls.chat import chatml
+from ramify.lang.prompt.chat import chatml
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, Usage
 
 REPEATS = 5

@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _unsupported(name: str) -> Any:
-    from ramify.lang.program.unsupported import UNSUPPORTED, unsupported
+    from ramify.lang.common.unsupported import UNSUPPORTED, unsupported
 
     return unsupported(name, UNSUPPORTED[name]) if name in UNSUPPORTED else None
 

@@ -19,7 +19,7 @@ from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
-from ramify.lang.batch.results import BatchSummary, cost
+from ramify.lang.batch.summary import BatchSummary, cost
 from ramify.priority import BATCH, MOST
 from ramify.retry import RETRY_FOR_S
 

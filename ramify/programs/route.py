@@ -32,7 +32,6 @@ from starlette.types import Receive, Scope, Send
 from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, NotFound, RamifyError, from_info
 from ramify.graph import CallTools, Graph
-from ramify.lang.calls.options import read_options
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -41,6 +40,7 @@ from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
+from ramify.sampling_options import read_options
 
 router = APIRouter()
 

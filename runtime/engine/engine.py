@@ -40,6 +40,7 @@ from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
 from ramify.runtime.model.hub.resolve import check_name
+from ramify.sampling_options import read_options, resolve_options
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
 
@@ -183,10 +184,10 @@ class Engine:
             async for chunk in chunks:
                 yield chunk
 
-    async def abort(self, rid: str) -> None:
-        """End this request, whose stream then ends with finish reason "abort" and its usage."""
-        if self._started:
-            self._frontend.abort(rid)
+    async def abort(self, rid: str) -> bool:
+        """End this request, whose stream then ends with finish reason "abort" and its usage. Returns False
+        for a request that has not been sent, as while the engine starts."""
+        return self._started and self._frontend.abort(rid) > 0
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """Announce that a branch of a program continues when these tools have returned."""
@@ -218,11 +219,12 @@ class Engine:
         lora: str | None = None,
         **sampling: Any,
     ) -> Completion:
-        """Generate once and wait. `sampling` takes the fields of `SamplingParams`.
+        """Generate once and wait. `sampling` takes the options of `gen`: fields of `SamplingParams`, or
+        SGLang's spellings of them.
 
-        `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. Raises
-        `InvalidRequest` for others. `lora` names a LoRA adapter, "" the model alone; without it the engine's
-        own is taken.
+        `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. `lora` names
+        a LoRA adapter, "" the model alone; without it the engine's own is taken. Raises `UnsupportedField`
+        for an unknown option, and `InvalidRequest` for a wrong value or prompt.
         """
         return wait(
             self.acomplete(
@@ -293,7 +295,7 @@ class Engine:
             rid=self._frontend.new_rid(),
             prompt=segments,
             chat=None if chat is None else tuple(chat),
-            sampling=SamplingParams(**sampling),
+            sampling=resolve_options(read_options(sampling, of="complete")),
             constraint=constraint,
             preambles=tuple(preambles),
             scope=scope,
