@@ -60,6 +60,7 @@ from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
 from ramify.runtime.server.streams import collect, merge
+from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
 
@@ -73,11 +74,7 @@ class LoadingNotAllowed(RamifyError):
 
 router = APIRouter()
 
-MAX_NEW_TOKENS = 128
-"""SGLang's default. An explicit null allows as many as fit into the context."""
-
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_SPELLING = {name: name for name in ("n", *COMMON) if name not in _RENAMED.values()} | _RENAMED
+_SPELLING = {name: name for name in ("n", *COMMON) if name not in SPELLINGS.values()} | SPELLINGS
 _SCORING_SPELLING = {
     "max_tokens": "sampling_params.max_new_tokens",
     "logprobs": "return_logprob",
@@ -261,7 +258,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
-    options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
+    options = _take_options(fields, count, DEFAULT_MAX_TOKENS if choices is None else 0)
     own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
@@ -353,7 +350,8 @@ def _take_options(
 ) -> list[tuple[SamplingParams, FieldConstraint | None]]:
     """Sampling options and constraint of each prompt, from one object for all or a list of objects.
 
-    `max_tokens` is the default for ``max_new_tokens``.
+    `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
+    context.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
