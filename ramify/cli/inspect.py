@@ -53,11 +53,11 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json:
         print(found.to_json())
     else:
-        print("\n".join(f"{name:<14}{text}".rstrip() for name, text in lines(found, whole)))
+        print("\n".join(f"{name:<14}{text}".rstrip() for name, text in report_lines(found, whole)))
     return 0 if found.fits else UNFIT
 
 
-def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
+def report_lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     """(heading, text) of each line; an empty heading continues the one before."""
     by = {"native": "Ramify's own code", "transformers": "the code in transformers", None: "none"}
     place = found.path if whole else "on the hub (its headers alone were fetched)"

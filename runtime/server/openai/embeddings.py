@@ -60,7 +60,7 @@ async def embeddings(request: Request) -> Response:
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")
-    results = await while_connected(request.receive, collect(parsed.start(service, PATH)))
+    results = await while_connected(request.receive, collect(parsed.start_generations(service, PATH)))
     data = []
     for index, result in enumerate(results):
         refuse_abort(result.finish)
