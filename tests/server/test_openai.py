@@ -15,11 +15,6 @@ from tests.server.conftest import BODIES
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 USER: Any = [{"role": "user", "content": "hello world"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {"zeta": {"type": "integer"}, "alpha": {"type": "string"}},
-    "required": ["zeta", "alpha"],
-}
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -119,38 +114,22 @@ def test_cache_salt_keeps_scopes_apart(client: openai.OpenAI) -> None:
 
 
 def test_n_choices_have_their_own_seeds_and_share_the_prompt(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=12, n=3, seed=40)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert [choice.message.content for choice in answer.choices] == [
-        f"LO WORLD({seed})" for seed in (40, 41, 42)
-    ]
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len("<user>hello world")
-    assert answer.usage.completion_tokens == 36
-
-
-def test_n_choices_streamed(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model=MODEL,
-        messages=USER,
-        max_tokens=12,
-        n=3,
-        seed=40,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    texts = ["", "", ""]
-    finishes: list[str | None] = [None] * 3
-    usage = None
-    for chunk in stream:
+    options: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 12, "n": 3, "seed": 40}
+    expected = [f"LO WORLD({seed})" for seed in (40, 41, 42)]
+    answer = client.chat.completions.create(**options)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == list(enumerate(expected))
+    texts, finishes, usage = ["", "", ""], [None] * 3, None
+    for chunk in client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    ):
         usage = chunk.usage
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             finishes[choice.index] = choice.finish_reason
-    assert texts == ["LO WORLD(40)", "LO WORLD(41)", "LO WORLD(42)"]
-    assert finishes == ["length"] * 3
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.completion_tokens) == (17, 36)
+    assert (texts, finishes) == (expected, ["length"] * 3)
+    for found in (answer.usage, usage):
+        assert found is not None
+        assert (found.prompt_tokens, found.completion_tokens) == (len("<user>hello world"), 36)
 
 
 @pytest.mark.parametrize("stop", ["WOR", ["zzz", "WOR"]])
@@ -272,8 +251,11 @@ def test_completion_generates_sixteen_tokens_when_not_told(
 )
 def test_completion_prompts(client: openai.OpenAI, prompt: Any, texts: list[str]) -> None:
     answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3)
-    assert [choice.text for choice in answer.choices] == texts
-    assert [choice.index for choice in answer.choices] == list(range(len(texts)))
+    assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(texts))
+    streamed = [""] * len(texts)
+    for chunk in client.completions.create(model=MODEL, prompt=prompt, max_tokens=3, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
 
 
 def test_completion_of_several_prompts_with_n(client: openai.OpenAI) -> None:
@@ -281,13 +263,6 @@ def test_completion_of_several_prompts_with_n(client: openai.OpenAI) -> None:
     assert [choice.text for choice in answer.choices] == ["ABC(1)", "ABC(2)", "XYZ(1)", "XYZ(2)"]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 24)
-
-
-def test_completion_stream_of_several_prompts(client: openai.OpenAI) -> None:
-    texts = ["", ""]
-    for chunk in client.completions.create(model=MODEL, prompt=["abc", "xyz"], max_tokens=3, stream=True):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == ["ABC", "XYZ"]
 
 
 def test_completion_logprobs(client: openai.OpenAI) -> None:
