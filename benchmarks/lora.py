@@ -18,9 +18,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ramify.kernels.cpu.codegen.team import set_threads
-from ramify.kernels.lora import LoraWeight
+from ramify.kernels.machine.threads import set_threads
 from ramify.kernels.registry import ops
+from ramify.kernels.weights.lora import LoraWeight
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool

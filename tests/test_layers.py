@@ -20,7 +20,6 @@ from tests.test_borders import MODULES, imports, ours
 PENDING = {
     "ramify",
     "ramify.grammar",
-    "ramify.kernels",
     "ramify.lang",
     "ramify.radix",
     "ramify.runtime",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numba import types
 
-from ramify.kernels.checks import check_attention, wrong_lengths
+from ramify.kernels.arguments.checks import check_attention, wrong_lengths
 from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
@@ -56,8 +56,8 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
+from ramify.kernels.machine.threads import team_entry
 
 SERIAL_WORK = 20_000
 """Vector operations (a few us of work) below which a second thread would not help."""

@@ -19,21 +19,21 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_packed_experts
+from ramify.kernels.arguments.checks import check_packed_experts
 from ramify.kernels.cpu import linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
-from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear.items import FRAME
-from ramify.kernels.packed import LAYOUT, form_of
-from ramify.kernels.routing import LEAST_SUM
-from ramify.kernels.rows import FORMATS
-from ramify.kernels.stack import PackedExperts
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.packed import LAYOUT, form_of
+from ramify.kernels.weights.routing import LEAST_SUM
+from ramify.kernels.weights.rows import FORMATS
+from ramify.kernels.weights.stack import PackedExperts
 
 EXPERTS = record(
     "count", "top_k", "sigmoid", "normalised", "groups", "top_groups", "correction", "hidden", "size",

@@ -23,16 +23,16 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
 from ramify.kernels.cpu.attention import SERIAL_WORK
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.norm import inverse_rms
-from ramify.kernels.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
+from ramify.kernels.cpu.parts.norm import inverse_rms
+from ramify.kernels.machine.threads import team_entry
 
 BLOCK = 16
 """Tokens whose inputs are prepared at once: 70 KB of scratch memory for Qwen3.5's heads."""

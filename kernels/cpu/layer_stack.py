@@ -14,19 +14,19 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
+from ramify.kernels.arguments.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, experts, linear, rope
 from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.experts import CALL
-from ramify.kernels.lora import Extra, LoraRows
-from ramify.kernels.packed import LAYOUT, PackedWeight
-from ramify.kernels.rows import FORMATS
-from ramify.kernels.stack import LayerWeights, Norm
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.lora import Extra, LoraRows
+from ramify.kernels.weights.packed import LAYOUT, PackedWeight
+from ramify.kernels.weights.rows import FORMATS
+from ramify.kernels.weights.stack import LayerWeights, Norm
 
 MOST_PARTS = 3
 """Most matrices that the projections of queries, keys and values are stored in."""

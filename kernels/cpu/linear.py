@@ -28,12 +28,11 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_linear
+from ramify.kernels.arguments.checks import check_linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
@@ -59,8 +58,9 @@ from ramify.kernels.cpu.packed_linear.items import (
     release,
 )
 from ramify.kernels.cpu.packed_linear.rows import prepare
-from ramify.kernels.lora import Extra
-from ramify.kernels.packed import LAYOUT, PackedWeight
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.lora import Extra
+from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
 """Rows from which tiles are faster than dots."""

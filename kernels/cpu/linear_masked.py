@@ -17,13 +17,13 @@ import numpy as np
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import check_masked
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.sampling_inputs import check_masked
+from ramify.kernels.weights.packed import PackedWeight
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
 """Rows for which multiplying a panel takes as long as reading it, by weight format."""

@@ -22,10 +22,10 @@ from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.norm import normalise
-from ramify.kernels.lora import MULTIPLE, RECORD, LoraRows, LoraTable
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.lora import MULTIPLE, RECORD, LoraRows, LoraTable
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
 AHEAD = 2048

@@ -10,16 +10,17 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
+from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import normalise, rms_norm
+from ramify.kernels.cpu.norm import rms_norm
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
 
 ITEM_TOKENS = 8
 """About 5 us of work; a team of threads costs 1 us."""

@@ -13,15 +13,15 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_gated
+from ramify.kernels.arguments.checks import check_gated
+from ramify.kernels.arguments.sampling_inputs import check_logits
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.sampling_inputs import check_logits
+from ramify.kernels.machine.threads import team_entry
 
 SILU, GELU, SOFT_CAP, LOG_SUM = range(4)
 

@@ -20,14 +20,14 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
+from ramify.kernels.machine.threads import team_entry
 
 FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",

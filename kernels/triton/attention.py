@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.arguments.checks import check_attention, check_lengths
+from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend

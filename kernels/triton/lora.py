@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.lora import MOST_PARTS, MULTIPLE, RECORD, SEGMENT_ROWS, LoraRows, LoraTable
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.weights.lora import MOST_PARTS, MULTIPLE, RECORD, SEGMENT_ROWS, LoraRows, LoraTable
 
 _FIELDS = len(RECORD.names or ())
 _COLUMNS = 64

@@ -12,10 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import (
+    NONE_COUNTED,
+    LogitEdits,
+    RowEdits,
+    SamplingOptions,
+    TokenCounts,
+)
 from ramify.kernels.reference.logits import edit_logits, log_sum
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LogSum, SampleTokens
-from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.sampling_params import SamplingParams
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
-from ramify.kernels.quantised import lay_out
-from ramify.kernels.routing import ClampedGate
-from ramify.kernels.rows import Rows
-from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.stack import ExpertMatrices
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.triton import (
     activation,
     attention,
@@ -29,6 +24,11 @@ from ramify.kernels.triton import (
     rope,
     sampling,
 )
+from ramify.kernels.weights.lora import LoraRows, LoraTable, LoraWeight
+from ramify.kernels.weights.quantised import lay_out
+from ramify.kernels.weights.routing import ClampedGate
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 

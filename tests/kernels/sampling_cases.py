@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
 from ramify.kernels.registry import SampleTokens
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.runtime.executor import sampler

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ramify.kernels import transfers
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor import attention, build
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, bytes_beside

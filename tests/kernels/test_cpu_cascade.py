@@ -12,7 +12,7 @@ import torch
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
-from ramify.kernels.cpu.codegen import team
+from ramify.kernels.machine import threads as team
 
 from . import cascade_cases
 from .attention_cases import Batch, make_batch

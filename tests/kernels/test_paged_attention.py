@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import attention as cpu
-from ramify.kernels.cpu.codegen import team
 from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
 
 from .attention_cases import MIXED, Batch, alone, make_batch, oracle

@@ -7,10 +7,9 @@ import re
 import pytest
 import torch
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, SamplingOptions
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.stack import ExpertMatrices
 from ramify.kernels.triton import (
     activation,
     experts,
@@ -22,6 +21,7 @@ from ramify.kernels.triton import (
     rope,
     sampling,
 )
+from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 from tests.kernels.kernel_forms import cases, float8_cases, line, measure, quantised_cases, row_cases

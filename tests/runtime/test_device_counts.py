@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import device_counts, sampling_inputs
-from ramify.kernels.device_counts import DeviceCounts
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, TokenCounts
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments import device_counts, sampling_inputs
+from ramify.kernels.arguments.device_counts import DeviceCounts
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, TokenCounts
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.scheduler.constraints.healing import Healer

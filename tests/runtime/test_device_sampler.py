@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler, SamplingRow
 from ramify.sampling_params import SamplingParams

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.cpu.sampling import sample_tokens
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor import sampler
 from ramify.runtime.executor.sampler import SamplingRow, log_probabilities
 from ramify.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.outputs.next_tokens import uniform
 from ramify.runtime.scheduler.request import Request

@@ -15,7 +15,7 @@ import numba
 import numba.extending
 from numba.core.errors import NumbaError
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.machine_code import keep_outside_the_package
 
 Decorator = Callable[[Callable[..., Any]], Any]

@@ -45,7 +45,7 @@ from ramify.kernels.cpu.packed_linear.code import (
     multiply_add,
     splatted,
 )
-from ramify.kernels.packed import TABLE_BYTES_AT
+from ramify.kernels.weights.packed import TABLE_BYTES_AT
 
 PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2} if LANES == WIDTH else {1: 2, 2: 1, 4: 1}
 """Panels of a kernel by its number of rows, so that the sums of a group stay in registers."""

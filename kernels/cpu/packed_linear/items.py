@@ -18,7 +18,7 @@ from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
+from ramify.kernels.weights.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
 BY_F32, BY_DOTS, BY_TILES, BY_INT8, BY_INT16 = 0, 1, 2, 3, 4

@@ -9,9 +9,8 @@ import numpy as np
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
+from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.int8 import (
     round_int4,
@@ -22,6 +21,7 @@ from ramify.kernels.cpu.packed_linear.int8 import (
     round_wide_int16,
 )
 from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, BY_INT16, MOST_ROWS, kernel_rows
+from ramify.kernels.cpu.parts.norm import normalise
 
 
 @part

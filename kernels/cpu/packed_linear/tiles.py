@@ -1,9 +1,9 @@
 """The inner loops of products with packed weights as LLVM code: rows of x against panels of 16 outputs.
 
-A panel's weights lie in the order in which they are used (`kernels.packed`), so a kernel reads them as one
-stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added across
-lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs of
-inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
+A panel's weights lie in the order in which they are used (`kernels.weights.packed`), so a kernel reads them
+as one stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added
+across lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs
+of inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
 number of rows and panels that a kernel handles at once, so the number changes the speed and no bit of the
 result.
 
@@ -19,7 +19,6 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ramify.kernels import packed as packed_weights
 from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.dots import dot, pairs
 from ramify.kernels.cpu.codegen.functions import llvm_function
@@ -52,6 +51,7 @@ from ramify.kernels.cpu.packed_linear.code import (
     splatted,
     widened,
 )
+from ramify.kernels.weights import packed as packed_weights
 
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""

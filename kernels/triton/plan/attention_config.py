@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ramify.kernels.triton import interpret
+from ramify.kernels.triton.launching import interpret
 
 CHUNK = 512
 """Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
-from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.kernels.weights.lora import MOST_SLOTS, LoraTable, LoraWeight
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear, Slot

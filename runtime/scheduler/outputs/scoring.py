@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from ramify.errors import EngineError
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.registry import LogSum
-from ramify.kernels.transfers import to_device
 from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit

@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_config import H100, Device, Tile, tiles
 from tests.kernels.attention_cases import Batch, alone, make_batch
 from tests.kernels.cascade_cases import assert_as_good

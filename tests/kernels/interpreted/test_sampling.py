@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.kernels.triton.tiles import sampling_scan, sampling_search
 from tests.kernels import sampling_cases as cases

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.arguments.sampling_inputs import SamplingOptions
 from ramify.kernels.reference import sampling as reference
-from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 from tests.kernels.kernel_cases.base import Case, Work, family, half
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, TokenCounts
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, TokenCounts
+from ramify.kernels.machine.transfers import to_device
 
 LEAST = 64
 """Places of a segment, at least; it has twice as many as tokens when it is made."""

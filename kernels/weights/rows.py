@@ -68,7 +68,7 @@ class Stored:
         """(chosen, bytes)"""
         if isinstance(index, slice) and len(self.parts) == 1:
             return self.parts[0][index]
-        from ramify.kernels.cpu.packing import gather_rows
+        from ramify.kernels.cpu.parts.packing import gather_rows
 
         if isinstance(index, slice):
             addresses = self._addresses[index].contiguous()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import DTYPES
+from ramify.kernels.arguments.checks import DTYPES
 
 HEAD_MULTIPLE = 16
 """key_dim and value_dim are multiples of this: a vector of AVX-512, or a row of a GPU's tile."""

@@ -29,8 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.routing import ClampedGate
-from ramify.kernels.rows import (
+from ramify.kernels.machine.threads import on_threads
+from ramify.kernels.weights.routing import ClampedGate
+from ramify.kernels.weights.rows import (
     BITS,
     FORMATS,
     INPUT_MULTIPLE,
@@ -41,7 +42,6 @@ from ramify.kernels.rows import (
     lowest_of_steps,
     padded,
 )
-from ramify.kernels.threads import on_threads
 
 LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
@@ -347,7 +347,7 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
     """Write (panels, 16, inputs) to (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "int4":
-        from ramify.kernels.cpu.packing import lay_out_codes
+        from ramify.kernels.cpu.parts.packing import lay_out_codes
 
         eights = numbers.contiguous().view(torch.uint64).numpy()
         lay_out_codes(eights, out.numpy().view(np.uint32).reshape(panels, inputs // 8, WIDTH))
@@ -362,9 +362,9 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
 
 def _lay_out_from(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
     """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
-    from ramify.kernels.cpu import packing
+    from ramify.kernels.cpu.parts import packing
 
-    packing.lay_out(rows.numpy(), at, out.numpy())
+    packing.lay_out(rows.numpy(), out.numpy(), **dataclasses.asdict(at))
 
 
 def _place(k: int) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES, check_linear
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments.checks import ALL_DTYPES, check_linear
+from ramify.kernels.machine.transfers import to_device
+from ramify.kernels.weights.packed import PackedWeight
 
 MOST_LOGPROBS = 512
 """The largest `top` of `log_probabilities`."""
