@@ -49,7 +49,9 @@ def load(model: Model, slots: range, targets: tuple[str, ...], rank: int) -> Non
             start += rows
         for slot in slots:
             if parts:
-                linear.lora[slot] = LoraWeight.of([(at, a.clone(), b.clone(), s) for at, a, b, s in parts])
+                linear.lora[slot] = LoraWeight.from_parts(
+                    [(at, a.clone(), b.clone(), s) for at, a, b, s in parts]
+                )
 
 
 def measured(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:

@@ -273,7 +273,7 @@ class Ops:
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
     soft_cap: SoftCap = reference_logits.soft_cap
-    """Of logits, in place."""
+    """Soft caps of logits, in place."""
     log_sum: LogSum = reference_logits.log_sum
     """Logits minus this are log-probabilities, where the runtime computes them."""
     sampling: SamplingOps | None = None

@@ -24,7 +24,10 @@ from typing import Any
 import ramify.cache as cache
 
 SOURCES = {
-    "ramify.kernels.cpu": ("ramify.kernels", "machine/*.py", "weights/*.py", "cpu/**/*.py"),
+    "ramify.kernels.cpu": (
+        "ramify.kernels",
+        *("machine/*.py", "weights/*.py", "arguments/*.py", "cpu/**/*.py"),
+    ),
     "ramify.grammar.automaton": ("ramify.grammar", "*.py", "automaton/**/*.py", "rules/**/*.py"),
 }
 """By package with compiled functions: a package, and patterns of its files that these functions are compiled

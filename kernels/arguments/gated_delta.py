@@ -19,7 +19,7 @@ class DeltaWeights(NamedTuple):
     """All float32 and contiguous.
 
     conv : (width, channels)
-        Of the causal depthwise convolution over queries, keys and values, the newest token's weights last.
+        Weights of the causal depthwise convolution over queries, keys and values, the newest token's last.
     a_log, dt_bias : (heads,)
         A token's decay is exp(-exp(a_log) · softplus(a + dt_bias)).
     """

@@ -101,7 +101,7 @@ def plan_from_page_tables(
         found = find_groups(page_table, query_starts, kv_lens, shape.page_size)
         if found:
             starts = np.asarray(query_starts, np.int64)
-            groups = (costs or Costs.of(shape.device)).choose(
+            groups = (costs or Costs.for_device(shape.device)).choose(
                 found,
                 (starts[1:] - starts[:-1]).tolist(),
                 np.asarray(kv_lens).tolist(),

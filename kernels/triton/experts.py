@@ -23,7 +23,7 @@ from ramify.kernels.weights.stack import ExpertMatrices
 _PAIRS = 1024
 """Pairs that a program of `_count` and `_arrange` takes at once."""
 _FEW_ROWS = 64
-"""Rows up to which blocks have 16 rows: an expert then has few of them."""
+"""Rows of a step up to which blocks have 16 rows: each expert then has few."""
 _COLUMNS = 1024
 
 

@@ -23,12 +23,12 @@ from ramify.kernels.triton.quantised import quantised_matmul
 from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
-"""As in `quantised`: rows up to which tiles have 16 rows, and up to which parts are spread over programs."""
+"""Rows up to which tiles have 16 rows, and up to which parts are spread over programs, as in `quantised`."""
 _GROUP = 8
 _BLOCK = 4096
 """Inputs that a program rounds at once."""
 MOST = tl.constexpr(448.0)
-"""The largest float8_e4m3fn."""
+"""The largest number of float8_e4m3fn."""
 LEAST = tl.constexpr(1e-20)
 """The least maximum of inputs that share a factor: for zeros the factor must not be 0."""
 

@@ -59,7 +59,7 @@ class QuantisedWeight:
 
     @property
     def padded(self) -> int:
-        """Inputs with those that fill the last block."""
+        """Inputs, with the padding of the last block."""
         return self.numbers.shape[0] * self.block
 
     @property

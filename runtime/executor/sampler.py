@@ -93,7 +93,7 @@ def sample(
     """
     edits = row_edits(rows)
     if any(row is not None for row in edits):
-        edit_logits(logits, LogitEdits.of([row or RowEdits() for row in edits]))
+        edit_logits(logits, LogitEdits.from_rows([row or RowEdits() for row in edits]))
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -102,7 +102,7 @@ def sample(
 def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
     """The sampling parameters of `rows` as tensors on `device`."""
     params = [row.params for row in rows]
-    return SamplingOptions.of(
+    return SamplingOptions.from_columns(
         [each.temperature for each in params],
         [max(each.top_k, 0) for each in params],
         [each.top_p for each in params],

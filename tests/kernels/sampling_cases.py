@@ -65,7 +65,7 @@ never asks for."""
 
 def options(rows: Sequence[Row], uniforms: Sequence[float], device: str) -> SamplingOptions:
     columns = [[getattr(row, field.name) for row in rows] for field in dataclasses.fields(Row)]
-    return SamplingOptions.of(*columns, uniforms, device)
+    return SamplingOptions.from_columns(*columns, uniforms, device)
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
@@ -194,9 +194,9 @@ def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
     original, expected = logits.clone(), logits.float().cpu().clone()
     specs = []
     for row, (ids, prompt_len, options) in enumerate(make_edits(vocab)):
-        specs.append(RowEdits(TokenCounts.of(ids, prompt_len), **options))
+        specs.append(RowEdits(TokenCounts.from_ids(ids, prompt_len), **options))
         adjust(expected[row], ids, prompt_len, specs[-1])
-    edits = LogitEdits.of(specs, device)
+    edits = LogitEdits.from_rows(specs, device)
     before = kernels.edit_logits(logits, edits)
     if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding
         assert torch.allclose(logits, expected.to(dtype), rtol=2**-7)

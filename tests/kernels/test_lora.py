@@ -27,7 +27,7 @@ def table_of(dtype: torch.dtype, device: str = "cpu") -> LoraTable:
                 a, b = torch.randn(rank, INPUTS), torch.randn(columns, rank)
                 parts.append((start, a.to(device, dtype), b.to(device, dtype), 0.5 + rank))
             start += columns
-        table[slot] = LoraWeight.of(parts)
+        table[slot] = LoraWeight.from_parts(parts)
     return table
 
 

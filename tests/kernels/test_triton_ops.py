@@ -174,7 +174,7 @@ def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
     columns = [1.0] * 4, [5] * 4, [0.9] * 4, [0.1] * 4, [0.5] * 4
     edits = LogitEdits(torch.zeros(2, 7, dtype=torch.int32), torch.zeros(3, 7))
     with compiling(90) as launches:
-        sampling.sample_tokens(x, SamplingOptions.of(*columns), mask, mask_rows)
+        sampling.sample_tokens(x, SamplingOptions.from_columns(*columns), mask, mask_rows)
         logits.restore_logits(x, edits, logits.edit_logits(x, edits))
         logits.log_probabilities(x, torch.zeros(4, dtype=torch.int64), 5)
     texts = texts_of(launches)

@@ -77,7 +77,7 @@ def steps(runner: Runner) -> None:
 def draws(runner: Runner, rows: int) -> None:
     logits = torch.zeros(rows, runner.model.config.vocab_size, dtype=runner.pool.k.dtype)
     mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
-    counts = TokenCounts.of(np.arange(9, dtype=np.int32), 4)
+    counts = TokenCounts.from_ids(np.arange(9, dtype=np.int32), 4)
     for params in PARAMS:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]

@@ -72,7 +72,7 @@ def test_edits_are_those_of_the_host(seed: int) -> None:
             rows += [row, *([None] if rng.random() < 0.2 else [])]
         found = device.edits(rows)
         assert (found is None) == all(row is None for row in rows)
-        expected = LogitEdits.of([row or RowEdits() for row in rows])
+        expected = LogitEdits.from_rows([row or RowEdits() for row in rows])
         torch.testing.assert_close(
             edited(found, len(rows)), edited(expected, len(rows)), rtol=0, atol=0, equal_nan=True
         )

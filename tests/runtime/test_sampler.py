@@ -28,7 +28,7 @@ def row(
     return SamplingRow(
         params=SamplingParams(**options).check(),
         uniform=uniform,
-        counts=None if ids is None else TokenCounts.of(np.array(ids, dtype=np.int32), prompt_len),
+        counts=None if ids is None else TokenCounts.from_ids(np.array(ids, dtype=np.int32), prompt_len),
         **extra,
     )
 

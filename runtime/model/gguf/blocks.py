@@ -33,7 +33,7 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
     if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _VERBATIM):
         return None
     data = torch.from_numpy(raw.reshape(shape[0], -1))
-    return Rows.of(Stored((data,), *_decoder(kind)))
+    return Rows.from_stored(Stored((data,), *_decoder(kind)))
 
 
 @functools.cache

@@ -137,7 +137,7 @@ class Adapters:
                 found.setdefault(linear, {})[part] = _part(
                     linear, part, slot, deltas[name], f"{path}: {name}"
                 )
-        return [(linear.lora, LoraWeight.of(list(parts.values()))) for linear, parts in found.items()]
+        return [(linear.lora, LoraWeight.from_parts(list(parts.values()))) for linear, parts in found.items()]
 
 
 def _part(

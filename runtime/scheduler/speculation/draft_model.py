@@ -147,7 +147,7 @@ class DraftModel:
                 ready.append(request)
                 counts = None
                 if request.sampling.penalises:
-                    counts = TokenCounts.of(request.target_ids, request.prompt_len)
+                    counts = TokenCounts.from_ids(request.target_ids, request.prompt_len)
                 rows.append(self._sampler.row(request, request.ahead_len, mask, counts))
         if not ready:
             return []
