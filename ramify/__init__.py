@@ -5,7 +5,7 @@ the public names. A name is imported at its first use, so that the runtime's pro
 names, start without the DSL.
 
 What both halves share:
-    messages, ring_messages     between clients and the runtime, and between the ring's processes
+    messages, engine_messages   between clients and the runtime, and between the engine core's processes
     constraint, sampling_params, graph, bounds, priority    what a request or a program says
     json_text, schema_bundle    JSON that others wrote, and schemas that other schemas refer to
     errors, spelling, text      errors, near names, and texts shortened for people

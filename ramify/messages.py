@@ -1,8 +1,8 @@
 """Messages between clients and the runtime: what a program or the HTTP server asks for, and what it gets.
 
 A client sends `Generate` and receives `TextChunk`s, the last of which has `finish` set. Messages that only
-the processes of the ring exchange are in `ramify.ring_messages`. All are frozen msgspec structs; this module
-needs the standard library and msgspec alone.
+the processes of the engine core exchange are in `ramify.engine_messages`. All are frozen msgspec structs;
+this module needs the standard library and msgspec alone.
 """
 
 from __future__ import annotations
@@ -445,13 +445,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Of running requests."""
     evicted_states: int = 0
     exported_tokens: int = 0
-    """Tokens whose KV pages were written as images for other replicas."""
+    """Tokens whose KV pages were written as KV snapshots for other replicas."""
     exported_bytes: int = 0
     imported_tokens: int = 0
-    """Tokens whose KV pages came from images of other replicas."""
+    """Tokens whose KV pages came from KV snapshots of other replicas."""
     imported_bytes: int = 0
     refused_imports: int = 0
-    """Images that were damaged, of another model or engine, or found no room."""
+    """KV snapshots that were damaged, of another model or engine, or found no room."""
     step_s: float
     """Seconds spent in steps."""
     model_s: float

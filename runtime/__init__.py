@@ -8,7 +8,7 @@ processes    the tokenizer, the detokenizer and the grammar compiler; how proces
 scheduler    which tokens the next step computes
 executor     runs the model on them
 parallel     the processes that one model is divided among
-kv_transfer  cached pages as an image, for another replica
+kv_transfer  cached pages as a KV snapshot, for another replica
 fleet        several replicas on one machine
 model        the model: files, families, tokenizers
 """

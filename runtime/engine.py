@@ -1,4 +1,4 @@
-"""The engine in a user's script: the same ring of processes as the server's, without HTTP."""
+"""The engine in a user's script: the same engine core of processes as the server's, without HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ramify.messages import (
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
-from ramify.runtime.fleet.ring import ReplicaStatus
+from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of

@@ -35,7 +35,7 @@ LEAVES |= {
     "ramify.machine_code",
     "ramify.retry",
     "ramify.schema_bundle",
-    "ramify.ring_messages",
+    "ramify.engine_messages",
     "ramify.spelling",
     "ramify.text",
 }

@@ -132,7 +132,7 @@ def test_probes_are_answered_without_the_key() -> None:
     with LiveServer(FakeFrontend(), api_key="k", open_metrics=served().open_metrics) as server:
         for path in {*probes.values(), "/metrics"}:
             assert httpx.get(server.url + path, headers={"host": "10.1.2.3:30000"}).status_code == 200
-        server.frontend.healthy = False  # a ring restarts
+        server.frontend.healthy = False  # an engine core restarts
         assert httpx.get(server.url + probes["liveness"]).status_code == 200
         assert httpx.get(server.url + probes["readiness"]).status_code == 503
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ramify.ring_messages import Ready
+from ramify.engine_messages import Ready
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve(runner: Runner, ranks: Ranks, inbox: Inbox[Pass]) -> None:
-    """Run every pass. An error ends the process, and with it the ring."""
+    """Run every pass. An error ends the process, and with it the engine core."""
     while True:
         message = inbox.recv()
         assert message is not None

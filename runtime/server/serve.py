@@ -2,7 +2,7 @@
 
 SIGTERM or Ctrl-C drains, and a line on standard output says so: /health returns 503 and new generations are
 refused. Running ones have `ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the
-ring is stopped and the process exits with 0.
+engine core is stopped and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ PORT_IN_USE = 1
 
 
 def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
-    """Serve until a signal arrives. Returns the exit status; raises where the ring cannot be started.
+    """Serve until a signal arrives. Returns the exit status; raises where the engine core cannot be started.
 
     `routes` returns further routers. It is called in a thread while the workers start, so it may import large
-    modules. `workers`: processes for the first ring, if they were started early.
+    modules. `workers`: processes for the first engine core, if they were started early.
     """
     _log_at(config.log_level)
     try:

@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 
+from ramify.engine_messages import Snapshot, TokenIds
 from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
-from ramify.ring_messages import Snapshot, TokenIds
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.fleet.ring import ReplicaStatus
+from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.server.admin.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.admin.recent import Recent

@@ -1,4 +1,4 @@
-"""Tool calls through the templates of model families, whole ring, on a tiny random model."""
+"""Tool calls through the templates of model families, whole engine core, on a tiny random model."""
 
 from __future__ import annotations
 

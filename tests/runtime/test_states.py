@@ -13,9 +13,9 @@ import torch
 from msgspec.structs import replace
 
 import ramify as rm
+from ramify.engine_messages import ChoiceTokens, GetStats
 from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ProgramHint
-from ramify.ring_messages import ChoiceTokens, GetStats
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in

@@ -32,7 +32,7 @@ def test_probes(http: httpx.Client, frontend: FakeFrontend) -> None:
         return http.get("/livez").status_code, http.get("/readyz").status_code
 
     assert statuses() == (200, 200)
-    frontend.healthy = False  # the ring restarts
+    frontend.healthy = False  # the engine core restarts
     assert statuses() == (200, 503)
     frontend.gave_up = True
     assert statuses() == (503, 503)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ramify.errors import InvalidConstraint, Overloaded, WorkerDied
 from ramify.messages import Generate, Preamble, TextChunk
-from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.processes.chunks import joined
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.responses_contract import check_events, check_response
 

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from ramify import __version__
+from ramify.engine_messages import Snapshot
 from ramify.errors import RamifyError
 from ramify.html.template import fill
 from ramify.messages import SchedulerStats
-from ramify.ring_messages import Snapshot
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import FrontendProtocol, Service
 
@@ -63,7 +63,7 @@ class SnapshotCache:
             stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
             self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
-            pass  # The ring restarts or is closed. The dashboard shows the age of its figures.
+            pass  # The engine core restarts or is closed. The dashboard shows the age of its figures.
         finally:
             self._request = None
 

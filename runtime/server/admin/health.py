@@ -30,8 +30,8 @@ class Unhealthy(EngineError):
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 while this process answers, also while it drains or its ring restarts; 503 once the engine has
-    closed and does not come back."""
+    """200 while this process answers, also while it drains or its engine core restarts; 503 once the engine
+    has closed and does not come back."""
     service = Service.of(request)
     if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ramify.messages import SchedulerStats, Usage
-from ramify.runtime.fleet.ring import State
+from ramify.runtime.fleet.replica import State
 from ramify.runtime.fleet.stats import FleetStats
 
 # A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
@@ -226,7 +226,7 @@ def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str
         (
             "kv_transfer_refused",
             "refused_imports",
-            "Images of KV pages that were damaged, of another engine, or found no room.",
+            "KV snapshots of KV pages that were damaged, of another engine, or found no room.",
         ),
         ("steps", "steps", "Scheduler steps."),
         ("step_seconds", "step_s", "Time in steps."),

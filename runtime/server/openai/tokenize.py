@@ -19,9 +19,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.engine_messages import TokenIds
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
-from ramify.ring_messages import TokenIds
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread

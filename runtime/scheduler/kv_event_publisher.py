@@ -1,16 +1,19 @@
-"""Tells the frontend what enters and leaves the prefix tree: it places requests, and publishes."""
+"""KV event publisher: sends the frontend each page that enters or leaves the prefix tree.
+
+The frontend places requests by these events, and publishes them for other routers (`KVEvents`).
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
 
+from ramify.engine_messages import PageRun, TreeChange
 from ramify.radix.cache import PrefixCache
 from ramify.radix.observe.tree_log import Page
-from ramify.ring_messages import PageRun, TreeChange
 
 
-class TreeTeller:
+class KVEventPublisher:
     """Sends the changes of `cache`, which has a log, numbered from 1 within the life of this process.
 
     With `tokens`, which the log must keep too, the added pages' tokens are sent as well.
@@ -25,7 +28,7 @@ class TreeTeller:
         self._epoch = secrets.randbits(62)
         self._number = 0
 
-    def tell(self) -> None:
+    def publish_changes(self) -> None:
         """Send what has changed since the last call, if anything has."""
         pages: list[Page] = []
         if self._tokens:
@@ -44,9 +47,9 @@ class TreeTeller:
             )
             self._send(change)
 
-    def tell_whole(self) -> None:
+    def publish_whole(self) -> None:
         """Send all that the tree holds now."""
-        self.tell()
+        self.publish_changes()
         pages = self._cache.pages_in_tree() if self._tokens else []
         added = tuple(page.digest for page in pages) if self._tokens else tuple(self._cache.page_ends())
         whole = TreeChange(epoch=self._epoch, number=self._number, added=added, runs=_runs(pages), whole=True)

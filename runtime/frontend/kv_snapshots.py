@@ -1,29 +1,29 @@
-"""Images of cached pages as bytes: out of an engine and into another one, however they are carried."""
+"""KV snapshots of cached pages as bytes: out of an engine and into another one, however they are carried."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from ramify.engine_messages import ExportPrefix, ImportPrefix, Reply, Texts, Transferred
 from ramify.errors import Overloaded
-from ramify.ring_messages import ExportPrefix, ImportPrefix, Reply, Texts, Transferred
-from ramify.runtime.kv_transfer.files import ImageFolder, NewFile, remove
+from ramify.runtime.kv_transfer.files import NewFile, SnapshotFolder, remove
 
 Post = Callable[[ExportPrefix | ImportPrefix], Awaitable[Reply | Texts]]
 
 
-class Images:
-    """`post` sends a message into the ring and has its answer; `new_rid` gives ids."""
+class KVSnapshots:
+    """`post` sends a message into the engine core and has its answer; `new_rid` gives ids."""
 
     def __init__(self, post: Post, new_rid: Callable[[], str]) -> None:
         self._post = post
         self._new_rid = new_rid
-        self._folder: ImageFolder | None = None
+        self._folder: SnapshotFolder | None = None
 
     async def export(
         self, ids: Sequence[int], scope: str, skip: int, *, room: int = 0
     ) -> tuple[Transferred, bytes]:
-        """The image of the whole pages of `ids` that the tree's `scope` holds, without the first `skip`
+        """The KV snapshot of the whole pages of `ids` that the tree's `scope` holds, without the first `skip`
         tokens.
 
         room : bytes that have to be free where it lies before it is read
@@ -35,21 +35,21 @@ class Images:
         message = ExportPrefix(rid=self._new_rid(), ids=tuple(ids), scope=scope, path=path, skip=skip)
         try:
             reply = await self._post(message)
-            image = await asyncio.to_thread(_read, path)
+            snapshot = await asyncio.to_thread(_read, path)
         finally:
             remove(path)
-        return _transferred(reply), image
+        return _transferred(reply), snapshot
 
-    async def import_(self, image: bytes) -> Transferred:
-        """Take the pages of `image` into the prefix tree. `tokens` are those of its prefix that the tree has
-        then.
+    async def import_(self, snapshot: bytes) -> Transferred:
+        """Take the pages of `snapshot` into the prefix tree. `tokens` are those of its prefix that the tree
+        has then.
 
-        Raises `InvalidRequest` for an image that does not fit this engine or is damaged, and `Overloaded`
-        where there is no room for it; nothing has changed then.
+        Raises `InvalidRequest` for a KV snapshot that does not fit this engine or is damaged, and
+        `Overloaded` where there is no room for it; nothing has changed then.
         """
-        path = self._new_path(len(image))
+        path = self._new_path(len(snapshot))
         try:
-            await asyncio.to_thread(_write, path, image)
+            await asyncio.to_thread(_write, path, snapshot)
             reply = await self._post(ImportPrefix(rid=self._new_rid(), path=path))
         finally:
             remove(path)
@@ -61,9 +61,9 @@ class Images:
             folder.close()
 
     def _new_path(self, room: int) -> str:
-        self._folder = self._folder or ImageFolder()
+        self._folder = self._folder or SnapshotFolder()
         if self._folder.room() < room:
-            raise Overloaded(f"There is no room for an image: {room >> 20} MB in {self._folder.path}.")
+            raise Overloaded(f"There is no room for a KV snapshot: {room >> 20} MB in {self._folder.path}.")
         return self._folder.new()
 
 
@@ -78,10 +78,10 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _write(path: str, image: bytes) -> None:
+def _write(path: str, snapshot: bytes) -> None:
     file = NewFile(path)
     try:
-        file.write(0, image)
+        file.write(0, snapshot)
     except BaseException:
         file.close(keep=False)
         raise

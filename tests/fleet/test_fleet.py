@@ -1,4 +1,5 @@
-"""Several rings as one, without processes: who gets which message, and what becomes of it at a death."""
+"""Several engine cores as one, without processes: who gets which message, and what becomes of it at a
+death."""
 
 from __future__ import annotations
 
@@ -11,9 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
-from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     INTERNAL,
     Abort,
     AwaitTools,
@@ -30,18 +29,21 @@ from ramify.ring_messages import (
     TreeChange,
     UnloadLora,
 )
+from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
+from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local, shares
+from ramify.runtime.fleet import local
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
-from ramify.runtime.fleet.ring import RingEvents
+from ramify.runtime.fleet.replica import EngineEvents
+from ramify.runtime.processes import shares
 from ramify.sampling_params import SamplingParams
 
 PREFIX = tuple(range(1000))
 
 
-class FakeRing:
-    """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
+class FakeEngine:
+    """A `EngineSupervisor` without an engine core: `sent` is what would have gone into it."""
 
     page_bytes = 0
 
@@ -116,9 +118,9 @@ class Fleet:
             restarted=self._restarted,
             gave_up=self.gave_up.append,
         )
-        self.fleet._questions.later = self.timers
+        self.fleet._control_calls.later = self.timers
         asyncio.run(self.fleet.start())
-        self.rings: list[Any] = list(self.fleet._rings.values())
+        self.engines: list[Any] = list(self.fleet._engines.values())
         self.send = self.fleet.send
 
     def _lose(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
@@ -130,14 +132,14 @@ class Fleet:
         self.restarts += 1
 
     def kill(self, index: int) -> None:
-        self.rings[index].died(WorkerDied("dead"))
+        self.engines[index].died(WorkerDied("dead"))
 
     def home(self, rid: str) -> int:
         """The replica that has been sent the request."""
         found = [
             index
-            for index, ring in enumerate(self.rings)
-            if any(isinstance(one, Generate) and one.rid == rid for one in ring.sent)
+            for index, engine in enumerate(self.engines)
+            if any(isinstance(one, Generate) and one.rid == rid for one in engine.sent)
         ]
         assert len(found) == 1
         return found[0]
@@ -145,7 +147,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
     return Fleet()
 
 
@@ -175,23 +177,23 @@ def test_scopes_are_apart(fleet: Fleet) -> None:
 
 def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
     ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 16)
-    fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
     fleet.send(asked("a"))
     assert fleet.home("a") == 1
-    assert not fleet.rings[1].take(GetTree)
-    fleet.rings[1].receive(TreeChange(epoch=1, number=3))
-    assert fleet.rings[1].take(GetTree), "number 2 was lost"
+    assert not fleet.engines[1].take(GetTree)
+    fleet.engines[1].receive(TreeChange(epoch=1, number=3))
+    assert fleet.engines[1].take(GetTree), "number 2 was lost"
 
 
 def test_the_first_replica_tells_the_size_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
     fleet = Fleet(page_size=64)
     ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 64)
-    fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
     fleet.send(asked("a", sampling=SamplingParams(max_tokens=0)))
     assert fleet.home("a") == 1
     assert fleet.fleet._placement.work_of("1") == 1000 - 15 * 64, "the tree holds 15 whole pages"
-    made: list[FakeRing] = []
+    made: list[FakeEngine] = []
     with pytest.raises(EngineError, match="far has pages of 16 tokens, and the others of 64"):
         asyncio.run(fleet.fleet.add("far", make(made)))
     assert made[0].closed
@@ -205,30 +207,30 @@ def test_what_trees_hold_is_passed_on_in_order_and_without_gaps(fleet: Fleet) ->
     whole = TreeChange(epoch=1, number=4, added=(7, 8, 9), whole=True)
     behind = TreeChange(epoch=1, number=5, removed=(7,))
     for change in (first, TreeChange(epoch=1, number=3, added=(8,)), late, whole, behind):
-        fleet.rings[1].receive(change)
+        fleet.engines[1].receive(change)
     assert told == [("1", first), ("1", whole), ("1", behind)]
-    assert len(fleet.rings[1].take(GetTree)) == 1
+    assert len(fleet.engines[1].take(GetTree)) == 1
     fleet.kill(1)
     assert told[3:] == [("1", None)]
 
 
 def test_texts_are_tokenised_before_they_are_placed(fleet: Fleet) -> None:
     fleet.send(Generate(rid="a", prompt=("text",)))
-    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
+    (question,) = [one for engine in fleet.engines for one in engine.take(Tokenize)]
     fleet.send(Abort(rid="a"))
-    fleet.rings[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=PREFIX, tokens=()),)))
+    fleet.engines[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=PREFIX, tokens=()),)))
     assert fleet.home("a") == 0
-    assert [type(one) for one in fleet.rings[0].sent] == [Generate, Abort], "in this order"
+    assert [type(one) for one in fleet.engines[0].sent] == [Generate, Abort], "in this order"
     fleet.send(asked("b"))
     assert fleet.home("b") == 0, "it shares the prefix"
 
 
 def test_a_prompt_that_cannot_be_tokenised_is_refused_by_its_replica(fleet: Fleet) -> None:
     fleet.send(Generate(rid="a", prompt=("text",)))
-    (question,) = fleet.rings[0].take(Tokenize)
+    (question,) = fleet.engines[0].take(Tokenize)
     error = InvalidRequest("no").to_info()
-    fleet.rings[0].receive(Failed(rid=question.rid, error=error))
-    home = fleet.rings[fleet.home("a")]
+    fleet.engines[0].receive(Failed(rid=question.rid, error=error))
+    home = fleet.engines[fleet.home("a")]
     home.receive(Failed(rid="a", error=error))
     assert fleet.got == [Failed(rid="a", error=error)]
     assert not fleet.fleet._router.requests
@@ -238,9 +240,9 @@ def test_a_clients_id_is_none_of_a_question(fleet: Fleet) -> None:
     fleet.send(asked("place-a"))
     fleet.send(asked("prefixes"))
     fleet.send(Generate(rid="a", prompt=("text",)))
-    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
+    (question,) = [one for engine in fleet.engines for one in engine.take(Tokenize)]
     error = InvalidRequest("no").to_info()
-    fleet.rings[0].receive(Failed(rid=question.rid, error=error))
+    fleet.engines[0].receive(Failed(rid=question.rid, error=error))
     assert not fleet.got
     assert fleet.home("a") in (0, 1), "it is placed, and its replica refuses it"
     assert question.rid.startswith(INTERNAL)
@@ -268,18 +270,18 @@ def test_what_is_done_counts_no_more(fleet: Fleet) -> None:
     fleet.send(asked("a"))
     home = fleet.home("a")
     chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
-    fleet.rings[home].receive(StepText(chunks=(chunk,)))
+    fleet.engines[home].receive(StepText(chunks=(chunk,)))
     assert fleet.got[-1].chunks == (chunk,)
     assert not fleet.fleet._router.requests
     assert fleet.fleet._placement.work_of(str(home)) == pytest.approx(0, abs=1e-6)
     fleet.send(Abort(rid="a"))
-    assert not fleet.rings[home].take(Abort)
+    assert not fleet.engines[home].take(Abort)
 
 
 def test_programs_are_told_of_everywhere(fleet: Fleet) -> None:
     fleet.send(AwaitTools(program="p", branch="b", tools=("t",)))
     fleet.send(EndProgram(program="p"))
-    assert [len(ring.take(AwaitTools, EndProgram)) for ring in fleet.rings] == [2, 2]
+    assert [len(engine.take(AwaitTools, EndProgram)) for engine in fleet.engines] == [2, 2]
 
 
 # --- deaths -------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def test_requests_of_the_dead_go_to_the_living(fleet: Fleet) -> None:
     fleet.kill(home)
     assert fleet.lost == [["a"]]
     assert not fleet.fleet.restarting
-    fleet.rings[home].sent.clear()
+    fleet.engines[home].sent.clear()
     fleet.send(asked("a"))  # as the frontend does
     assert fleet.home("a") == 1 - home
 
@@ -302,7 +304,7 @@ def test_with_nobody_left_requests_wait(fleet: Fleet) -> None:
     fleet.kill(0)
     assert fleet.lost == [["text"]], "its prompt may be what kills tokenizers"
     fleet.send(text)
-    assert len(fleet.rings[1].take(Tokenize)) == 1, "the other tokenizer is asked"
+    assert len(fleet.engines[1].take(Tokenize)) == 1, "the other tokenizer is asked"
     fleet.kill(1)
     assert fleet.lost == [["text"], ["text"]]
     fleet.send(text)
@@ -312,12 +314,12 @@ def test_with_nobody_left_requests_wait(fleet: Fleet) -> None:
     with pytest.raises(UnicodeEncodeError):
         fleet.send(Generate(rid="b", prompt=("\ud800",)))
     fleet.send(GetStats(rid="s"))
-    fleet.rings[1].sent.clear()
-    fleet.rings[1].came_back()
+    fleet.engines[1].sent.clear()
+    fleet.engines[1].came_back()
     assert fleet.restarts == 2 + 1, "two at the start"
-    assert {type(one) for one in fleet.rings[1].sent} == {Tokenize, Generate, Abort, GetStats}
-    (question,) = fleet.rings[1].take(Tokenize)
-    fleet.rings[1].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1,), tokens=()),)))
+    assert {type(one) for one in fleet.engines[1].sent} == {Tokenize, Generate, Abort, GetStats}
+    (question,) = fleet.engines[1].take(Tokenize)
+    fleet.engines[1].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1,), tokens=()),)))
     assert fleet.home("text") == 1
 
 
@@ -325,39 +327,39 @@ def test_the_last_replica_that_gives_up_ends_the_engine(fleet: Fleet) -> None:
     for index in (1, 0):
         assert not fleet.gave_up
         fleet.kill(index)
-        fleet.rings[index].gave_up(EngineError(f"of {index}"))
+        fleet.engines[index].gave_up(EngineError(f"of {index}"))
     assert [str(error) for error in fleet.gave_up] == ["of 0"]
 
 
 # --- replicas come and go -------------------------------------------------------------------------
 
 
-def make(made: list[FakeRing]) -> Callable[[RingEvents], Any]:
-    def ring(events: RingEvents) -> FakeRing:
-        made.append(FakeRing(EngineConfig(), None, **events._asdict()))
+def make(made: list[FakeEngine]) -> Callable[[EngineEvents], Any]:
+    def engine(events: EngineEvents) -> FakeEngine:
+        made.append(FakeEngine(EngineConfig(), None, **events._asdict()))
         return made[-1]
 
-    return ring
+    return engine
 
 
-def test_a_ring_of_any_kind_joins_and_vanishes_by_its_name(fleet: Fleet) -> None:
-    made: list[FakeRing] = []
+def test_an_engine_of_any_kind_joins_and_vanishes_by_its_name(fleet: Fleet) -> None:
+    made: list[FakeEngine] = []
     for index in (0, 1):
         fleet.kill(index)
     fleet.send(asked("a"))
     asyncio.run(fleet.fleet.add("far", make(made)))
-    (ring,) = made
-    assert [one.rid for one in ring.take(Generate)] == ["a"], "it had waited for a replica"
+    (engine,) = made
+    assert [one.rid for one in engine.take(Generate)] == ["a"], "it had waited for a replica"
     assert fleet.fleet.replicas["far"].state == "up"
     with pytest.raises(InvalidRequest, match="There is a replica 'far'"):
         asyncio.run(fleet.fleet.add("far", make(made)))
 
     asyncio.run(fleet.fleet.remove("far"))
     assert fleet.lost[-1] == ["a"]
-    assert ring.closed
+    assert engine.closed
     assert "far" not in fleet.fleet.replicas
     chunk = TextChunk(rid="a", text="x", ids=(1,))
-    ring.receive(StepText(chunks=(chunk,)))
+    engine.receive(StepText(chunks=(chunk,)))
     assert not fleet.got, "it goes on elsewhere, and would be said twice"
 
 
@@ -383,20 +385,20 @@ def test_a_draining_replica_ends_what_it_has_and_gets_nothing(fleet: Fleet) -> N
     async def before(name: str) -> None:
         seen.append(fleet.fleet.replicas[name].state)
 
-    fleet.fleet._members.before_leaving = before
+    fleet.fleet._replica_set.before_leaving = before
     drained(
         fleet,
         str(home),
         1e6,
         lambda: fleet.send(asked("b", program="p")),
-        lambda: fleet.rings[home].receive(StepText(chunks=(chunk,))),
+        lambda: fleet.engines[home].receive(StepText(chunks=(chunk,))),
     )
     assert fleet.home("b") == 1 - home
     assert not fleet.lost[0]
     assert fleet.got[-1].chunks == (chunk,)
     assert seen == ["draining"], "called while the replica is up"
     assert list(fleet.fleet.replicas) == [str(1 - home)]
-    assert fleet.rings[home].closed
+    assert fleet.engines[home].closed
 
 
 def test_past_its_limit_a_drain_moves_requests(fleet: Fleet) -> None:
@@ -405,7 +407,7 @@ def test_past_its_limit_a_drain_moves_requests(fleet: Fleet) -> None:
     drained(fleet, str(home), 0.0)
     assert fleet.lost == [["a"]]
     assert fleet.errors == [None], "nothing has died"
-    fleet.rings[home].sent.clear()
+    fleet.engines[home].sent.clear()
     fleet.send(asked("a"))
     assert fleet.home("a") == 1 - home
 
@@ -415,7 +417,7 @@ def test_a_replica_that_dies_while_it_drains_is_not_replaced(fleet: Fleet) -> No
     home = fleet.home("a")
     drained(fleet, str(home), 1e6, lambda: fleet.kill(home))
     assert list(fleet.fleet.replicas) == [str(1 - home)]
-    assert fleet.rings[home].closed
+    assert fleet.engines[home].closed
 
 
 def test_the_last_replica_is_not_drained(fleet: Fleet) -> None:
@@ -427,7 +429,7 @@ def test_the_last_replica_is_not_drained(fleet: Fleet) -> None:
     fleet.send(asked("a"))
     assert fleet.home("a") == 1
 
-    fleet.fleet.replicas["1"].ring.sent.clear()
+    fleet.fleet.replicas["1"].engine.sent.clear()
     asyncio.run(fleet.fleet.add_one())
     both: list[Exception] = []
 
@@ -442,7 +444,7 @@ def test_the_last_replica_is_not_drained(fleet: Fleet) -> None:
 def test_a_restarted_replica_has_its_name_and_the_only_one_keeps_requests(fleet: Fleet) -> None:
     drained(fleet, "0", 0.0)
     fleet.send(asked("a"))
-    before = fleet.fleet.replicas["1"].ring
+    before = fleet.fleet.replicas["1"].engine
 
     async def restart() -> None:
         task = asyncio.ensure_future(fleet.fleet.restart("1", 0.0))
@@ -452,9 +454,9 @@ def test_a_restarted_replica_has_its_name_and_the_only_one_keeps_requests(fleet:
         await task
 
     asyncio.run(restart())
-    ring: Any = fleet.fleet.replicas["1"].ring
-    assert ring is not before
-    assert [one.rid for one in ring.take(Generate)] == ["a"]
+    engine: Any = fleet.fleet.replicas["1"].engine
+    assert engine is not before
+    assert [one.rid for one in engine.take(Generate)] == ["a"]
     assert asyncio.run(fleet.fleet.add_one()) == "0", "the lowest number that is free"
 
 
@@ -474,9 +476,9 @@ def test_with_no_core_left_no_replica_is_added(fleet: Fleet, monkeypatch: pytest
 def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
     load = LoadLora(rid="1", name="x", path="/x")
     fleet.send(load)
-    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    fleet.engines[0].receive(Reply(rid="1", lora="v1"))
     assert not fleet.got
-    fleet.rings[1].receive(Reply(rid="1", lora="v1"))
+    fleet.engines[1].receive(Reply(rid="1", lora="v1"))
     assert fleet.got == [Reply(rid="1", lora="v1")]
     assert not fleet.timers.due
     fleet.send(asked("plain"))
@@ -484,26 +486,26 @@ def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
     assert fleet.home("plain") != fleet.home("adapted"), "they share no pages"
 
     fleet.kill(1)
-    fleet.rings[1].sent.clear()
-    fleet.rings[1].came_back()
+    fleet.engines[1].sent.clear()
+    fleet.engines[1].came_back()
     again = msgspec.structs.replace(load, rid="2")
     fleet.send(again)
-    assert fleet.rings[0].take(LoadLora) == [load]
-    assert fleet.rings[1].take(LoadLora) == [again], "only who lacks it loads it"
-    fleet.rings[1].receive(Reply(rid="2", lora="v2"))
+    assert fleet.engines[0].take(LoadLora) == [load]
+    assert fleet.engines[1].take(LoadLora) == [again], "only who lacks it loads it"
+    fleet.engines[1].receive(Reply(rid="2", lora="v2"))
     assert "have changed" in fleet.got[-1].error.message
-    assert [len(ring.take(UnloadLora)) for ring in fleet.rings] == [1, 1]
+    assert [len(engine.take(UnloadLora)) for engine in fleet.engines] == [1, 1]
 
 
 def test_an_adapter_that_one_replica_does_not_load_in_time_is_loaded_nowhere(fleet: Fleet) -> None:
     fleet.send(LoadLora(rid="1", name="x", path="/x"))
-    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    fleet.engines[0].receive(Reply(rid="1", lora="v1"))
     assert fleet.timers.seconds == [120.0]
     fleet.timers.due[0]()
     (answer,) = fleet.got
     assert "not answered within 120 s: 1." in answer.error.message
-    assert [len(ring.take(UnloadLora)) for ring in fleet.rings] == [1, 1]
-    fleet.rings[1].receive(Reply(rid="1", lora="v1"))
+    assert [len(engine.take(UnloadLora)) for engine in fleet.engines] == [1, 1]
+    fleet.engines[1].receive(Reply(rid="1", lora="v1"))
     assert fleet.got == [answer]
     assert not fleet.fleet.replicas["1"].loras
     for index in (0, 1):
@@ -515,7 +517,7 @@ def test_an_adapter_that_one_replica_does_not_load_in_time_is_loaded_nowhere(fle
 
 def test_a_death_does_not_keep_an_answer_back(fleet: Fleet) -> None:
     fleet.send(LoadLora(rid="1", name="x", path="/x"))
-    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    fleet.engines[0].receive(Reply(rid="1", lora="v1"))
     fleet.kill(1)
     assert fleet.got == [Reply(rid="1", lora="v1")]
 

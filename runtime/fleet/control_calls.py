@@ -8,8 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ramify.errors import EngineError, InvalidRequest, WorkerDied
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Detokenize,
     Failed,
     LoadLora,
@@ -19,8 +18,9 @@ from ramify.ring_messages import (
     ToTokenizer,
     UnloadLora,
 )
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.runtime.faults import errors_logged, unsendable
-from ramify.runtime.fleet.ring import SILENT_S, Later, Replica, State, Timer
+from ramify.runtime.fleet.replica import SILENT_S, Later, Replica, State, Timer
 from ramify.runtime.fleet.stats import merged
 
 log = logging.getLogger("ramify")
@@ -35,7 +35,7 @@ MOST_DEATHS = 2
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Question:
+class _ControlCall:
     """A message to be answered by the replicas in `waiting`; by any that joins where none was up."""
 
     message: ToTokenizer
@@ -46,7 +46,7 @@ class _Question:
     timer: Timer | None = None
 
 
-class Questions:
+class ControlCalls:
     """What has been asked and not answered.
 
     replicas : those of the fleet, by name, now
@@ -56,12 +56,12 @@ class Questions:
     def __init__(self, replicas: Mapping[str, Replica], later: Later | None = None) -> None:
         self._replicas = replicas
         self.later = later
-        self._asked: dict[str, _Question] = {}
+        self._asked: dict[str, _ControlCall] = {}
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
         """`done` gets the answer, those of several replicas merged; a `Failed` where it cannot be sent."""
-        question = _Question(message, done)
+        question = _ControlCall(message, done)
         self._ask(question)
         if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is question:
             later = self.later or asyncio.get_running_loop().call_later
@@ -106,16 +106,16 @@ class Questions:
 
     # --- internals --------------------------------------------------------------------------------
 
-    def _ask(self, question: _Question) -> None:
+    def _ask(self, question: _ControlCall) -> None:
         self._asked[_rid(question.message)] = question
         question.waiting = set(self._for(question.message))
         self._send(question, list(question.waiting))
 
-    def _send(self, question: _Question, names: Sequence[str]) -> None:
+    def _send(self, question: _ControlCall, names: Sequence[str]) -> None:
         """Where sending fails, that is the replica's answer."""
         for name in names:
             try:
-                self._replicas[name].ring.send(question.message)
+                self._replicas[name].engine.send(question.message)
             except Exception as error:
                 log.exception("a question could not be sent to replica %s", name)
                 question.waiting.discard(name)
@@ -141,9 +141,9 @@ class Questions:
 
     def _heard(self, names: list[str]) -> list[str]:
         """The replicas that do not hang; all where all do."""
-        return [name for name in names if self._replicas[name].ring.heartbeat_age_s < SILENT_S] or names
+        return [name for name in names if self._replicas[name].engine.heartbeat_age_s < SILENT_S] or names
 
-    def _finish(self, question: _Question) -> None:
+    def _finish(self, question: _ControlCall) -> None:
         """Give the answer if all have answered; ask again where all who were asked are gone."""
         if question.waiting:
             return
@@ -160,7 +160,7 @@ class Questions:
         with errors_logged("taking an answer"):
             question.done(answer)
 
-    def _give_up(self, question: _Question) -> None:
+    def _give_up(self, question: _ControlCall) -> None:
         """The time is over: those that have not answered fail, and forget the adapter once they have it."""
         message = question.message
         late, question.waiting = question.waiting, set()
@@ -174,12 +174,12 @@ class Questions:
             question.answers[name] = failed
             if isinstance(message, LoadLora):
                 with errors_logged("unloading an adapter"):
-                    self._replicas[name].ring.send(UnloadLora(rid="", name=message.name))
+                    self._replicas[name].engine.send(UnloadLora(rid="", name=message.name))
         if not late:
             question.answers[""] = failed
         self._finish(question)
 
-    def _answer(self, question: _Question) -> Answer:
+    def _answer(self, question: _ControlCall) -> Answer:
         message = question.message
         if not question.answers:
             error = WorkerDied(f"Replicas died {question.deaths} times over this.", transient=False)
@@ -207,7 +207,7 @@ class Questions:
         if isinstance(answer, Failed):
             for name, loras in own.items():
                 if loras.pop(message.name, None) is not None:
-                    self._replicas[name].ring.send(UnloadLora(rid="", name=message.name))
+                    self._replicas[name].engine.send(UnloadLora(rid="", name=message.name))
         return answer
 
     def _states(self) -> dict[str, State]:

@@ -1,4 +1,4 @@
-"""Starts and stops a ring of worker processes, and notices when one of them dies."""
+"""Starts and stops an engine core of worker processes, and notices when one of them dies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ramify.engine_messages import Ready, ToFrontend, ToTokenizer
 from ramify.errors import EngineError, WorkerDied, from_info
-from ramify.ring_messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets, socket_folder
@@ -18,7 +18,7 @@ from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.worker_process import Orders, close, give_orders, stop
 
 
-class Ring:
+class EngineProcesses:
     """Tokenizer, scheduler and detokenizer, talking to this process through a private directory.
 
     `workers` are processes without orders; `start` takes them. `receive` is called with every message that
@@ -81,7 +81,7 @@ class Ring:
 
     def send(self, message: ToTokenizer) -> None:
         if self._tokenizer is None:
-            raise EngineError("The ring is not running.")
+            raise EngineError("The engine core is not running.")
         self._tokenizer.send(message)
 
     def disconnect(self) -> None:

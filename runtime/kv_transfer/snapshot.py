@@ -1,4 +1,5 @@
-"""The image of a prefix's KV pages: plain bytes, the same in a file, in shared memory and in an object store.
+"""The KV snapshot of a prefix's KV pages: plain bytes, the same in a file, in shared memory and in an
+object store.
 
     offset                   bytes
     0                        24      magic, version, length and CRC-32 of the header, CRC-32 of the tables
@@ -10,11 +11,11 @@
 Numbers are little-endian. The ids are those of all whole pages of the prefix; the pages begin with number
 `first_page`, for a reader that holds the ones before. Nothing behind the last page.
 
-The writer writes the first 24 bytes last, so that an image which was never finished has no magic. The
+The writer writes the first 24 bytes last, so that a KV snapshot which was never finished has no magic. The
 checksum is CRC-32 as zlib computes it (3 GB/s): it finds every flipped bit and every burst of up to 32 bits,
 is in the standard library, and lets other threads run. It is no signature: who can write to the folder of the
-images can make one that passes. What a reader takes from an image are numbers and two strings; nothing is
-executed.
+KV snapshots can make one that passes. What a reader takes from a KV snapshot are numbers and two strings;
+nothing is executed.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Bytes = bytes | bytearray | memoryview
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
-class BadImage(Exception):
-    """The image cannot be used, in words for the log."""
+class BadSnapshot(Exception):
+    """The KV snapshot cannot be used, in words for the log."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,12 +55,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def pages(self) -> int:
-        """In the image."""
+        """In the KV snapshot."""
         return self.tokens // self.page_size - self.first_page
 
 
 class Source(Protocol):
-    """Where an image is read from."""
+    """Where a KV snapshot is read from."""
 
     @property
     def size(self) -> int: ...
@@ -73,8 +74,8 @@ class Sink(Protocol):
     def write(self, offset: int, data: Bytes) -> None: ...
 
 
-class ImageWriter:
-    """Writes an image; the pages in order, in pieces of any number.
+class SnapshotWriter:
+    """Writes a KV snapshot; the pages in order, in pieces of any number.
 
     ids : (n,) int32, n a multiple of `page_size`
     """
@@ -121,41 +122,42 @@ class ImageWriter:
         self._sink.write(0, _PREFIX.pack(MAGIC, VERSION, len(header), *sums))
 
 
-class ImageReader:
-    """Reads an image. Every method raises `BadImage` where something is not as the writer wrote it."""
+class SnapshotReader:
+    """Reads a KV snapshot. Every method raises `BadSnapshot` where something is not as the writer wrote
+    it."""
 
     def __init__(self, source: Source) -> None:
         if sys.byteorder != "little":
-            raise BadImage("this machine's numbers are big-endian")
+            raise BadSnapshot("this machine's numbers are big-endian")
         self._source = source
         start = bytes(source.read(0, _PREFIX.size))
         if len(start) < _PREFIX.size:
-            raise BadImage(f"it has {len(start)} bytes")
+            raise BadSnapshot(f"it has {len(start)} bytes")
         magic, version, length, header_sum, tables_sum = _PREFIX.unpack(start)
         if magic != MAGIC:
-            raise BadImage("it does not begin as an image, or was never finished")
+            raise BadSnapshot("it does not begin as a KV snapshot, or was never finished")
         if version != VERSION:
-            raise BadImage(f"it is of version {version}; this is version {VERSION}")
+            raise BadSnapshot(f"it is of version {version}; this is version {VERSION}")
         if length > MOST_HEADER:
-            raise BadImage(f"its header has {length} bytes")
+            raise BadSnapshot(f"its header has {length} bytes")
         encoded = bytes(source.read(_PREFIX.size, length))
         if len(encoded) != length or zlib.crc32(encoded) != header_sum:
-            raise BadImage("the checksum of its header is wrong")
+            raise BadSnapshot("the checksum of its header is wrong")
         try:
             self.header = header = msgspec.msgpack.decode(encoded, type=Header)
         except msgspec.DecodeError as error:
-            raise BadImage(f"its header cannot be read: {error}") from None
+            raise BadSnapshot(f"its header cannot be read: {error}") from None
         if header.tokens % header.page_size or header.pages < 0:
-            raise BadImage(f"{header.tokens} tokens are not its pages")
+            raise BadSnapshot(f"{header.tokens} tokens are not its pages")
         ids_at = _PREFIX.size + length
         sums_at = ids_at + 4 * header.tokens
         self._pages_at = sums_at + 4 * header.pages
         expected = self._pages_at + header.pages * header.page_bytes
         if source.size != expected:
-            raise BadImage(f"it has {source.size} bytes; its header says {expected}")
+            raise BadSnapshot(f"it has {source.size} bytes; its header says {expected}")
         tables = bytes(source.read(ids_at, self._pages_at - ids_at))
         if zlib.crc32(tables) != tables_sum:
-            raise BadImage("the checksum of its token ids is wrong")
+            raise BadSnapshot("the checksum of its token ids is wrong")
         self.ids = np.frombuffer(tables, "<i4", header.tokens).astype(np.int32)
         """(tokens,) int32"""
         self._sums = np.frombuffer(tables, "<u4", header.pages, 4 * header.tokens)
@@ -167,5 +169,5 @@ class ImageReader:
         view = memoryview(data)
         for index in range(count):
             if zlib.crc32(view[index * size : (index + 1) * size]) != self._sums[at + index]:
-                raise BadImage(f"the checksum of page {start + index} is wrong")
+                raise BadSnapshot(f"the checksum of page {start + index} is wrong")
         return data

@@ -1,8 +1,10 @@
 """Moves cached pages between replicas, and lets requests wait for them.
 
-    a request for replica 1    ExportPrefix → replica 0 ─ image ─ ImportPrefix → replica 1    the request
+    a request for replica 1    ExportPrefix → replica 0 ─ KV snapshot ─ ImportPrefix → replica 1    the
+    request
 
-The image is a file in shared memory on one machine, and an object of Ray's store on a cluster (`ImageStore`).
+The KV snapshot is a file in shared memory on one machine, and an object of Ray's store on a cluster
+(`SnapshotStore`).
 
 A request waits as it waits for its grammar: others go on. When the time that computing takes has passed, when
 a replica refuses or dies, it is sent without the pages, and computes.
@@ -22,10 +24,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ramify.errors import InvalidRequest
-from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     INTERNAL,
     Abort,
     ExportPrefix,
@@ -37,6 +36,9 @@ from ramify.ring_messages import (
     Texts,
     ToTokenizer,
 )
+from ramify.errors import InvalidRequest
+from ramify.messages import Generate
+from ramify.radix.observe.digest import Digests
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.moves import (
     LEAST_TOKENS,
@@ -48,9 +50,9 @@ from ramify.runtime.fleet.moves import (
     limited,
 )
 from ramify.runtime.fleet.placement import Placement, Work
-from ramify.runtime.fleet.ring import Later, Timer
-from ramify.runtime.kv_transfer.files import ImageFolder
-from ramify.runtime.kv_transfer.store import ImageStore
+from ramify.runtime.fleet.replica import Later, Timer
+from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.kv_transfer.store import SnapshotStore
 from ramify.sampling_params import SamplingParams
 
 log = logging.getLogger("ramify")
@@ -60,16 +62,16 @@ PATIENCE = 4.0
 """Times the expected time that a prompt may take on a replica for prompts."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Of images on their way to or from one replica at once; one alone may be larger. On a Ray cluster each is
-in its machine's memory three times for moments: a file, the actor's copy, and an object."""
+"""Of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray cluster
+each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
 EVACUATE_S = 10.0
 """For the prefixes of a replica that drains."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
 """The id of the question for them."""
 MOST_REFUSALS = 3
-"""Images in a row that a replica refuses of another one before nothing is moved between the two any more: on
-machines with other processors the same model has other keys and values."""
+"""KV snapshots in a row that a replica refuses of another one before nothing is moved between the two any
+more: on machines with other processors the same model has other keys and values."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -78,7 +80,7 @@ class _InProgress:
     target: str
     end: int
     """The digest of the last page."""
-    image: str
+    snapshot: str
     """Its name in the store."""
     bytes: int
     began: float
@@ -89,17 +91,17 @@ class _InProgress:
     prefill: bool = False
     """The source computes the prompt first."""
     exporting: bool = False
-    """The source has been asked for the image and has not answered."""
+    """The source has been asked for the KV snapshot and has not answered."""
     importing: bool = False
     timer: Timer | None = None
 
 
-class Mover:
+class KVConnector:
     """The moves in progress.
 
     send : sends a message to a replica that is up
     page_bytes : of one page, 0 where replicas do not transfer pages
-    make_store : where the images lie; called with the first move
+    make_store : where the KV snapshots lie; called with the first move
     later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
     """
 
@@ -109,7 +111,7 @@ class Mover:
         *,
         send: Callable[[str, ToTokenizer], None],
         page_bytes: Callable[[], int],
-        make_store: Callable[[], ImageStore] = ImageFolder,
+        make_store: Callable[[], SnapshotStore] = SnapshotFolder,
         clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
     ) -> None:
@@ -121,11 +123,12 @@ class Mover:
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
         self._late: dict[str, _InProgress] = {}
-        """Moves that have ended while their image may be written still, until the source has answered."""
+        """Moves that have ended while their KV snapshot may be written still, until the source has
+        answered."""
         self._make_store = make_store
-        self._store: ImageStore | None = None
+        self._store: SnapshotStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
-        """By source and target: images that were refused, one after the other."""
+        """By source and target: KV snapshots that were refused, one after the other."""
         self._digests = Digests()
         self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
         """By replica: what `evacuate` waits for."""
@@ -199,7 +202,8 @@ class Mover:
             return False
         # Its queue, which has this prompt by now, at its pace.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
-        # A ring's first prompts are slower than the fleet's pace: kernels are loaded, pages are touched.
+        # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
+        # touched.
         limit_s = limited(PATIENCE * queue_s) if self._placement.answered(source) else MOST_LIMIT_S
         move = Move(source, need.held, end, gained, limit_s)
         if source == target or not self._has_room(move, target):
@@ -289,7 +293,7 @@ class Mover:
         await done.wait()
 
     def _has_room(self, move: Move, target: str) -> bool:
-        """There is a store for the image, with room for it beside those on their way."""
+        """There is a store for the KV snapshot, with room for it beside those on their way."""
         size = self._size(move)
         others = [*self._moves.values(), *self._late.values()]
         for name in (move.source, target):
@@ -320,8 +324,8 @@ class Mover:
         """`prompt`: computed by the source first."""
         assert self._store is not None
         rid = rid or self._new_rid()
-        image, now = self._store.new(), self._clock()
-        found = _InProgress(move, target, end, image, self._size(move), now, [waiting])
+        snapshot, now = self._store.new(), self._clock()
+        found = _InProgress(move, target, end, snapshot, self._size(move), now, [waiting])
         self._moves[rid] = found
         later = self._later or asyncio.get_running_loop().call_later
         found.timer = later(move.limit_s, lambda: self._release(found, 0))
@@ -330,7 +334,7 @@ class Mover:
             rid=rid,
             ids=tuple(ids[: move.end * size]),
             scope=scope,
-            path=found.image,
+            path=found.snapshot,
             skip=move.first * size,
         )
         found.prefill = prompt is not None
@@ -355,7 +359,7 @@ class Mover:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
         if answer.rid in self._late:
-            self._remove(self._late.pop(answer.rid).image)
+            self._remove(self._late.pop(answer.rid).snapshot)
             return True
         found = self._moves.get(answer.rid)
         if found is None:
@@ -371,11 +375,11 @@ class Mover:
             self._end(answer.rid, 0)  # nobody waits for it any more, or there is nothing to import
         else:
             found.importing = True
-            self._ask(answer.rid, found.target, ImportPrefix(rid=answer.rid, path=found.image))
+            self._ask(answer.rid, found.target, ImportPrefix(rid=answer.rid, path=found.snapshot))
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """`target` has not refused the last images of `source`."""
+        """`target` has not refused the last KV snapshots of `source`."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -396,10 +400,10 @@ class Mover:
             if name in (found.target, found.move.source):
                 self._end(rid, 0)
         for rid in [rid for rid, one in self._late.items() if one.move.source == name]:
-            self._remove(self._late.pop(rid).image)
+            self._remove(self._late.pop(rid).snapshot)
 
     def close(self) -> None:
-        """Forget all moves and remove their images."""
+        """Forget all moves and remove their KV snapshots."""
         for found in self._moves.values():
             if found.timer is not None:
                 found.timer.cancel()
@@ -426,15 +430,15 @@ class Mover:
         found = self._moves.pop(rid)
         with errors_logged("ending a move"):
             self._placement.ended(rid)
-        self._remove(found.image)
+        self._remove(found.snapshot)
         if found.exporting:
             self._late[rid] = found
         self._release(found, gained)
 
-    def _remove(self, image: str) -> None:
+    def _remove(self, snapshot: str) -> None:
         if self._store is not None:
-            with errors_logged("removing an image"):
-                self._store.remove(image)
+            with errors_logged("removing a KV snapshot"):
+                self._store.remove(snapshot)
 
     def _release(self, found: _InProgress, gained: int) -> None:
         """Send the requests that wait; each has `gained` tokens fewer to compute."""

@@ -1,13 +1,13 @@
-"""Several rings behind one frontend: to the frontend they are one ring.
+"""Several engine cores behind one frontend: to the frontend they are one engine core.
 
     a request       its prompt's ids from some tokenizer → `Placement` → its replica (`Router`)
     an abort        the replica that has the request
-    a question      one replica, or all of them, whose answers are merged (`Questions`)
-    a death         the replica's requests go to others with the output that they have (`Members`)
-    a drain         nothing new goes there; what it has ends, or goes on elsewhere (`Members`)
+    a question      one replica, or all of them, whose answers are merged (`ControlCalls`)
+    a death         the replica's requests go to others with the output that they have (`ReplicaSet`)
+    a drain         nothing new goes there; what it has ends, or goes on elsewhere (`ReplicaSet`)
 
-A message for which no replica is up waits until one is. Rings join and leave by name; `local` makes those of
-this machine.
+A message for which no replica is up waits until one is. Engine cores join and leave by name; `local` makes
+those of this machine.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from ramify.errors import EngineError, WorkerDied
-from ramify.messages import Generate, ModelInfo
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Abort,
     AwaitTools,
     EndProgram,
@@ -30,18 +28,20 @@ from ramify.ring_messages import (
     ToTokenizer,
     TreeChange,
 )
+from ramify.errors import EngineError, WorkerDied
+from ramify.messages import Generate, ModelInfo
+from ramify.runtime.fleet.control_calls import ControlCalls
 from ramify.runtime.fleet.index import TreeEvents
-from ramify.runtime.fleet.members import Members
-from ramify.runtime.fleet.mover import Mover
+from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.fleet.questions import Questions
-from ramify.runtime.fleet.ring import FleetRing, MakeRing, Replica
+from ramify.runtime.fleet.replica import EngineCore, MakeEngine, Replica
+from ramify.runtime.fleet.replica_set import ReplicaSet
 from ramify.runtime.fleet.routing import Router
-from ramify.runtime.kv_transfer.store import ImageStore
+from ramify.runtime.kv_transfer.store import SnapshotStore
 
 
-class RingFleet:
-    """Rings by name, with the methods of `RingSupervisor`.
+class ReplicaFleet:
+    """Engine cores by name, with the methods of `EngineSupervisor`.
 
     Parameters
     ----------
@@ -68,18 +68,18 @@ class RingFleet:
         self._receive = receive
         self._replicas: dict[str, Replica] = {}
         self._placement = Placement()
-        self._questions = Questions(self._replicas)
+        self._control_calls = ControlCalls(self._replicas)
         self._router = Router(
             self._replicas,
             self._placement,
-            self._questions,
+            self._control_calls,
             receive=receive,
-            less=lambda name: self._members.check_idle(name),
+            less=lambda name: self._replica_set.check_idle(name),
         )
-        self._members = Members(
+        self._replica_set = ReplicaSet(
             self._replicas,
             self._placement,
-            self._questions,
+            self._control_calls,
             self._router,
             received=self._received,
             lost=lost,
@@ -87,20 +87,20 @@ class RingFleet:
             gave_up=gave_up,
         )
 
-    def move_pages(self, make_store: Callable[[], ImageStore]) -> None:
-        """Move cached pages between the rings from now on, and off those that drain."""
-        self._router.mover = mover = Mover(
+    def move_pages(self, make_store: Callable[[], SnapshotStore]) -> None:
+        """Move cached pages between the engine cores from now on, and off those that drain."""
+        self._router.connector = connector = KVConnector(
             self._placement,
-            send=lambda name, message: self._replicas[name].ring.send(message),
-            page_bytes=lambda: min((self._replicas[name].ring.page_bytes for name in self._up), default=0),
+            send=lambda name, message: self._replicas[name].engine.send(message),
+            page_bytes=lambda: min((self._replicas[name].engine.page_bytes for name in self._up), default=0),
             make_store=make_store,
         )
-        self._members.before_leaving = mover.evacuate
+        self._replica_set.before_leaving = connector.evacuate
 
     def watch_trees(self, changed: Callable[[str, TreeChange | None], None]) -> None:
         """From now on `changed` is called with a replica's name and what has changed in its tree; with None
         where the tree is gone."""
-        self._members.tree_changed = changed
+        self._replica_set.tree_changed = changed
 
     # --- replicas come and go ---------------------------------------------------------------------
 
@@ -113,53 +113,56 @@ class RingFleet:
         """See `Router.count`."""
         return self._router.count(name)
 
-    async def add(self, name: str, make: MakeRing) -> None:
-        """Start the ring that `make` gives, as the replica `name`. Raises what keeps it from starting."""
-        await self._members.start(name, self._members.hold(name, make))
+    async def add(self, name: str, make: MakeEngine) -> None:
+        """Start the engine core that `make` gives, as the replica `name`. Raises what keeps it from
+        starting."""
+        await self._replica_set.start(name, self._replica_set.hold(name, make))
 
     async def drain(self, name: str, limit_s: float, *, last: bool = False) -> None:
-        """See `Members.drain`."""
-        await self._members.drain(name, limit_s, last=last)
+        """See `ReplicaSet.drain`."""
+        await self._replica_set.drain(name, limit_s, last=last)
 
     async def remove(self, name: str) -> None:
-        """See `Members.remove`."""
-        await self._members.remove(name)
+        """See `ReplicaSet.remove`."""
+        await self._replica_set.remove(name)
 
     # --- life -------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        if self.mover is not None:
-            self.mover.close()
-        rings = [ring.aclose() for ring in self._rings.values()]
-        await asyncio.gather(*rings, *self._members.closing)
+        if self.connector is not None:
+            self.connector.close()
+        engines = [engine.aclose() for engine in self._engines.values()]
+        await asyncio.gather(*engines, *self._replica_set.closing)
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
-        for ring in self._rings.values():
-            ring.close_now()
-        if self.mover is not None:
-            self.mover.close()
+        for engine in self._engines.values():
+            engine.close_now()
+        if self.connector is not None:
+            self.connector.close()
 
     @property
     def info(self) -> ModelInfo | None:
-        """See `Members.info`."""
-        return self._members.info
+        """See `ReplicaSet.info`."""
+        return self._replica_set.info
 
     @property
-    def mover(self) -> Mover | None:
-        """Moves pages between the rings: see `move_pages`."""
-        return self._router.mover
+    def connector(self) -> KVConnector | None:
+        """Moves pages between the engine cores: see `move_pages`."""
+        return self._router.connector
 
     @property
     def max_prompt_tokens(self) -> int:
         """What every replica takes."""
-        return min((ring.max_prompt_tokens for ring in self._rings.values() if ring.info), default=0)
+        return min((engine.max_prompt_tokens for engine in self._engines.values() if engine.info), default=0)
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by replica and role, such as "1/scheduler"."""
         return {
-            f"{name}/{role}": pid for name, ring in self._rings.items() for role, pid in ring.pids.items()
+            f"{name}/{role}": pid
+            for name, engine in self._engines.items()
+            for role, pid in engine.pids.items()
         }
 
     @property
@@ -169,9 +172,9 @@ class RingFleet:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from any ring that is up; 0 where there is none."""
-        rings = self._rings
-        return min((rings[name].heartbeat_age_s for name in self._up or rings), default=0.0)
+        """Seconds since the last message from any engine core that is up; 0 where there is none."""
+        engines = self._engines
+        return min((engines[name].heartbeat_age_s for name in self._up or engines), default=0.0)
 
     @property
     def _up(self) -> list[str]:
@@ -179,10 +182,10 @@ class RingFleet:
         return [name for name, replica in self._replicas.items() if replica.up]
 
     @property
-    def _rings(self) -> dict[str, FleetRing]:
-        return {name: replica.ring for name, replica in self._replicas.items()}
+    def _engines(self) -> dict[str, EngineCore]:
+        return {name: replica.engine for name, replica in self._replicas.items()}
 
-    # --- to the rings -----------------------------------------------------------------------------
+    # --- to the engine cores -----------------------------------------------------------------------------
 
     def send(self, message: ToTokenizer) -> None:
         """Send a message to the replicas that it is for."""
@@ -194,11 +197,11 @@ class RingFleet:
             if isinstance(message, EndProgram):
                 self._placement.program_ended(message.program)
             for name in self._up:  # those that do not know the program ignore it
-                self._replicas[name].ring.send(message)
+                self._replicas[name].engine.send(message)
         elif isinstance(message, GetTree):
             raise TypeError("GetTree is for one replica.")
         else:
-            self._questions.ask(message, self._receive)
+            self._control_calls.ask(message, self._receive)
 
     def send_alone(self, request: Generate) -> None:
         """See `Router.send_alone`."""
@@ -208,14 +211,14 @@ class RingFleet:
         """See `Router.end_alone`."""
         self._router.end_alone()
 
-    # --- from the rings ---------------------------------------------------------------------------
+    # --- from the engine cores ---------------------------------------------------------------------------
 
     def _received(self, name: str, replica: Replica, message: ToFrontend) -> None:
         if replica.left:
             return  # its requests go on elsewhere, behind what it has said before
         if isinstance(message, StepText):
             self._router.heard(message)
-            self._members.check_all_idle()
+            self._replica_set.check_all_idle()
             self._receive(message)
         elif isinstance(message, TreeChange):
             self._tree_changed(name, replica, message)
@@ -223,16 +226,16 @@ class RingFleet:
             self._router.ended(message.rid)
             self._receive(message)
         elif isinstance(message, Reply | Texts | Failed):
-            if self.mover is not None and self.mover.answered(name, message):
-                self._members.check_all_idle()
+            if self.connector is not None and self.connector.answered(name, message):
+                self._replica_set.check_all_idle()
                 return
-            self._questions.answered(name, message)
+            self._control_calls.answered(name, message)
 
     def _tree_changed(self, name: str, replica: Replica, change: TreeChange) -> None:
         if not replica.up:
             return
         events = TreeEvents(change.epoch, change.number, change.added, change.removed, change.whole)
         if not self._placement.apply(name, events):
-            replica.ring.send(GetTree())
+            replica.engine.send(GetTree())
         elif self._placement.complete(name):  # else the whole that was asked for has it
-            self._members.tree_changed(name, change)
+            self._replica_set.tree_changed(name, change)

@@ -1,4 +1,4 @@
-"""What a fleet needs of a ring, and what it remembers of each."""
+"""What a fleet needs of an engine core, and what it remembers of each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from ramify.engine_messages import INTERNAL, ToFrontend, ToTokenizer
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import ModelInfo
-from ramify.ring_messages import INTERNAL, ToFrontend, ToTokenizer
 
 State = Literal["starting", "up", "draining", "gone"]
 """Of a replica: it takes nothing yet, or is being replaced; it takes requests; it takes no new ones; it will
@@ -18,12 +18,13 @@ not come back by itself."""
 
 
 HEARTBEAT_S = 2.0
-"""How often a scheduler is asked for its counters, so that a message comes back even from an idle ring."""
+"""How often a scheduler is asked for its counters, so that a message comes back even from an idle engine
+core."""
 HEARTBEAT = f"{INTERNAL}heartbeat"
-"""The id of these questions, whose answers only show that the ring lives."""
+"""The id of these questions, whose answers only show that the engine core lives."""
 SILENT_S = 30.0
-"""A ring without a message for this long hangs, as a step takes seconds at most; a frontend that has sent a
-replica nothing for this long is gone."""
+"""An engine core without a message for this long hangs, as a step takes seconds at most; a frontend that
+has sent a replica nothing for this long is gone."""
 
 
 class Timer(Protocol):
@@ -34,8 +35,8 @@ Later = Callable[[float, Callable[[], None]], Timer]
 """Calls a function after a number of seconds, unless the timer is cancelled."""
 
 
-class FleetRing(Protocol):
-    """A `RingSupervisor`, or a ring somewhere else that is used in the same way."""
+class EngineCore(Protocol):
+    """A `EngineSupervisor`, or an engine core somewhere else that is used in the same way."""
 
     info: ModelInfo | None
     """Set by `start`."""
@@ -55,11 +56,11 @@ class FleetRing(Protocol):
     def send(self, message: ToTokenizer) -> None: ...
 
 
-class RingEvents(NamedTuple):
-    """What a ring calls, on the fleet's event loop."""
+class EngineEvents(NamedTuple):
+    """What an engine core calls, on the fleet's event loop."""
 
     receive: Callable[[ToFrontend], None]
-    """With every message from the ring."""
+    """With every message from the engine core."""
     died: Callable[[WorkerDied], bool]
     """When what it ran is lost, with the error for requests that cannot go on. It returns whether a request
     is known to be the cause."""
@@ -82,21 +83,21 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its processes by role."""
 
 
-def status_of(name: str, ring: FleetRing, state: State, requests: int) -> ReplicaStatus:
-    age_s = ring.heartbeat_age_s if ring.info is not None else 0.0
+def status_of(name: str, engine: EngineCore, state: State, requests: int) -> ReplicaStatus:
+    age_s = engine.heartbeat_age_s if engine.info is not None else 0.0
     return ReplicaStatus(
-        name=name, state=state, requests=requests, heartbeat_age_s=age_s, pids=dict(ring.pids)
+        name=name, state=state, requests=requests, heartbeat_age_s=age_s, pids=dict(engine.pids)
     )
 
 
-MakeRing = Callable[[RingEvents], FleetRing]
+MakeEngine = Callable[[EngineEvents], EngineCore]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Replica:
-    """A ring of the fleet. `up`: it takes messages. `left`: it is not in the fleet any more."""
+    """An engine core of the fleet. `up`: it takes messages. `left`: it is not in the fleet any more."""
 
-    ring: FleetRing
+    engine: EngineCore
     up: bool = False
     draining: bool = False
     gone: bool = False

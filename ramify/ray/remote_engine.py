@@ -1,4 +1,4 @@
-"""A ring on another machine, with the methods of `RingSupervisor`."""
+"""An engine core on another machine, with the methods of `EngineSupervisor`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import logging
 import secrets
 import time
 
+from ramify.engine_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, WorkerDied
 from ramify.messages import ModelInfo
-from ramify.ray.images import RemoteImages
+from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import (
     Goodbye,
     Hello,
@@ -22,9 +23,8 @@ from ramify.ray.wire import (
     encode_message,
     session_id,
 )
-from ramify.ring_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
 from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.ring import HEARTBEAT, HEARTBEAT_S, RingEvents
+from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, EngineEvents
 
 log = logging.getLogger("ramify")
 
@@ -32,17 +32,19 @@ RETRY_S = 0.5
 """Between two attempts to open a session with a replica that Ray still lists."""
 
 
-class RemoteRing:
-    """The ring of one replica; a `FleetRing`. The callbacks run on the event loop of `start`.
+class RemoteEngine:
+    """The engine core of one replica; a `EngineCore`. The callbacks run on the event loop of `start`.
 
-    When a session ends the ring has died, and comes back with the next session, until `aclose`. `images` are
-    those on their way between all rings of the fleet.
+    When a session ends the engine core has died, and comes back with the next session, until `aclose`.
+    `snapshots` are those on their way between all engine cores of the fleet.
     """
 
-    def __init__(self, name: str, transport: Transport, images: RemoteImages, events: RingEvents) -> None:
+    def __init__(
+        self, name: str, transport: Transport, snapshots: RemoteSnapshots, events: EngineEvents
+    ) -> None:
         self._name = name
         self._transport = transport
-        self._images = images
+        self._snapshots = snapshots
         self._events = events
         self._up = False
         self._frontend = secrets.token_hex(8)
@@ -62,7 +64,7 @@ class RemoteRing:
         self.page_bytes = 0
 
     async def start(self) -> None:
-        """Wait for the first session. Raises `EngineClosed` where the ring is closed before."""
+        """Wait for the first session. Raises `EngineClosed` where the engine core is closed before."""
         self._started = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
         await self._started
@@ -120,18 +122,21 @@ class RemoteRing:
                 self._listening.cancel()
 
     async def _transfer(self, session: str, message: ExportPrefix | ImportPrefix, encoded: bytes) -> None:
-        """Export or import an image. It has no number: requests that need it are sent when it has come."""
+        """Export or import a KV snapshot. It has no number: requests that need it are sent when it has
+        come."""
         name = message.path
         answer: Reply | Failed
         try:
             if isinstance(message, ExportPrefix):
-                found, image = await self._transport.export(self._name, session, encoded)
-                self._images.put(name, image)
+                found, snapshot = await self._transport.export(self._name, session, encoded)
+                self._snapshots.put(name, snapshot)
             else:
-                image = self._images.get(name)
-                found = await self._transport.import_(self._name, session, encoded, image)
+                snapshot = self._snapshots.get(name)
+                found = await self._transport.import_(self._name, session, encoded, snapshot)
             answer = decode_answer(found)
-        except Exception as error:  # the image is lost; where the replica is lost too, the session tells
+        except (
+            Exception
+        ) as error:  # the KV snapshot is lost; where the replica is lost too, the session tells
             answer = Failed(rid=message.rid, error=EngineError(_reason(error)).to_info())
         if session == self._session and self._up:
             self._last_message = time.monotonic()
@@ -193,7 +198,7 @@ class RemoteRing:
             self._events.restarted()
         else:
             self._started.set_result(None)
-        self.send(GetTree())  # of a ring that others have used, too
+        self.send(GetTree())  # of an engine core that others have used, too
 
 
 def _reason(result: BaseException) -> str:

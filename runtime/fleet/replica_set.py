@@ -14,30 +14,30 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from ramify.engine_messages import ToFrontend, TreeChange
 from ramify.errors import EngineError, InvalidRequest, NotFound, WorkerDied
 from ramify.messages import ModelInfo
-from ramify.ring_messages import ToFrontend, TreeChange
 from ramify.runtime.faults import errors_logged
+from ramify.runtime.fleet.control_calls import ControlCalls
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.fleet.questions import Questions
-from ramify.runtime.fleet.ring import MakeRing, Replica, RingEvents
+from ramify.runtime.fleet.replica import EngineEvents, MakeEngine, Replica
 from ramify.runtime.fleet.routing import Router
 
 log = logging.getLogger("ramify")
 
 
-class Members:
+class ReplicaSet:
     """The replicas, which `by_name` has.
 
-    received : called with the name, the replica and each message of its ring
-    lost, restarted, gave_up : those of `RingFleet`
+    received : called with the name, the replica and each message of its engine core
+    lost, restarted, gave_up : those of `ReplicaFleet`
     """
 
     def __init__(
         self,
         by_name: dict[str, Replica],
         placement: Placement,
-        questions: Questions,
+        control_calls: ControlCalls,
         router: Router,
         *,
         received: Callable[[str, Replica, ToFrontend], None],
@@ -47,7 +47,7 @@ class Members:
     ) -> None:
         self.by_name = by_name
         self._placement = placement
-        self._questions = questions
+        self._control_calls = control_calls
         self._router = router
         self._received = received
         self._lost = lost
@@ -63,15 +63,15 @@ class Members:
         self._idle: dict[str, asyncio.Event] = {}
         """Set when a draining replica has no request left."""
         self.closing: set[asyncio.Future[None]] = set()
-        """Of rings that have come back with another model."""
+        """Of engine cores that have come back with another model."""
 
     # --- start ------------------------------------------------------------------------------------
 
-    def hold(self, name: str, make: MakeRing) -> Replica:
-        """The replica `name`, with a ring that is not started."""
+    def hold(self, name: str, make: MakeEngine) -> Replica:
+        """The replica `name`, with an engine core that is not started."""
         if name in self.by_name:
             raise InvalidRequest(f"There is a replica {name!r}.", field="name")
-        events = RingEvents(
+        events = EngineEvents(
             receive=lambda message: self._received(name, replica, message),
             died=lambda error: self._died(name, replica, error),
             restarted=lambda: self._came_back(name, replica),
@@ -81,24 +81,24 @@ class Members:
         return replica
 
     async def start(self, name: str, replica: Replica) -> None:
-        """Start the ring of `hold`. The replica is not in the fleet any more where this raises."""
+        """Start the engine core of `hold`. The replica is not in the fleet any more where this raises."""
         try:
-            await replica.ring.start()
+            await replica.engine.start()
             if replica.left:
                 raise EngineError(f"Replica {name} was stopped while it started.")
             self._check_model(name, replica)
         except BaseException:
             self._forget(name, replica)
-            await replica.ring.aclose()
+            await replica.engine.aclose()
             raise
-        if not replica.ring.restarting:  # else it has died again, and comes back by itself
+        if not replica.engine.restarting:  # else it has died again, and comes back by itself
             self._came_back(name, replica)
 
     def _check_model(self, name: str, replica: Replica) -> None:
         """Requests go on with the same tokens where the model is the same alone, and digests of page ends
         are equal where pages have the same size. The first replica to start says what these are."""
-        info = replica.ring.info
-        assert info is not None, "the ring has started"
+        info = replica.engine.info
+        assert info is not None, "the engine core has started"
         if self.info is None:
             self.info = info
             self._placement.page_size = info.page_size
@@ -180,7 +180,7 @@ class Members:
         rids = self._forget(name, replica)
         self._lost(None, rids)
         self._router.place_all()
-        await replica.ring.aclose()
+        await replica.engine.aclose()
 
     def _replica(self, name: str) -> Replica:
         if name not in self.by_name:
@@ -215,11 +215,11 @@ class Members:
             self._placement.leave(name)
             with errors_logged("telling of a tree that is gone"):
                 self.tree_changed(name, None)
-        if self._router.mover is not None:
+        if self._router.connector is not None:
             with errors_logged("ending moves"):
-                self._router.mover.left(name)
+                self._router.connector.left(name)
         self.check_idle(name)
-        self._questions.left(name, died=died)
+        self._control_calls.left(name, died=died)
         return rids
 
     def _came_back(self, name: str, replica: Replica) -> None:
@@ -228,7 +228,7 @@ class Members:
         try:
             self._check_model(name, replica)
         except EngineError as error:
-            closing = asyncio.ensure_future(replica.ring.aclose())
+            closing = asyncio.ensure_future(replica.engine.aclose())
             self.closing.add(closing)
             closing.add_done_callback(self.closing.discard)
             self._gave_up(name, replica, error)
@@ -243,7 +243,7 @@ class Members:
         if replica.draining:
             self._placement.drain(name)
         replica.up, replica.gone = True, False
-        self._questions.joined(name)
+        self._control_calls.joined(name)
 
     def _gave_up(self, name: str, replica: Replica, error: EngineError) -> None:
         if replica.left:
@@ -257,6 +257,6 @@ class Members:
 
     def give_up(self, error: EngineError) -> None:
         """No replica is left."""
-        self._questions.clear()
+        self._control_calls.clear()
         self._router.clear()
         self._fleet_gave_up(error)

@@ -1,4 +1,4 @@
-"""Messages that only the ring's processes exchange, grouped by their receiver.
+"""Messages that only the engine core's processes exchange, grouped by their receiver.
 
     frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
 
@@ -181,7 +181,7 @@ class GetPrefixes(Message, frozen=True, kw_only=True):
 
 
 class ExportPrefix(Message, frozen=True, kw_only=True):
-    """Write the KV pages of a prefix to a new file `path`, as an image (`ramify.runtime.kv_transfer`).
+    """Write the KV pages of a prefix to a new file `path`, as a KV snapshot (`ramify.runtime.kv_transfer`).
 
     Answered by `Reply` with `transferred`, or by `Failed`, with no file left. Only whole pages are written,
     as many as the prefix tree holds.
@@ -192,15 +192,17 @@ class ExportPrefix(Message, frozen=True, kw_only=True):
     scope: str
     """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
     path: str
-    """To an actor on a Ray cluster, and in `ImportPrefix`: the image's name (`ramify.ray.images`)."""
+    """To an actor on a Ray cluster, and in `ImportPrefix`: the KV snapshot's name
+    (`ramify.ray.snapshots`)."""
     skip: int = 0
     """Tokens at the beginning whose pages the reader has: they are left out."""
 
 
 class ImportPrefix(Message, frozen=True, kw_only=True):
-    """Take the pages of the image in the file `path` into the prefix tree, as if they had been computed.
+    """Take the pages of the KV snapshot in the file `path` into the prefix tree, as if they had been
+    computed.
 
-    Answered by `Reply` with `transferred`, or by `Failed` where the image does not fit this engine, is
+    Answered by `Reply` with `transferred`, or by `Failed` where the KV snapshot does not fit this engine, is
     damaged, or finds no room; nothing has changed then. The file stays.
     """
 
@@ -351,7 +353,7 @@ class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What an export has written, or an import has added to the prefix tree."""
 
     tokens: int
-    """Of the prefix, from its first token on, that the image has, or the tree has now."""
+    """Of the prefix, from its first token on, that the KV snapshot has, or the tree has now."""
     bytes: int
     """Of KV pages that were copied."""
 
@@ -424,7 +426,7 @@ class TreeChange(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A process of the ring is up. The tokenizer and the scheduler each fill in what they know."""
+    """A process of the engine core is up. The tokenizer and the scheduler each fill in what they know."""
 
     role: str
     pid: int

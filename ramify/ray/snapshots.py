@@ -1,10 +1,12 @@
 """Cached pages between machines: objects of Ray's store, which the frontend names, but never reads.
 
-    frontend ──▶ source    export: its ring writes a file, which becomes an object      ─▶ a reference to it
-    frontend ──▶ target    import: the object is pulled to its machine, and is a file there for its ring
+    frontend ──▶ source    export: its engine core writes a file, which becomes an object      ─▶ a
+    reference to it
+    frontend ──▶ target    import: the object is pulled to its machine, and is a file there for its engine
+    core
 
-The object is the image's bytes as they are (`ramify.runtime.kv_transfer.image`); Ray pickles no bytes. The
-ring that takes it checks it as it checks a file on its own machine.
+The object is the KV snapshot's bytes as they are (`ramify.runtime.kv_transfer.snapshot`); Ray pickles no
+bytes. The engine core that takes it checks it as it checks a file on its own machine.
 """
 
 from __future__ import annotations
@@ -15,54 +17,54 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from ramify.engine_messages import INTERNAL, ExportPrefix, Failed, ImportPrefix, Reply, Texts
 from ramify.errors import EngineError, InvalidRequest, RamifyError, WorkerDied, from_info
-from ramify.ring_messages import INTERNAL, ExportPrefix, Failed, ImportPrefix, Reply, Texts
-from ramify.runtime.frontend.images import Images
+from ramify.runtime.frontend.kv_snapshots import KVSnapshots
 from ramify.runtime.frontend.tasks import Tasks
 
 
-class RemoteImages:
-    """A frontend's references to the images on their way, by name; an `ImageStore`. Ray frees an image when
-    the last reference to it is gone."""
+class RemoteSnapshots:
+    """A frontend's references to the KV snapshots on their way, by name; a `SnapshotStore`. Ray frees a KV
+    snapshot when the last reference to it is gone."""
 
     def __init__(self) -> None:
-        self._images: dict[str, Any] = {}
+        self._snapshots: dict[str, Any] = {}
 
     def new(self) -> str:
         name = secrets.token_hex(8)
-        self._images[name] = None
+        self._snapshots[name] = None
         return name
 
     def has_room(self, size: int) -> bool:
         """The replicas look on their own machines."""
         return True
 
-    def put(self, name: str, image: Any) -> None:
-        """What a transport calls the image. Nothing where it is not needed any more."""
-        if name in self._images:
-            self._images[name] = image
+    def put(self, name: str, snapshot: Any) -> None:
+        """What a transport calls the KV snapshot. Nothing where it is not needed any more."""
+        if name in self._snapshots:
+            self._snapshots[name] = snapshot
 
     def get(self, name: str) -> Any:
         """Raises KeyError."""
-        return self._images[name]
+        return self._snapshots[name]
 
-    def remove(self, image: str) -> None:
-        self._images.pop(image, None)
+    def remove(self, snapshot: str) -> None:
+        self._snapshots.pop(snapshot, None)
 
     def close(self) -> None:
-        self._images.clear()
+        self._snapshots.clear()
 
 
-class ReplicaImages:
+class ReplicaSnapshots:
     """A replica's exports and imports. They go on to their end where the caller has gone away, so that no
     file stays.
 
-    send : sends a message into the ring
+    send : sends a message into the engine core
     """
 
     def __init__(self, send: Callable[[ExportPrefix | ImportPrefix], None]) -> None:
         self._send = send
-        self._images = Images(self._post, self._new_rid)
+        self._snapshots = KVSnapshots(self._post, self._new_rid)
         self._asked: dict[str, asyncio.Future[Reply]] = {}
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
@@ -71,31 +73,33 @@ class ReplicaImages:
     async def export(
         self, message: ExportPrefix, page_bytes: int, page_size: int
     ) -> tuple[Reply | Failed, bytes | None]:
-        """The answer to `message`, and the image: None where it failed.
+        """The answer to `message`, and the KV snapshot: None where it failed.
 
-        page_bytes, page_size : bytes and tokens of a page of this ring
+        page_bytes, page_size : bytes and tokens of a page of this engine core
         """
         # Twice: as a file, and as an object in the same shared memory.
         room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // page_size
         try:
-            work = self._images.export(message.ids, message.scope, message.skip, room=room)
-            done, image = await self._tasks.finish(work)
+            work = self._snapshots.export(message.ids, message.scope, message.skip, room=room)
+            done, snapshot = await self._tasks.finish(work)
         except (RamifyError, OSError) as error:
             return _failed(message.rid, error), None
-        return Reply(rid=message.rid, transferred=done), image
+        return Reply(rid=message.rid, transferred=done), snapshot
 
-    async def import_(self, message: ImportPrefix, image: object) -> Reply | Failed:
+    async def import_(self, message: ImportPrefix, snapshot: object) -> Reply | Failed:
         """The answer to `message`, whose path means nothing here."""
         try:
-            if not isinstance(image, bytes):
-                raise InvalidRequest(f"The image cannot be used: it is {type(image).__name__}, not bytes.")
-            done = await self._tasks.finish(self._images.import_(image))
+            if not isinstance(snapshot, bytes):
+                raise InvalidRequest(
+                    f"The KV snapshot cannot be used: it is {type(snapshot).__name__}, not bytes."
+                )
+            done = await self._tasks.finish(self._snapshots.import_(snapshot))
         except (RamifyError, OSError) as error:
             return _failed(message.rid, error)
         return Reply(rid=message.rid, transferred=done)
 
     def answered(self, answer: Reply | Texts | Failed) -> bool:
-        """Take an answer of the ring; False where it is none to these messages."""
+        """Take an answer of the engine core; False where it is none to these messages."""
         found = self._asked.pop(answer.rid, None)
         if found is None:
             return False
@@ -106,17 +110,17 @@ class ReplicaImages:
                 found.set_exception(from_info(answer.error))
         return True
 
-    def ring_lost(self, reason: str) -> None:
-        """What has been asked of the ring gets no answer."""
+    def engine_lost(self, reason: str) -> None:
+        """What has been asked of the engine core gets no answer."""
         asked, self._asked = self._asked, {}
         for future in asked.values():
             if not future.done():
                 future.set_exception(WorkerDied(reason))
 
     async def aclose(self) -> None:
-        self.ring_lost("The replica has been stopped.")
+        self.engine_lost("The replica has been stopped.")
         await self._tasks.cancel()
-        self._images.close()
+        self._snapshots.close()
 
     async def _post(self, message: ExportPrefix | ImportPrefix) -> Reply:
         asked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
