@@ -9,8 +9,8 @@ import pytest
 
 from ramify.engine_messages import Submit
 from ramify.kernels.arguments.sampling_inputs import TokenCounts
-from ramify.runtime.scheduler.outputs.next_tokens import uniform
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.sampling import uniform
 from ramify.sampling_params import SamplingParams
 
 
