@@ -18,7 +18,6 @@ import pytest
 from tests.test_borders import MODULES, imports, ours
 
 PENDING = {
-    "ramify.kernels",
     "ramify.lang",
     "ramify.runtime",
 }
