@@ -43,7 +43,7 @@ class ChannelParser:
         self.reasoning = True
         """True until a message begins that is not reasoning."""
         self.answered = 0
-        """In the push in which that message began: characters from its beginning on."""
+        """Number of characters from the beginning of that message on, in the push that began it."""
 
     @property
     def called(self) -> bool:

@@ -486,7 +486,7 @@ def test_what_is_left_out_is_told_with_the_tool(stream: bool) -> None:
 
 
 def test_what_is_left_out_is_told_in_the_first_event() -> None:
-    """It is told once, also where the text of one chunk is several events."""
+    """The enforcement is told once, also where the text of one chunk is several events."""
     form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
     text = '<tool_call>\n{"name": "say", "arguments": {"word'
     chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)
