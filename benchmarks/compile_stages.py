@@ -32,7 +32,7 @@ from ramify.grammar.engine import load
 from ramify.grammar.matcher import Grammar, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from tests.grammar.collection import real_world
 from tests.grammar.collection.everything import all_cases

@@ -19,7 +19,7 @@ import torch
 from benchmarks.engine_local import LocalEngine
 from benchmarks.roofline import kv_bytes, prefill_flop, read_bandwidth, weight_bytes
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 PROMPT = 512
 PAGE_SIZE = 16

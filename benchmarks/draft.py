@@ -28,7 +28,8 @@ from benchmarks.speculation import KINDS as WORK
 from benchmarks.speculation import REQUESTS, tokens_per_second
 from ramify import cache
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
 
 LAYERS = 6
 LAYERS_OF_IT = 30

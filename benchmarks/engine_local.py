@@ -28,11 +28,11 @@ from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model
+from ramify.runtime.model.loading.load import dummy_model, load_model
+from ramify.runtime.model.shape.context import with_context
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams

@@ -22,8 +22,9 @@ import torch
 
 from ramify import cache
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
-from ramify.runtime.model.load import load_model, read_shape
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model, read_shape
 from ramify.runtime.model.quantization import resolve_quantization
 
 ROOM = 1 << 40

@@ -27,7 +27,7 @@ from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 STRING: dict[str, Any] = {"type": "string"}

@@ -31,8 +31,7 @@ from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.sampler import HostSampler
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.limits import Limits

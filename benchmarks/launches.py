@@ -20,8 +20,8 @@ from ramify.kernels.triton.plan.attention_config import H100, Device
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.decode_graphs import ladder
 from ramify.runtime.executor.device_defaults import ON_CUDA
-from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 CONFIGS = Path(__file__).parent / "configs"
 BATCHES = (1, 32, 256)

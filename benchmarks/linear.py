@@ -27,10 +27,10 @@ from ramify.kernels.packed import PackedWeight, pack
 from ramify.kernels.registry import Linear, ops
 from ramify.kernels.rows import Rows, quantised
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.hub.resolve import resolve
-from ramify.runtime.model.load import read_config
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.model.quantization import GROUPS
+from ramify.runtime.model.shape.config import ModelConfig
 
 ATEN_GROUP = 32
 

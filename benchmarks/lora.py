@@ -25,11 +25,11 @@ from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.context import with_context
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import dummy_model, read_config
+from ramify.runtime.model.loading.load import dummy_model, read_config
+from ramify.runtime.model.shape.context import with_context
 
 PAGE = 16
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -25,9 +25,9 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.quantization import Quantization, packing
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 PAGE, STEPS = 16, 16
 

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 DRIVERS = Path(__file__).parent / "peer_drivers"
 ENGINES = ("ramify", "ramify-plain", "openvino", "transformers", "vllm", "llama.cpp")

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.peers import DRIVERS
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.quantize.quality import TEXT, Sequence, agreeing, compared, perplexity
 

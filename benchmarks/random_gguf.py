@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
 """Layers, hidden size, query heads, KV heads, and inputs of the down projection, as Llama 3 has them."""

@@ -29,7 +29,7 @@ from ramify.grammar.compile.policy import prepare
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import CompileGrammar, GrammarFailed
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.schema_bundle import Find, finder
 

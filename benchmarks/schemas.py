@@ -32,7 +32,7 @@ from benchmarks.grammar import ENGINES, Engine, XGrammar, enlarged, percentile
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from tests.grammar.collection import real_world

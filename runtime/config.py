@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.model.lora.names import checked_name
-from ramify.runtime.model.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
+from ramify.runtime.model.shape.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
 from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"

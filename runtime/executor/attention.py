@@ -13,7 +13,7 @@ from ramify.kernels.registry import Ops
 from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.flashinfer import FlashInferPlanner

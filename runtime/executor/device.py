@@ -13,7 +13,7 @@ from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 log = logging.getLogger("ramify")
 

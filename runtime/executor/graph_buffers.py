@@ -15,7 +15,7 @@ from ramify.runtime.executor.attention import PlannedAttention, StepAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.state_pool import StepStates
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import StaticPlan

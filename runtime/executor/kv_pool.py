@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_defaults import ON_CPU
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     import torch

@@ -21,12 +21,11 @@ from ramify.runtime.executor.attention import (
     attention_of,
     has_cascade,
 )
-from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pass_of
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
-from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.sampler import HostSampler, stacked
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, stacked
 from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.executor.token_graphs import TokenGraphs, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
@@ -178,7 +177,7 @@ class Runner:
         """
         if self.ranks is None:
             return self._forward(batch)
-        with self.ranks.leading(batch):
+        with self.ranks.leading(pass_of(batch), batch.next_ids):
             return self._forward(batch)
 
     def _forward(self, batch: ForwardBatch) -> Tensor:

@@ -18,8 +18,9 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.ring import HEARTBEAT, HEARTBEAT_S, SILENT_S
 from ramify.runtime.fleet.shares import Share
-from ramify.runtime.model.fingerprint import fingerprint
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.fingerprint import fingerprint
 from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
 

@@ -12,11 +12,11 @@ from ramify.errors import RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.inspect.checkpoint import StoredTensor
 from ramify.runtime.inspect.machine import Machine
-from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "deterministic": (True,),
@@ -122,7 +122,7 @@ def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
     """The shape of the draft model, and why it cannot draft."""
-    from ramify.runtime.model.load import read_shape
+    from ramify.runtime.model.loading.load import read_shape
     from ramify.runtime.scheduler.speculation.draft_check import check_draft
 
     try:
@@ -137,7 +137,7 @@ def refused_adapters(shape: ModelShape, loras: Mapping[str, str]) -> list[Refusa
     """Adapters that would not load, by the code that loads them, on a model without memory."""
     import torch
 
-    from ramify.runtime.model.load import FAMILIES
+    from ramify.runtime.model.loading.load import FAMILIES
     from ramify.runtime.model.lora.adapters import Adapters
 
     if not isinstance(shape, ModelConfig):
@@ -169,7 +169,7 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
     try:
         check_states(config, shape)
         if not isinstance(shape, ModelConfig):
-            from ramify.runtime.model.load import check_transformers
+            from ramify.runtime.model.loading.load import check_transformers
 
             check_transformers(config)
     except UnsupportedField as error:

@@ -31,14 +31,12 @@ from ramify.runtime.inspect.refusals import (
     refused_options,
     refused_types,
 )
-from ramify.runtime.model.checkpoint import has_tokenizer
-from ramify.runtime.model.config import ModelConfig, ModelShape
-from ramify.runtime.model.context import context_notes
+from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.context import context_notes, with_context
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
-from ramify.runtime.scheduler.speculation.draft_check import context_of
 
 WORKSPACE = 1 << 30
 """Bytes beside weights and KV pages: the processes of the ring, on a CUDA device its context, and the tensors
@@ -224,7 +222,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
         return own, [], []
     if not weights.is_dir() or config.model_impl == "native":
         return None, [], not_native
-    from ramify.runtime.model.load import read_shape
+    from ramify.runtime.model.loading.load import read_shape
 
     try:
         return read_shape(weights, "transformers", config.rope_scaling), not_native, []
@@ -310,7 +308,7 @@ def _kv(
     """The figures of KV memory, and why the model does not fit."""
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
-    context = context_of(config, shape)
+    context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
     problem, pages, slots = None, None, 0

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ramify.errors import UnsupportedField
 from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.registry import Ops
-from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.layers import Adapted, HeadNorms, Slots
+from ramify.runtime.model.shape.config import ModelShape
 
 
 class Attend(Protocol):

@@ -19,7 +19,6 @@ from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.rows import Rows
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.experts import Entry, MixtureOfExperts, expert_entries
 from ramify.runtime.model.layers import (
     ActivationOp,
@@ -34,6 +33,7 @@ from ramify.runtime.model.layers import (
     under,
 )
 from ramify.runtime.model.rope import rotations
+from ramify.runtime.model.shape.config import Activation, ModelConfig
 
 
 class Layer(nn.Module, ABC):

@@ -17,7 +17,6 @@ from ramify.kernels.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.rows import Rows
 from ramify.kernels.stack import ExpertMatrices, PackedExperts
-from ramify.runtime.model.config import Experts, ModelConfig
 from ramify.runtime.model.layers import (
     GatedMLP,
     Residual,
@@ -27,6 +26,7 @@ from ramify.runtime.model.layers import (
     plain_matmul,
     under,
 )
+from ramify.runtime.model.shape.config import Experts, ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.rows import Rows
 from ramify.kernels.stack import Norm
-from ramify.runtime.model.config import Activation
+from ramify.runtime.model.shape.config import Activation
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from ramify import cache
 from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
 from ramify.kernels.routing import ClampedGate
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.layers import Linear
+from ramify.runtime.model.shape.config import ModelConfig
 
 log = logging.getLogger(__name__)
 

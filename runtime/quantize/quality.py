@@ -14,8 +14,8 @@ from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model, read_config
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 

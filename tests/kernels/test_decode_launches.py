@@ -20,8 +20,8 @@ from ramify.runtime.executor.decode_graphs import OFTEN
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.kernel_compiler import Compiled, compiling
 from tests.kernels.test_triton_warm_up import SHAPE
 

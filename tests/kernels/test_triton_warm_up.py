@@ -19,10 +19,10 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.quantization import packing
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.sampling_params import SamplingParams
 from tests.kernels import sampling_cases
 from tests.kernels.kernel_compiler import Compiled, compiling

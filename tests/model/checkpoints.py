@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

@@ -12,9 +12,9 @@ import torch
 from ramify.ring_messages import LoadLora
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_shape
+from ramify.runtime.model.loading.load import load_model, read_shape
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import assert_same, greedy
 

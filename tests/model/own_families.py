@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ramify.runtime.model.config import Family
+from ramify.runtime.model.shape.config import Family
 from tests.runtime.oracle import greedy
 
 from . import hybrids

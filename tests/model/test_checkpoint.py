@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
-from ramify.runtime.model.load import dummy_model, load_model
+from ramify.runtime.model.loading.load import dummy_model, load_model
+from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
 from .checkpoints import GEMMA2, Case, build, expected, prompt, save
 from .dense import logits

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ramify.errors import InvalidRequest
 from ramify.kernels.routing import Routing
-from ramify.runtime.model.config import Experts, Family
 from ramify.runtime.model.experts import MixtureOfExperts
+from ramify.runtime.model.shape.config import Experts, Family
 
 from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal, native

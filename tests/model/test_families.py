@@ -16,7 +16,7 @@ from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.model.loading.load import Model, load_model
 
 from .checkpoints import CASES, Case, build, expected, prompt, save
 from .dense import logits

@@ -13,10 +13,10 @@ from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf import blocks, weights
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.loading.load import load_model, read_config
 
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ramify.runtime.model.experts import MixtureOfExperts
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.model.equality import assert_engine_equal, assert_logits_equal, native
 from tests.model.own_families import reference_of, write_gguf_of
 from tests.model.quantised_files import write_mxfp4

@@ -20,10 +20,10 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.config import Family, ModelConfig
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.config import Family, ModelConfig
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 from . import quantised_files as files
 from .checkpoints import expected, save

@@ -18,17 +18,16 @@ from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_dtype
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, CPU_BYTES, states_in
-from ramify.runtime.inspect import fit, report
+from ramify.runtime.inspect import fit, report, resolve
 from ramify.runtime.inspect.machine import Machine, bytes_of, this_machine
 from ramify.runtime.inspect.report import WORKSPACE, Inspection, inspected
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub import resolve
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import load_model, read_config
-from ramify.runtime.model.shard import part_of
-from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.loading.load import load_model, read_config
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.shard import part_of
+from ramify.runtime.model.shape.state_shape import StateShape
 from ramify.runtime.quantize.folder import write_folder
 
 from ..hub_server import HubServer

@@ -20,13 +20,13 @@ from ramify.kernels.reference.float8 import float8_matmul
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.registry import ops
 from ramify.kernels.rows import Rows
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantised import reader, schemes
-from ramify.runtime.model.quantised.config import quantised_of
 from ramify.runtime.model.quantization import resolve_quantization
+from ramify.runtime.model.shape.quantised_config import quantised_of
 
 from . import quantised_files as files
 from .checkpoints import Case, build, expected, prompt
@@ -248,8 +248,9 @@ def test_a_packed_model_is_never_expanded_as_a_whole(tmp_path: Path) -> None:
     code = """
 import resource, sys, torch
 from pathlib import Path
-from ramify.runtime.model import load, packed_cache
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model import packed_cache
+from ramify.runtime.model.loading import load
+from ramify.runtime.model.checkpoint import ModelFiles
 packed_cache.CACHED_FROM = 1 << 60
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -19,14 +19,15 @@ from ramify.errors import InvalidRequest, RamifyError
 from ramify.kernels.packed import pack, unpack
 from ramify.kernels.registry import ops
 from ramify.kernels.rows import Rows
-from ramify.runtime.model import load, packed_cache
+from ramify.runtime.model import packed_cache
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf import blocks
 from ramify.runtime.model.gguf.blocks import rows_of
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.weights import tensors_in_file
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.model.loading import load
+from ramify.runtime.model.loading.load import Model, load_model
 from ramify.runtime.model.quantization import resolve_quantization
 
 from .checkpoints import Case, build, expected, prompt, save

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from ramify.cli.main import FAILED, main
 from ramify.errors import UnsupportedField
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.header import raw_fields, read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import read_config
+from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.quantize import folder, gguf_file, quality
 from ramify.runtime.quantize.errors import class_of
 from ramify.runtime.quantize.folder import write_folder

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ramify.ring_messages import Abort, ChoiceTokens, LoadLora
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
 

@@ -15,10 +15,10 @@ from ramify import cache
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import ops
 from ramify.runtime.model import packed_cache
-from ramify.runtime.model.config import Family
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.config import Family
 
 from . import dense, own_families
 from .gguf_files import write_gguf

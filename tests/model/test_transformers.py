@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import Family, ModelConfig
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.config import ARCHITECTURES
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape
+from ramify.runtime.model.loading.load import check_transformers, dummy_model, load_model, read_shape
+from ramify.runtime.model.shape.config import Family, ModelConfig
 from ramify.runtime.model.transformers.trace import shape_of
 from tests.model.architectures import save_tiny, tiny_config
 from tests.model.equality import assert_engine_equal, assert_logits_equal, loaded

@@ -23,8 +23,8 @@ from ramify.runtime.executor.memory import states_in
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.request import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler

@@ -9,8 +9,8 @@ import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.engine import Engine
-from ramify.runtime.model.hub.resolve import resolve
-from ramify.runtime.model.load import load_model
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
 from tests.model.checkpoints import expected as expected_logits

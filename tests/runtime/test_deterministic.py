@@ -13,8 +13,8 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
 

@@ -11,8 +11,7 @@ import torch
 
 from ramify.kernels.registry import ops
 from ramify.kernels.sampling_inputs import TokenCounts
-from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.sampler import HostSampler, SamplingRow
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, SamplingRow
 from ramify.sampling_params import SamplingParams
 
 VOCAB = 700

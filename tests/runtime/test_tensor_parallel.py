@@ -26,9 +26,9 @@ from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.fleet import shares
 from ramify.runtime.fleet.shares import Share
 from ramify.runtime.frontend.chunks import joined
-from ramify.runtime.model.config import ModelConfig, Shard
-from ramify.runtime.model.load import read_config
-from ramify.runtime.model.quantised.config import Quantised
+from ramify.runtime.model.loading.load import read_config
+from ramify.runtime.model.shape.config import ModelConfig, Shard
+from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.parallel import checks
 from ramify.runtime.parallel.checks import check_ranks
 from ramify.runtime.parallel.ranks import Ranks

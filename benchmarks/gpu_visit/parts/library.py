@@ -25,8 +25,8 @@ from benchmarks.gpu_visit.device import device_of, free
 from benchmarks.gpu_visit.engines import TINY, add_decodes, add_row, build, shape_of
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.config import ModelConfig
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.kernel_cases.attention import BACKENDS
 from tests.kernels.kernel_cases.base import difference, reason
 

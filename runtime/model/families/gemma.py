@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.families.qwen3 import Qwen3Layer
 from ramify.runtime.model.layers import Residual, RMSNorm
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Gemma2Layer(LlamaLayer):

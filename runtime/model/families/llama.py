@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from ramify.kernels.lora import LoraTable
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.layers import (
@@ -23,6 +22,7 @@ from ramify.runtime.model.layers import (
     Slots,
     under,
 )
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class LlamaLayer(Layer):

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.layers import Reduce, Residual, RMSNorm, Rotary, Slots, under
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Olmo2Layer(LlamaLayer):

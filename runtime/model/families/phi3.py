@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.layers import GatedMLP, Linear, Rotary
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Phi3Layer(LlamaLayer):

@@ -8,10 +8,10 @@ import re
 import torch
 
 from ramify.kernels.stack import LayerWeights
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.layers import HeadNorms, RMSNorm, Rotary, Slots, under
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Qwen3Layer(LlamaLayer):

@@ -14,12 +14,12 @@ from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.reference import gated_delta as reference
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.families.qwen3 import Qwen3Layer
 from ramify.runtime.model.layers import Linear, Residual, RMSNorm, Rotary, Slot, Slots, under
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class GatedAttentionLayer(Qwen3Layer):

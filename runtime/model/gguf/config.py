@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ramify.kernels.routing import ClampedGate, Routing
-from ramify.runtime.model.config import (
+from ramify.runtime.model.shape.config import (
     Experts,
     Family,
     ModelConfig,
@@ -21,7 +21,7 @@ from ramify.runtime.model.config import (
     token_ids,
     unsupported,
 )
-from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
+from ramify.runtime.model.shape.hf_rope import rope_from_hf, with_rope_scaling
 
 Value = TypeVar("Value")
 

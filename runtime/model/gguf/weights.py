@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.rows import Rows
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
 from ramify.runtime.model.gguf.parts import parts_by_name, parts_of
+from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.weights import RotaryLayout
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"

@@ -15,8 +15,8 @@ from ramify.errors import InvalidRequest
 from ramify.kernels.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.quantised import schemes
-from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.model.quantised.schemes import Stored
+from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.model.weights import open_shard
 
 

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.transformers.hooks import calling
 from ramify.runtime.model.transformers.trace import Head, Mask, TracedShape, implementations, missing_tensors
 

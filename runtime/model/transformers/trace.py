@@ -28,8 +28,8 @@ from transformers import AutoConfig, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
-from ramify.runtime.model.config import ModelShape, RopeKind, token_ids
-from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
+from ramify.runtime.model.shape.config import ModelShape, RopeKind, token_ids
+from ramify.runtime.model.shape.hf_rope import rope_from_hf, with_rope_scaling
 from ramify.runtime.model.transformers.hooks import NAME, calling
 
 TOKENS = 1013

@@ -6,17 +6,9 @@ from pathlib import Path
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
-
-
-def context_of(config: EngineConfig, shape: ModelShape) -> int:
-    """The context length of an engine, in tokens.
-
-    Raises `InvalidRequest` where the model has no positions for it.
-    """
-    return with_context(shape, config.context_length).context_length
 
 
 def check_draft(
@@ -32,7 +24,7 @@ def check_draft(
             f"{name} has linear attention layers: their states cannot go back behind draft tokens that are "
             "not accepted."
         )
-    context_length = context_of(config, shape)
+    context_length = with_context(shape, config.context_length).context_length
     if draft.context_length < context_length:
         raise _refused(
             f"{name} has a context of {draft.context_length} tokens, and the engine one of {context_length}.",

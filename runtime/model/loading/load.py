@@ -15,9 +15,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.rows import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.checkpoint import weight_files
-from ramify.runtime.model.config import Family, ModelConfig, ModelShape
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.checkpoint import ModelFiles, weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.gpt_oss import GptOss
@@ -29,12 +27,13 @@ from ramify.runtime.model.families.qwen3 import Glm4Moe, Qwen3
 from ramify.runtime.model.families.qwen3_next import Qwen3Next, Qwen35
 from ramify.runtime.model.gguf.header import read_header, splits_of
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
-from ramify.runtime.model.hf_config import config_from_folder
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.packed_cache import load_packed
 from ramify.runtime.model.quantised.reader import quantised_tensors
 from ramify.runtime.model.quantization import Quantization, packing
+from ramify.runtime.model.shape.config import Family, ModelConfig, ModelShape
+from ramify.runtime.model.shape.context import with_context
+from ramify.runtime.model.shape.hf_config import config_from_folder
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
 if TYPE_CHECKING:

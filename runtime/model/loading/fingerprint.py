@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ramify.messages import ModelInfo
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.header import splits_of
-from ramify.runtime.model.hub.resolve import ModelFiles
 
 OPTIONS = (
     "load_format",

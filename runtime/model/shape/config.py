@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.routing import ClampedGate, Routing
-from ramify.runtime.model.quantised.config import Quantised
-from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.shape.quantised_config import Quantised
+from ramify.runtime.model.shape.state_shape import StateShape
 
 Family = Literal[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",

@@ -1,4 +1,4 @@
-"""Finds the files of a model by its name. Imports no torch."""
+"""The files of a model by its name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ramify import cache
 from ramify.errors import NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.checkpoint import has_tokenizer, missing_file
+from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer, missing_file
 from ramify.runtime.model.gguf.header import splits_of
 from ramify.runtime.model.gguf.tokenizer import tokenizer_of
 from ramify.runtime.model.hub import repository
@@ -44,18 +43,6 @@ Fits = Callable[[Quant], str | None]
 """Why a model cannot run on this machine; None if it can."""
 FromHub = Callable[[HubName, bool], Path]
 """(name, progress): the folder or the first GGUF file of a model on the hub."""
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """The files of a model on this machine."""
-
-    name: str
-    """The model's name for clients."""
-    weights: Path
-    """A folder with config.json and safetensors files, or a .gguf file."""
-    tokenizer: Path
-    """A folder with tokenizer.json."""
 
 
 def resolve(
@@ -107,6 +94,23 @@ def resolve(
             called = DEFAULT_MODEL if is_default else name
             return _in_folder(found, called) if found.is_dir() else in_file(found, called)
     raise _not_found(name, tried)
+
+
+def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
+    """The model's files, and whether they are whole: of a model that is on the hub alone, only headers are
+    fetched. Raises as `resolve`."""
+    from ramify.runtime.inspect.sparse import headers_of
+
+    fetched: list[Path] = []
+
+    def headers(wanted: HubName, progress: bool) -> Path:
+        listing = repository.listed(wanted)
+        paths, first = _paths_on_hub(listing, progress)
+        fetched.append(headers_of(listing, paths))
+        return fetched[0] if first is None else fetched[0] / first
+
+    files = resolve(name, from_hub=headers)
+    return files, not fetched
 
 
 def check_name(name: str, field: str = "model") -> None:
@@ -246,12 +250,12 @@ def _hub_cache(name: HubName, progress: bool) -> Path:
 def _hub(name: HubName, progress: bool) -> Path:
     """As `_hub_cache`, from the hub."""
     listing = repository.listed(name)
-    paths, first = paths_on_hub(listing, progress)
+    paths, first = _paths_on_hub(listing, progress)
     folder = repository.fetched(listing, paths, progress)
     return folder if first is None else folder / first
 
 
-def paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
+def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
     """The files of the model that the name of `listing` means, and the first of its GGUF files if it is one.
 
     Raises `NotFound` with all formats there are where the name means none, and where none fits this machine.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ramify.errors import InvalidRequest
-from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 
 Shape = TypeVar("Shape", bound=ModelShape)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.rows import Rows
-from ramify.runtime.model.config import ModelConfig, Shard
+from ramify.runtime.model.shape.config import ModelConfig, Shard
 
 Entry = Tensor | Rows
 

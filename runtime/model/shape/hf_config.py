@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from ramify.errors import InvalidRequest, NotFound
 from ramify.kernels.routing import ClampedGate, Routing
-from ramify.runtime.model.config import (
+from ramify.runtime.model.shape.config import (
     Experts,
     Family,
     ModelConfig,
@@ -25,8 +25,8 @@ from ramify.runtime.model.config import (
     token_ids,
     unsupported,
 )
-from ramify.runtime.model.hf_rope import Config, need, rope_from_hf, with_rope_scaling
-from ramify.runtime.model.quantised.config import quantised_of
+from ramify.runtime.model.shape.hf_rope import Config, need, rope_from_hf, with_rope_scaling
+from ramify.runtime.model.shape.quantised_config import quantised_of
 
 Fields = dict[str, Any]
 """Arguments of `ModelConfig`."""
