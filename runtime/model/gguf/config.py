@@ -284,3 +284,5 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
 those that it is given."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose heads may rotate in part."""
+PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")
+"""Families in whose files the two numbers of a rotary pair are neighbours."""
