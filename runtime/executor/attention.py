@@ -30,7 +30,7 @@ class StepAttention(Protocol):
 
 
 class CalledAttention:
-    """One kernel call a layer, which divides its work over the threads itself."""
+    """Attention by one kernel call a layer, which divides its work over the threads itself."""
 
     def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
         self.scale, self.soft_cap = scale, soft_cap
@@ -98,7 +98,7 @@ class PlannedAttention:
 
 
 class FlashInferAttention:
-    """As `PlannedAttention`, by another library; a model with attention sinks is refused before."""
+    """Planned attention by FlashInfer; a model with attention sinks is refused before."""
 
     def __init__(self, planners: Mapping[int, FlashInferPlanner]) -> None:
         self.planners = planners

@@ -57,7 +57,7 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 def build_runners(
     config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
-    """As `build_runner`, with the runner of the draft model that `load_draft` gives.
+    """The runners of the model and of the draft model that `load_draft` gives.
 
     Both have the same number of pages, which share the memory for KV. With `ranks`, `load` gives a rank's
     part of the model; all ranks have the same number of pages.

@@ -42,7 +42,7 @@ FINE_LEVELS = 2
 """Levels of flat plans that have a graph at each size; further ones at coarse sizes alone."""
 
 LIBRARY_BYTES = 64 << 20
-"""Of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
+"""Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
 before (torch's defaults)."""
 
 Key = tuple[int, tuple["Form", ...]]
@@ -98,7 +98,7 @@ class DecodeGraphs:
         """Graphs that were not planned, of cascade plans (True) and of flat ones."""
 
     def planned_keys(self) -> Iterator[Key]:
-        """Of the steps that are captured at start, those of the largest size first."""
+        """Keys of the graphs that are captured at start, the largest size first."""
         from ramify.kernels.triton.plan.attention_graph import full_form
 
         for index in reversed(range(len(self.sizes))):
@@ -128,7 +128,7 @@ class DecodeGraphs:
                 yield index, tuple(listed)
 
     def _highest(self, index: int) -> dict[int, int]:
-        """By window size, the highest level of flat plans."""
+        """Window size → the highest level of flat plans."""
         size, positions = self.sizes[index], self._positions(index)
         return {
             window: planner.highest_level(size, positions)
@@ -141,8 +141,10 @@ class DecodeGraphs:
         return min(pool.num_pages * pool.page_size, self.sizes[index] * self.buffers.longest)
 
     def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
-        """One level and one number of merges for all window sizes, as far as their plans reach these, so that
-        there are few keys."""
+        """The key with one level and one number of merges for all window sizes, as far as their plans reach
+        these.
+
+        There are fewer keys then."""
         level = max(form.level for form in forms)
         merges = max(form.merges for form in forms)
         for form, highest in zip(forms, self._highest(index).values(), strict=True):
@@ -208,7 +210,7 @@ class DecodeGraphs:
         return index, self._steps.get(key) or self._steps.get(full)
 
     def _full(self, key: Key) -> Key:
-        """With room to merge every token, as the steps that are captured at start have it."""
+        """The key with room to merge every token, as the graphs that are captured at start have it."""
         index, forms = key
         if not any(form.merges for form in forms):
             return key

@@ -1,4 +1,5 @@
-"""What CUDA graphs of steps share: their inputs and results at fixed addresses, and the memory in between."""
+"""Buffers that the CUDA graphs of steps share: inputs and results at fixed addresses, and the memory in
+between."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], T
 
 @dataclasses.dataclass(slots=True)
 class GraphStep:
-    """One captured step: the buffers of its plans by window size, and its graph once captured."""
+    """A captured step: the buffers of its plans by window size, and its graph once captured."""
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
@@ -85,7 +86,7 @@ class GraphBuffers:
         self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
-        """For the softmax states of all steps; None: each run allocates its own."""
+        """Memory for the softmax states of all steps; None: each run allocates its own."""
         self._memory: Any = None
         """The memory that all graphs share."""
         self.captured = Captures()

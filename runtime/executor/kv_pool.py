@@ -44,7 +44,7 @@ class KvPool:
         else:
             self.k, self.v = (torch.empty(shape, dtype=kept, device=device) for _ in range(2))
         self.dtype = dtype
-        """Of new keys and values, and of queries."""
+        """The dtype of new keys and values, and of queries."""
         self.num_pages = num_pages
         self.page_size = page_size
 
@@ -54,7 +54,7 @@ class KvPool:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page over all layers, keys and values."""
+        """Bytes of one page over all layers, keys and values."""
         return 2 * self.k[:, 0].nbytes
 
     def read_pages(self, pages: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which weights an engine's options load."""
+"""The weights that an engine's options load."""
 
 from __future__ import annotations
 

@@ -82,15 +82,15 @@ class Runner:
                 heads = model.config.num_heads
                 self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
         self.stacked = self._stack is not None
-        """All layers are computed in one call."""
+        """Whether all layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
-        """Attention reads shared prefixes once, where it pays."""
+        """Whether attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self.ranks: Ranks | None = None
-        """On the first rank of several: the others, which run every pass too."""
+        """The other ranks, which run every pass too; None but on the first of several."""
         self.has_head = not isinstance(model, Model) or model.has_head
-        """It computes logits."""
+        """Whether it computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))

@@ -36,9 +36,9 @@ class SamplingRow:
 
     params: SamplingParams
     uniform: float
-    """In [0, 1); unused for greedy rows."""
+    """The random number of the draw, in [0, 1); unused for greedy rows."""
     counts: TokenCounts | None = None
-    """Of the text so far, where a penalty is set."""
+    """Counts of the tokens so far, where a penalty is set."""
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
@@ -82,8 +82,7 @@ class HostSampler:
         return HostDrawing(tokens, found)
 
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """For each row the log-probabilities of its token in `tokens`, (R,) int, and of the `top`
-        likeliest."""
+        """Log-probabilities of each row's token in `tokens`, (R,) int, and of its `top` likeliest."""
         chosen = torch.from_numpy(tokens.astype(np.int64))
         return log_probabilities(logits.float(), chosen, top, self._log_sum)
 
@@ -165,15 +164,15 @@ def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -
 
 
 class DeviceSampler:
-    """As `HostSampler`, but only launches kernels; the result of a drawing waits for them."""
+    """Sampler on a device: it only launches kernels, and the result of a drawing waits for them."""
 
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
         self._counts = DeviceCounts(device)
         self._words = torch.empty(0, 0, dtype=torch.int32)
-        """Where masks are put together, pinned for a CUDA device: allocating pinned memory in each step, and
-        copying the masks to it, would double the work."""
+        """Buffer in which masks are put together, pinned for a CUDA device: allocating pinned memory in each
+        step, and copying the masks to it, would double the work."""
         self._sent: torch.cuda.Event | None = None
         """The masks of the last step have left `_words`."""
 

@@ -93,7 +93,7 @@ class TokenGraphs:
         self._late = 0
 
     def planned_keys(self) -> Iterator[Key]:
-        """Of the steps that are captured at start, those of the largest bucket first."""
+        """Keys of the graphs that are captured at start, the largest bucket first."""
         tokens, most, context = VERIFIED
         for size in reversed(self.sizes):
             batches = [(1, size, size), (1, size, size + PREFIX)]
@@ -118,7 +118,7 @@ class TokenGraphs:
         return self.sizes.index(size), tuple(forms)
 
     def _step_of(self, key: Key) -> GraphStep | None:
-        """None where its softmax states need more than the space that there is."""
+        """The captured step; None if its softmax states exceed the reserved workspace."""
         index, forms = key
         space, size = self.buffers.space, self.sizes[index]
         rooms = {}

@@ -67,7 +67,7 @@ def compile_warm_up(
 
 
 def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
-    """As `compile_warm_up`, for an engine with these options on a GPU that need not be there.
+    """Compile the kernels of an engine with these options, for a GPU that need not be there.
 
     Reads the files of quantised weights, whose layout decides about forms, and no others.
 

@@ -19,7 +19,7 @@ def why_not(weights: Path) -> str | None:
 
 
 def why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
-    """As `why_not`, by the headers of its files, unless its size alone says it."""
+    """The reason by which `why_not` refuses a model on the hub, from its size or the headers of its files."""
     memory = this_machine().memory
     if quant.size > memory:
         return f"it is larger than the memory, {memory / 2**30:.2f} GiB"

@@ -1,4 +1,5 @@
-"""What a matrix is kept as on a device, found by packing a small one with the functions that pack a model.
+"""The format in which a device keeps a matrix, found by packing a small one with the functions that pack a
+model.
 
 The answers are kept on disk, so that only the first question on a machine imports torch.
 """
@@ -31,7 +32,8 @@ class Form:
 
 
 def form_of(kind: str, quantization: str, dtype: str, device: str) -> Form:
-    """Of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's options."""
+    """The form of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's
+    options."""
     table = _table()
     name, bits = (quantization == "gguf" and table.get(f"{device} gguf {kind}")) or table[
         f"{device} {_OTHERS.get(quantization, quantization)} {dtype}"

@@ -1,4 +1,4 @@
-"""What a model is, what it needs, and what of it fits this machine: `ramify inspect`.
+"""The report of `ramify inspect`: a model, its needs, and whether it fits this machine.
 
 No weights are loaded. The figures are those of the functions that decide when an engine starts: the shape
 that its pages are made for, the packed forms, and the number of pages.
@@ -61,7 +61,7 @@ class FormatShare:
 
 @dataclass(frozen=True)
 class Chat:
-    """What the chat template can do. `tools` is the format of calls, `thinking` the mark that opens
+    """The abilities of a chat template. `tools` is the format of calls, `thinking` the mark that opens
     thoughts."""
 
     tools: str
@@ -77,7 +77,7 @@ class Inspection:
     path: str
     family: str | None
     implementation: Literal["native", "transformers"] | None
-    """None: no code runs the model."""
+    """The code that runs the model; None if none does."""
     parameters: int
     active_parameters: int
     file_bytes: int
@@ -89,12 +89,12 @@ class Inspection:
     weight_bytes: int
     kv_bytes_per_token: int
     state_bytes: int
-    """Of one sequence in linear attention layers."""
+    """State of one sequence in linear attention layers."""
     context_length: int
     kv_tokens: int
-    """What the engine makes pages for unless told otherwise."""
+    """Tokens that the engine makes pages for unless told otherwise."""
     kv_tokens_at_most: int
-    """What the memory holds beside the weights and a workspace."""
+    """Tokens that the memory holds beside the weights and a workspace."""
     max_running: int
     """Requests of a step."""
     chunk_tokens: int
@@ -102,7 +102,7 @@ class Inspection:
     page_size: int
     """Tokens of a KV page."""
     ranks: int
-    """Of tensor parallelism: the figures of memory are those of one, the first, which has the head."""
+    """Ranks of tensor parallelism. Figures of memory are those of the first, which has the head."""
     divides_by: list[int]
     """The numbers of ranks that the model can be divided among; empty where it cannot be by its family."""
     lora: bool
@@ -132,7 +132,8 @@ def inspected(
     draft: ModelFiles | None = None,
     chat: bool = True,
 ) -> Inspection:
-    """Without `chat` the tokenizer is not read. `draft` has the files of the configuration's draft model.
+    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` has the files
+    of the configuration's draft model.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -250,7 +251,7 @@ def _ranks(
 
 
 def _quantization(config: EngineConfig, stored: str) -> str:
-    """As `quantization.resolve_quantization`, where the scheduler calls it. `stored`: the file's format."""
+    """The format that the engine would keep weights in. `stored`: the file's format."""
     if config.quantization != "auto":
         return config.quantization
     return stored if config.dtype != "float32" else "none"
@@ -347,7 +348,8 @@ def _kv(
 
 
 def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
-    """All, and those that one token is multiplied by: of routed experts the chosen ones."""
+    """Numbers of parameters: all, and those that one token is multiplied by (of routed experts the chosen
+    ones)."""
     total = sum(tensor.numbers for tensor in tensors)
     experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
     if not experts:

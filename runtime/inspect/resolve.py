@@ -166,7 +166,7 @@ def _beside(name: str) -> list[str]:
 
 
 def hub_name(name: str) -> HubName | None:
-    """What `name` means on the hub; None where it is a path."""
+    """The repository that `name` means on the hub; None where it is a path."""
     name = _MOVED.get(name, name)
     if name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower()):
         return HubName(DEFAULT_REPOSITORY)
@@ -248,7 +248,7 @@ def _hub_cache(name: HubName, progress: bool) -> Path:
 
 
 def _hub(name: HubName, progress: bool) -> Path:
-    """As `_hub_cache`, from the hub."""
+    """The folder or the first GGUF file of the model, fetched from the hub."""
     listing = repository.listed(name)
     paths, first = _paths_on_hub(listing, progress)
     folder = repository.fetched(listing, paths, progress)

@@ -1,4 +1,4 @@
-"""What the executor runs: a decoder-only model whose attention is passed in."""
+"""The protocol of models that the executor runs: decoder-only, with attention passed in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ramify.runtime.model.shape.config import ModelShape
 
 
 class Attend(Protocol):
-    """What joins the tokens of each request, supplied by the caller of `Model.forward`: the attention of one
-    layer over all earlier tokens, and the gated delta rule of a layer with a state."""
+    """The operations that join the tokens of a request, supplied by the caller of `Model.forward`: the
+    attention of one layer over all earlier tokens, and the gated delta rule of a layer with a state."""
 
     def __call__(
         self,
@@ -102,7 +102,7 @@ class CausalLM(nn.Module, ABC):
         return stored
 
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
-        """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.
+        """Logits under masks: those of tokens that a row's mask forbids may be minus infinity.
 
         mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
         """

@@ -44,7 +44,7 @@ class Layer(nn.Module, ABC):
         """Add the layer's output to x. rotation: (T, head_dim / 2) complex64."""
 
     def weights(self) -> LayerWeights | None:
-        """Its packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
+        """Packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
         layer is not of the form that `LayerWeights` describes."""
         return None
 
@@ -54,7 +54,7 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def slots(self) -> Slots:
-        """Its checkpoint tensors, named below "model.layers.N."."""
+        """The layer's checkpoint tensors, named below "model.layers.N."."""
 
 
 class Model(CausalLM):
@@ -72,7 +72,7 @@ class Model(CausalLM):
                 module.adapted = self.adapted
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
         self.has_head = config.shard.index == 0
-        """Of several ranks the first one alone computes logits."""
+        """Whether it computes logits: of several ranks only the first does."""
         self.head = (
             self.embedding
             if config.tie_embeddings or not self.has_head
@@ -122,7 +122,7 @@ class Model(CausalLM):
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """As `forward`, with all layers computed by one call: layers(x, rotation) adds their outputs to x in
+        """Forward pass with all layers computed by one call: layers(x, rotation) adds their outputs to x in
         place."""
         x = self.embed(ids)
         layers(x, self.rotations[0][positions])
@@ -227,8 +227,9 @@ class Model(CausalLM):
                 module.pack_when_filled(partial(module.pack, form))
 
     def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Before filling: move the model to `device`, the matrices of layers once they are filled. Matrices
-        with quantised rows, or others with `form`, stay quantised; mixtures of experts are dequantised."""
+        """Call before filling: moves the model to `device`, the matrices of layers once they are filled.
+        Matrices with quantised rows, or others with `form`, stay quantised; mixtures of experts are
+        dequantised."""
         self.rotations = [table.to(device) for table in self.rotations]
         for name, parameter in list(self.named_parameters()):
             if not isinstance(self.get_submodule(name.rpartition(".")[0]), Linear):
@@ -267,7 +268,7 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def lay_out_head(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """As `lay_out_when_filled` says, for the head, where it is."""
+        """Lay out the head, as `lay_out_when_filled` does matrices of layers."""
         rows = self._head_rows
         if rows is None and form is not None and self.has_head:
             rows = form(self.head)

@@ -62,7 +62,7 @@ class MixtureOfExperts(nn.Module):
             # The kernel of the whole block knows no adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """After packing: the router, and gate_up and down of all experts (`Stack`)."""
+        """Weights after packing: the router, and gate_up and down of all experts (`Stack`)."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -223,7 +223,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def mlp_of(config: ModelConfig, index: int, dtype: torch.dtype) -> GatedMLP | MixtureOfExperts:
-    """What layer `index` has between its second norm and the residual stream."""
+    """The MLP or experts of layer `index`, between its second norm and the residual stream."""
     if config.experts is not None and config.experts.sparse[index]:
         return MixtureOfExperts(config.hidden_size, config.experts, dtype, layer=index)
     return GatedMLP(

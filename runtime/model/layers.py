@@ -49,7 +49,7 @@ class Slot:
     filled: Callable[[], None] | None = None
     """Called once the slot is filled."""
     order: Tensor | None = None
-    """Which of the checkpoint's rows comes to each place. None: as they are. `rotary` is of the new order."""
+    """Index of the checkpoint's row at each place; None: as they are. `rotary` is of the new order."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -165,7 +165,7 @@ PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
 def plain_matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """By torch. With `add` the product is added to `out` without a temporary."""
+    """Product by torch. With `add` the product is added to `out` without a temporary."""
     if out is None:
         return F.linear(x, weight, bias)
     if not add:
@@ -179,7 +179,7 @@ class Adapted:
 
     def __init__(self) -> None:
         self.rows: LoraRows | None = None
-        """None outside a step, and in a step without adapters."""
+        """Adapters of the step's rows; None outside a step, and in a step without adapters."""
         self.op: registry.Lora = reference_lora
 
 
@@ -209,9 +209,9 @@ class Linear(nn.Module):
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """After packing: matrices that together, row after row, are `weight`, which is empty then."""
+        """Packed matrices that together, row after row, are `weight`, which is then empty."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
-        """After `lay_out`: outputs, matrix and bias of the parts of `weight`, which is empty then."""
+        """Outputs, matrix and bias of the parts of `weight`, which is empty after `lay_out`."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
@@ -225,7 +225,7 @@ class Linear(nn.Module):
         self._unfilled: set[str] | None = None
         self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
-        """Of a matrix whose inputs are divided among ranks: sums the ranks' products."""
+        """Sum over the ranks' products, of a matrix whose inputs are divided among ranks; else None."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
@@ -264,7 +264,7 @@ class Linear(nn.Module):
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
-        """This rank's term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
+        """The rank's own term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
         if not self.packed:
             return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
@@ -290,7 +290,7 @@ class Linear(nn.Module):
         return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
 
     def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
-        """What the adapters of the step's rows add to the product with norm(x)."""
+        """The term that the adapters of the step's rows add to the product with norm(x)."""
         rows = self.adapted.rows
         if rows is None or not self.lora:
             return None

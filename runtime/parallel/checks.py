@@ -1,4 +1,4 @@
-"""What several ranks cannot run: by a model's config, its headers and the options, before weights load."""
+"""Checks of models and options that several ranks cannot run, by config and headers, before weights load."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RankGroup:
         return total.to(term.dtype)
 
     def from_first(self, tensor: Tensor) -> Tensor:
-        """What the first rank has in its `tensor`, on every rank."""
+        """The first rank's `tensor`, on every rank."""
         dist.broadcast(tensor, 0)
         return tensor
 

@@ -16,7 +16,7 @@ from ramify.runtime.processes.ipc import Outbox, Sockets
 
 
 class Ranks:
-    """This process is rank `index` of `count`. The first one tells the others of every pass."""
+    """The process as rank `index` of `count`. The first one tells the others of every pass."""
 
     def __init__(self, index: int, count: int, sockets: Sockets) -> None:
         self.index, self.count = index, count

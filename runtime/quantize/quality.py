@@ -37,11 +37,11 @@ class Compared:
     same: float
     perplexity: float
     tokens: int
-    """Of the text that was read."""
+    """Tokens of the text that was read."""
 
 
 class Sequence:
-    """One model with room for one sequence."""
+    """A model with room for one sequence."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Sequence:
         self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
-        """After each of the tokens [start, stop), where all before were computed: (stop - start, vocab)."""
+        """Logits after each of the tokens [start, stop), where all before were computed: (stop - start,
+        vocab)."""
         extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
         return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
 

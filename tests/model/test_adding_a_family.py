@@ -1,4 +1,5 @@
-"""A model family needs an entry in two tables, and the files that name families are those of contributing.md."""
+"""A model family needs an entry in two tables, and the files that name families are those of
+contributing.md."""
 
 from __future__ import annotations
 

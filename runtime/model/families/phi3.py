@@ -12,7 +12,7 @@ from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Phi3Layer(LlamaLayer):
-    """In checkpoints queries, keys and values are one tensor, and gate and up another."""
+    """Llama's layer, stored with queries, keys and values as one tensor, and gate and up as another."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)

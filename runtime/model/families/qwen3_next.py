@@ -76,7 +76,7 @@ class DeltaLayer(Layer):
 
     @abstractmethod
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
-        """From x to the convolution's channels, z, b and a, side by side."""
+        """Projections from x to the convolution's channels, z, b and a, side by side."""
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
         mixed = self.projection.of(x, self.attention_norm)
@@ -148,7 +148,8 @@ class Qwen3Next(Model):
             layer.output_gate = ops.output_gate
 
     def name_of(self, stored: str) -> str | None:
-        """Without the vision tower, and without the layers that predict further tokens (`mtp`)."""
+        """The tensor's name in a text model; None for the vision tower, and for the layers that predict
+        further tokens (`mtp`)."""
         if stored.startswith(("mtp.", "model.visual.")):
             return None
         return super().name_of(stored.replace("model.language_model.", "model.", 1))

@@ -43,7 +43,7 @@ class GGUFHeader:
     paths: tuple[Path, ...]
     """The files of the model: several where it was split."""
     metadata: dict[str, Any]
-    """Without arrays of strings and arrays longer than `MAX_ARRAY`."""
+    """The file's fields, without arrays of strings and arrays longer than `MAX_ARRAY`."""
     tensors: dict[str, TensorInfo]
     digest: str
     """SHA-256 of the bytes of the first file's header, the vocabulary included."""

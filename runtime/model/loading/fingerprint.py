@@ -1,4 +1,4 @@
-"""What tells a model apart from every other one whose answers may differ."""
+"""A digest that tells a model apart from every other one whose answers may differ."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SCHEMES = {
     "weight_scale": _Scheme(schemes.eight_bits, ("weight", "weight_scale")),
     "weight_scale_inv": _Scheme(schemes.eight_bits, ("weight", "weight_scale_inv")),
 }
-"""By a tensor that only matrices of the scheme have. Those of awq and gptq have the same names."""
+"""Tensor that only matrices of a scheme have → the scheme. awq and gptq have the same names."""
 _AWQ = _Scheme(schemes.awq, ("qweight", "qzeros", "scales"))
 _GPTQ = _Scheme(schemes.gptq, ("qweight", "qzeros", "scales"))
 _MXFP4 = _Scheme(lambda stored, _: schemes.mxfp4(stored["blocks"], stored["scales"]), ("blocks", "scales"))

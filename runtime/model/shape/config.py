@@ -62,7 +62,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the executor and the scheduler need to know of a model. Sizes are in elements, lengths in
+    """The numbers of a model that the executor and the scheduler need. Sizes are in elements, lengths in
     tokens."""
 
     family: str
@@ -125,12 +125,12 @@ class Experts:
 
     count: int
     size: int
-    """Of an expert's gate and up projections, as `ModelConfig.intermediate_size` of an MLP's."""
+    """Outputs of an expert's gate and up projections, as `ModelConfig.intermediate_size` of an MLP's."""
     routing: Routing
     sparse: tuple[bool, ...]
     """Whether each layer has the mixture; the others have an MLP."""
     shared_size: int = 0
-    """Of the expert that all tokens have; 0: none."""
+    """Size of the expert that all tokens have; 0: none."""
     shared_gate: bool = False
     """Each token weighs the shared expert by a gate."""
     correction: bool = False
@@ -206,7 +206,7 @@ class ModelConfig(ModelShape):
 
     @property
     def depth(self) -> int:
-        """All layers, those with KV pages and those with states."""
+        """Number of layers, those with KV pages and those with states."""
         return self.num_layers + (0 if self.states is None else self.states.layers)
 
     def layers_with_pages(self, before: int) -> int:

@@ -27,7 +27,7 @@ def _no_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_window(config: Config, num_layers: int) -> tuple[int, ...]:
-    """One window for all layers."""
+    """The same window for all layers."""
     if config.get("layer_types"):
         raise unsupported("layer_types", config["layer_types"], f"absent for {config['model_type']}")
     return (config.get("sliding_window") or 0,) * num_layers
@@ -70,7 +70,7 @@ def _gemma_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_rope(config: Config, fields: Fields) -> Fields:
-    """One rotary embedding for all layers."""
+    """The same rotary embedding for all layers."""
     return {"rope": rope_from_hf(config)}
 
 

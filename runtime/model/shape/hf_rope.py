@@ -33,7 +33,7 @@ _STRETCHED = ("linear", "yarn")
 
 
 def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
-    """One rotary embedding.
+    """A rotary embedding.
 
     `given` are its fields if the config has several; else they are found under the names of transformers 4 or
     5. With `partial`, a share of a head's numbers may rotate. Raises `UnsupportedField` or `InvalidRequest`.

@@ -15,7 +15,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ConfigGroup:
-    """One of compressed-tensors' `config_groups`: the matrices that it is for, and their layout."""
+    """An entry of compressed-tensors' `config_groups`: the matrices that it is for, and their layout."""
 
     targets: tuple[str, ...]
     """Names of modules, `re:` and a pattern that matches from a name's start, or a class: Linear for all."""
@@ -76,8 +76,8 @@ def _layout(group: ConfigGroup) -> tuple[Any, Any, bool]:
 
 
 def quantised_of(config: Fields) -> Quantised | None:
-    """What `quantization_config` of a `config.json` says, or `compression_config`, its older name. None
-    without them.
+    """The form by `quantization_config` of a `config.json`, or `compression_config`, its older name. None
+    without.
 
     Raises `UnsupportedField` naming the field below it whose value is not implemented.
     """

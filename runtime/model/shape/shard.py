@@ -44,7 +44,7 @@ def part_of(config: ModelConfig, index: int, count: int) -> ModelConfig:
 def parts_of_rank(
     entries: Iterable[tuple[str, Entry]], config: ModelConfig, *, keep: bool
 ) -> Iterator[tuple[str, Entry]]:
-    """What the rank with `config` holds of a checkpoint's tensors, which have Hugging Face names.
+    """The part that the rank with `config` holds of a checkpoint's tensors, by their Hugging Face names.
 
     keep : quantised rows stay quantised; else their values are wanted
 
@@ -80,7 +80,7 @@ def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
-    """Of each stacked matrix the rows of this rank, `sizes`. Others than expected are refused when filled."""
+    """The rank's rows, `sizes`, of each stacked matrix. Other sizes than expected are refused when filled."""
     if len(entry) != shard.count * sum(sizes):
         return entry
     chosen, start = [], 0

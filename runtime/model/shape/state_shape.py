@@ -39,7 +39,7 @@ class StateShape:
     layers: int
     """Gated delta-net layers of the model. They are numbered from 0 apart from those that have KV pages."""
     channels: int
-    """Of the convolution: queries and keys of all key heads, values of all heads."""
+    """Channels of the convolution: queries and keys of all key heads, values of all heads."""
     width: int
     """Tokens that the convolution sees, the current one included."""
     heads: int

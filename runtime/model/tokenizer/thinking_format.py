@@ -49,7 +49,7 @@ def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> Thinking
         return render(tokenizer, turns, None, generation=generation, **variables) or ""
 
     def after_user(text: str) -> str:
-        """What follows the first user turn."""
+        """The template's text behind the first user turn."""
         return text.partition(_USER)[2].removeprefix(pieces.suffix["user"])
 
     switches = {name for name in SWITCHES if name in pieces.variables}
