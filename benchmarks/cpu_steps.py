@@ -1,4 +1,4 @@
-"""What bounds a decoding step of a GGUF file on the CPU, by the number of rows.
+"""Decoding steps of a GGUF file on the CPU and what bounds them, by the number of rows.
 
     python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--context 256] [--threads 2]
 

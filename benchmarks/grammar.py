@@ -104,7 +104,7 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """One engine on one vocabulary."""
+    """An engine on a vocabulary."""
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         """A way to begin a request: it fills masks and accepts tokens."""

@@ -49,7 +49,7 @@ CASES = ("free", "penalties", "grammars")
 
 
 class AnswersAtOnce:
-    """In the place of `Runner`."""
+    """Stand-in for `Runner` whose model answers at once."""
 
     def __init__(self, *, device_sampler: bool) -> None:
         self._logits = torch.randn(1024, VOCABULARY)

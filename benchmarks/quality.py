@@ -1,4 +1,4 @@
-"""What each weight format costs in quality: logits, perplexity and greedy tokens against float32.
+"""The quality that each weight format costs: logits, perplexity and greedy tokens against float32.
 
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
         [--peers openvino=VENV/bin/python llama.cpp=FOLDER]

@@ -160,7 +160,7 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def outcome(self, task: Any, limit_s: float) -> Any:
-        """What `work` or `in_order` answers; a refusal where it takes more than the limit, or crashes."""
+        """The answer of `work` or `in_order`; a refusal where it takes more than the limit, or crashes."""
         self._pipe.send(task)
         try:
             seconds = self._answer(limit_s)

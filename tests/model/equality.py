@@ -23,7 +23,7 @@ PAGE = 4
 STOPS = [0, 11, 12, 17, 18, 30]
 """Prefill, chunks, and single tokens."""
 TOLERANCE = 2e-4
-"""Of float32 logits whose standard deviation is about 1.6."""
+"""Tolerance of float32 logits whose standard deviation is about 1.6."""
 
 
 def prompts() -> list[list[int]]:

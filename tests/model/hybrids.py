@@ -44,7 +44,8 @@ DENSE = Case(
 
 
 def build_hybrid(case: Case, **options: Any) -> Any:
-    """As `build`, with further options; decays differ between heads, and states last for tens of tokens."""
+    """A hybrid model with further options: decays differ between heads, and states last for tens of
+    tokens."""
     model = build(replace(case, options=case.options | options))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

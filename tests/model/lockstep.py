@@ -45,7 +45,7 @@ class Lockstep:
         return reduce
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """What the bodies return, each run by the thread of a rank. Raises the first error of any."""
+        """The results of the bodies, each run by the thread of a rank. Raises the first error of any."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 

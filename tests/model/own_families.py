@@ -27,13 +27,13 @@ class Gguf:
     architecture: str
     metadata: dict[str, int | float | str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the model, where files cannot say what the family's own options say."""
+    """Options of the model, where files cannot say what the family's own options say."""
 
 
 @dataclass(frozen=True)
 class Own:
     gguf: Gguf
-    """Of architectures that are refused there is the name alone."""
+    """The form as a GGUF file; the name alone of architectures that are refused."""
     options: dict[str, Any] = field(default_factory=dict)
     adapted: tuple[str, ...] = ALL
     """The modules that a LoRA adapter may change: all projections but those of experts."""
@@ -148,7 +148,7 @@ SCHEMES: tuple[tuple[dict[str, Any], Quantise, str], ...] = (
     ),
     (compressed("pack-quantized", integers(4, 32)), packed(4, 32, symmetric=True), "int4"),
 )
-"""Of compressed-tensors: FP8 with a scale for each output, and W4A16 in groups of 32."""
+"""Schemes of compressed-tensors: FP8 with a scale for each output, and W4A16 in groups of 32."""
 
 
 def assert_quantised_equal(family: Family, folder: Path) -> None:

@@ -30,7 +30,7 @@ MIXTURES = [family for family, own in FAMILIES.items() if "expert_count" in own.
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_logits_equal_transformers(family: Family, tmp_path: Path) -> None:
-    """With experts that are not packed, and by packed ones in the compiled layer stack."""
+    """Experts that are not packed, and packed ones in the compiled layer stack."""
     reference = reference_of(family, tmp_path)
     for packed in (False, True):
         model = native(tmp_path, packed=packed, deterministic=packed)

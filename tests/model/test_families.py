@@ -58,7 +58,7 @@ def paged(model: Model, ids: torch.Tensor, kernels: Any) -> torch.Tensor:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", UNLIKE_LLAMA, ids=lambda case: case.name)
 def test_logits_from_pages_equal_transformers(case: Case, packed: bool, tmp_path: Path) -> None:
-    """By the compiled kernels, weights as they are and packed; by their twins."""
+    """Compiled kernels, with weights as they are and packed, and their twins."""
     reference = build(case)
     ids = prompt()
     wanted = expected(reference, ids)

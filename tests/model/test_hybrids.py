@@ -146,7 +146,7 @@ def from_gguf(reference: Any, path: Path, architecture: str, form: Any = "none",
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_gguf_files(family: Family, tmp_path: Path) -> None:
-    """Without their layers for multi-token prediction."""
+    """Files whose layers for multi-token prediction are left out."""
     form = FAMILIES[family].gguf
     architecture, reference = form.architecture, reference_of(family, **BLOCKS, **form.options)
     path, alone = tmp_path / "tiny.gguf", [[0, 40], [0, 26]]

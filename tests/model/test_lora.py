@@ -1,4 +1,4 @@
-"""Which adapters are read, and what is refused by name."""
+"""Adapters that are read, and refusals by name."""
 
 from __future__ import annotations
 

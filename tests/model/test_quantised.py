@@ -148,7 +148,7 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path
 
 
 def rounding(x: torch.Tensor, weight: QuantisedWeight, *given: Any, **options: Any) -> torch.Tensor:
-    """As the kernel of this name, by the twins."""
+    """Rounding of activations as the kernel of this name has it, by the twins."""
     chosen = float8_matmul if multiplies_float8(weight) else quantised_matmul
     return chosen(x, weight, *given, **options)
 

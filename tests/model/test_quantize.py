@@ -81,7 +81,7 @@ def test_metadata_and_tokenizer_come_along(source: Path, tmp_path: Path) -> None
 
 
 def unpacked(tensors: dict[str, torch.Tensor], name: str, bits: int, group: int) -> torch.Tensor:
-    """By compressed-tensors' description of pack-quantized, number by number."""
+    """The numbers of a tensor by compressed-tensors' description of pack-quantized, one by one."""
     outputs, inputs = tensors[f"{name}_shape"].tolist()
     words = tensors[f"{name}_packed"].numpy().view(np.uint32)
     scale, zeros = tensors[f"{name}_scale"].float(), tensors.get(f"{name}_zero_point")

@@ -1,4 +1,4 @@
-"""By default on the CPU the bits of an output are those of the request alone: eight families, eight formats.
+"""The default on the CPU: bits of an output depend on the request alone, in eight families and eight formats.
 
 Requests of six kinds come one after the other while others run. The pages are few, the chunks short, prefixes
 shared, some requests aborted, others retracted, and speculation drafts.
@@ -96,7 +96,7 @@ def bits(result: Result) -> tuple[Any, ...]:
 
 
 def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> list[Result]:
-    """All of them, six at a time; every sixth is aborted soon after, and submitted once more."""
+    """Answers to all requests, six at a time; every sixth is aborted soon after, and submitted once more."""
     rng = random.Random(seed)
     order = list(range(len(wanted)))
     rng.shuffle(order)

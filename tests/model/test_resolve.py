@@ -1,4 +1,4 @@
-"""From names to files: the order, what is refused, and pulls that are interrupted, wrong or concurrent."""
+"""Names to files: the order, refusals, and pulls that are interrupted, wrong or concurrent."""
 
 from __future__ import annotations
 
@@ -413,7 +413,7 @@ def test_resolving_and_tokenizing_import_no_torch(folder: Path) -> None:
 def test_an_engine_of_a_model_that_is_not_there_cannot_be_made(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, without processes and the hub, which no test here reaches."""
+    """The refusal comes at once, without processes and the hub, which no test here reaches."""
     monkeypatch.chdir(tmp_path)
     for folder in ("tiny", "empty"):
         (tmp_path / folder).mkdir()

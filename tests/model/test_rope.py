@@ -104,7 +104,7 @@ def test_logits_equal_transformers_in_every_form(family: Family, tmp_path: Path)
 
 
 def test_a_long_rope_is_short_unless_a_longer_context_is_asked_for(tmp_path: Path) -> None:
-    """As Phi-4-mini: the engine's tokens are those of transformers for requests within the original
+    """A model like Phi-4-mini: the engine's tokens are those of transformers for requests within the original
     context, which is the engine's."""
     parameters = rope_parameters({"rope_theta": 1e4, "partial_rotary_factor": 0.75}, "longrope", 16)
     original = {"original_max_position_embeddings": 64}
@@ -160,7 +160,7 @@ MACHINE = Machine("cpu", "the CPU", 1 << 34, "float32")
 
 
 def test_an_extension_that_is_asked_for(tmp_path: Path) -> None:
-    """As Qwen3's model card says: yarn by a factor of 4. All ways to read a model take it."""
+    """The extension of Qwen3's model card: yarn by a factor of 4. All ways to read a model take it."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 192}
     reference = reference_of("qwen3", tmp_path / "plain")
     write_gguf(reference, tmp_path / "tiny.gguf", "qwen3")

@@ -35,7 +35,7 @@ SIZES = {"intermediate_size": 128}
 
 
 def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -> Tensor:
-    """Those of the first rank, which alone has a head."""
+    """The logits of the first rank, which alone has a head."""
 
     def hidden(model: Model) -> Tensor:
         attend, rows = dense.DenseAttend(model.config), []

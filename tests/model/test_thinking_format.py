@@ -1,4 +1,4 @@
-"""What is learned of a template's thinking, for the templates of well-known families."""
+"""Marks of thinking that are learned from the templates of well-known families."""
 
 from __future__ import annotations
 

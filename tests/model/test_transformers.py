@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("model_type", DENSE + MOE + OURS + SINKS)
 def test_equal_to_transformers(model_type: str, tmp_path: Path) -> None:
-    """All logits of packed chunks, and the tokens of the whole engine."""
+    """Logits of packed chunks, and the tokens of the whole engine."""
     reference = save_tiny(tiny_config(model_type), tmp_path)
     model = loaded(tmp_path)
     assert_logits_equal(reference, model)
@@ -163,7 +163,8 @@ def test_a_shorter_context(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_says_what_is_refused() -> None:
-    """Its tables are checked by the runs that wrote them; here only that nothing moved between them."""
+    """The page's tables are checked by the runs that wrote them; here only that nothing moved between
+    them."""
     page = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
     own, others = page.partition("<!-- models:")[2].split("| family by transformers' code |")
     served, refused = others.split("| refused, because | families |")

@@ -1,4 +1,4 @@
-"""With `deterministic`, an output has the same bits whatever runs beside it, in any chunks, cached or not."""
+"""Deterministic mode: an output has the same bits whatever runs beside it, in any chunks, cached or not."""
 
 from __future__ import annotations
 

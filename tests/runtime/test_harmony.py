@@ -105,7 +105,7 @@ def test_a_format_is_that_of_the_final_channel(local: Local) -> None:
 
 @pytest.mark.parametrize("effort", [None, "none"])
 def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
-    """Its arguments keep to their schema, with thoughts before it and without."""
+    """The call's arguments keep to their schema, with thoughts before it and without."""
     more = {} if effort is None else {"reasoning_effort": effort}
     text, turn = local.chat(
         messages=MESSAGES,
@@ -220,7 +220,7 @@ def test_a_turn_that_goes_on_after_a_death_keeps_its_marks(local: Local) -> None
 
 
 def test_only_the_control_tokens_are_marks(local: Local) -> None:
-    """Not the same characters in text, and none where special tokens are left out."""
+    """The same characters in text are no marks, and nothing is where special tokens are left out."""
     (chunk,) = chunks_of(local, "arguments", 10_000)
     marks = [next(mark for mark in SPECIAL if chunk.text.startswith(mark, at)) for at in chunk.controls]
     assert marks == ["<|channel|>", "<|message|>", "<|call|>"]

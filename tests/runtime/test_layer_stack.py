@@ -1,4 +1,4 @@
-"""All layers in one call: the bits of one call for each kernel."""
+"""The layer stack in one call gives the bits of one call for each kernel."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_unknown_and_repeated_names_are_refused(tuned: Tuned) -> None:
 
 
 def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> None:
-    """Its adapter's name has other files in the next ring."""
+    """The adapter's name has other files in the next ring."""
     local = started(tuned)
     revisions = {name: reply.lora for name, reply in zip(tuned.adapters, local.replies, strict=True)}
     ids = tuple(tuned.answers["all"][0])
