@@ -296,7 +296,7 @@ class LocalEngine:
         rows = [SamplingRow(GREEDY, uniform=0.0)] * len(extensions)
 
         def run() -> None:
-            self.runner.sampler.begin(self.runner.logits(self.runner.forward(batch)), rows, (), 0)
+            self.runner.sampler.begin_draw(self.runner.logits(self.runner.forward(batch)), rows, (), 0)
 
         run()
         return statistics.median(self._timed(run) for _ in range(7))

@@ -51,7 +51,8 @@ class CalledAttention:
 
 
 class PlannedAttention:
-    """Plans on the host: one per step and window size, for all layers. A layer only launches kernels."""
+    """Attention planned on the host: one plan a step and window size serves all layers, which only launch
+    kernels."""
 
     def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
         self.planners = planners

@@ -70,7 +70,7 @@ class ForwardBatch:
 
     @property
     def decoding(self) -> bool:
-        """Every request has one token."""
+        """Whether every request has one token."""
         return self.tokens.shape[1] == len(self.kv_lens)
 
 
@@ -133,7 +133,7 @@ class Pass(Message, frozen=True, kw_only=True):
 
 
 def pass_of(batch: ForwardBatch) -> Pass:
-    """Raises `ValueError` for a batch with states or adapters, which no rank runs."""
+    """`batch` as a message. Raises `ValueError` for states or adapters, which ranks do not have."""
     if batch.states is not None or batch.lora is not None:
         raise ValueError("a pass of several ranks has neither states nor adapters")
     return Pass(
@@ -147,7 +147,7 @@ def pass_of(batch: ForwardBatch) -> Pass:
 
 
 def batch_of(message: Pass, next_ids: Tensor | None) -> ForwardBatch:
-    """The batch of `message`; `next_ids` are there where it is `ahead`."""
+    """The batch in `message`. `next_ids` are given if the message is `ahead`."""
     kv_lens = _tensor(message.kv_lens, np.int32)
     return ForwardBatch(
         tokens=_tensor(message.tokens, np.int64).view(3, -1),

@@ -99,9 +99,9 @@ def build_runners(
     pages = pages_in(config, shape, kept, device, draft_shape)
     if pages is None:
         with fitting("The model and its largest steps", device):
-            memory = _measured(config, model, ops, dtype, device, graphs)
+            memory = measured_memory(config, model, ops, dtype, device, graphs)
             if draft is not None:
-                of_draft = _measured(config, draft, ops, dtype, device, graphs)
+                of_draft = measured_memory(config, draft, ops, dtype, device, graphs)
                 workspace = max(memory.workspace, of_draft.workspace)
                 memory = dataclasses.replace(of_draft, workspace=workspace)
         fraction = config.memory_fraction or FRACTION
@@ -172,7 +172,7 @@ def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
     return possible if config.cascade is None else config.cascade
 
 
-def _measured(
+def measured_memory(
     config: EngineConfig,
     model: CausalLM,
     ops: Ops,
@@ -228,7 +228,7 @@ def _measured(
 
 
 def _buckets(config: EngineConfig, longest: int) -> list[int]:
-    """The tokens of captured steps that are no decodes, for contexts of up to `longest` tokens."""
+    """Token counts of captured steps other than decodes, for contexts of up to `longest` tokens."""
     assert config.max_running is not None
     assert config.chunk_tokens is not None
     return buckets(config.max_running + min(config.chunk_tokens, config.max_running * longest))

@@ -83,7 +83,7 @@ class KvPool:
             pool.index_copy_(1, index, part.view(pool.dtype).transpose(0, 1))
 
     def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`k` and `v`, float8 as bytes: torch does not index all of its forms."""
+        """`k` and `v`, with float8 as bytes, since torch cannot index every float8 dtype."""
         import torch
 
         if self.k.itemsize > 1:

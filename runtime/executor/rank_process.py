@@ -1,4 +1,4 @@
-"""The process of a rank that runs the passes it is told of. The first rank is in the scheduler's process.
+"""The process of a rank other than the first: it runs the passes that the scheduler's process sends.
 
 Started with its number as argument. It has no head, so it computes no logits and samples nothing.
 """

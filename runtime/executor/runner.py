@@ -37,12 +37,12 @@ from ramify.runtime.parallel.ranks import Ranks
 log = logging.getLogger("ramify")
 
 MANY_ROWS = (65, 17)
-"""Matrix products of more than 64 rows have a kernel of their own in deterministic mode. Those with quantised
-weights have one for more than 16 rows."""
+"""Rows of warm-up passes. In deterministic mode another kernel multiplies more than 64 rows, or more than 16
+with quantised weights."""
 
 
 class Compiled(NamedTuple):
-    """Numbers of forms that a model's steps launch, of those that were compiled, and of those that failed."""
+    """Kernel forms of a model's steps: how many there are, were compiled, and failed to compile."""
 
     forms: int
     compiled: int
@@ -94,7 +94,7 @@ class Runner:
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
-        model.use(ops)
+        model.use_kernels(ops)
         model.adapted.op = ops.lora
         self.adapters = Adapters(model)
         self.sampler: HostSampler | DeviceSampler = (
@@ -186,7 +186,7 @@ class Runner:
         # Graphs are captured without adapters, whose launches the other steps would pay for.
         graphs = self._graphs if batch.decoding else self._token_graphs
         if graphs is not None and batch.lora is None:
-            hidden = graphs.run(batch)
+            hidden = graphs.replay(batch)
             if hidden is not None:
                 return hidden
         tokens = to_device(batch.tokens, self.device)
@@ -214,7 +214,7 @@ class Runner:
         attention: StepAttention,
         states: StepStates | None = None,
     ) -> Tensor:
-        """ids, positions, slots: (T,) int64 on the device."""
+        """Hidden states, (T, hidden). ids, positions, slots: (T,) int64 on the device."""
         hidden: Tensor = self.model(ids, positions, _Step(self, slots, attention, states))
         return hidden
 

@@ -32,7 +32,7 @@ from ramify.sampling_params import SamplingParams
 
 @dataclasses.dataclass(slots=True)
 class SamplingRow:
-    """Everything but the logits that the token of one row depends on."""
+    """Inputs of one row's draw, besides its logits."""
 
     params: SamplingParams
     uniform: float
@@ -42,7 +42,7 @@ class SamplingRow:
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
-    """Tokens that are not allowed yet: stop tokens before `min_tokens`."""
+    """Forbidden tokens: stop tokens, until `min_tokens` have been written."""
 
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
@@ -61,12 +61,13 @@ class HostDrawing:
 
 
 class HostSampler:
-    """Samples on the host, before it returns. `sample_tokens` and `log_sum` take float32 logits."""
+    """Sampler on the host: tokens are there when it returns. `sample_tokens` and `log_sum` take float32
+    logits."""
 
     def __init__(self, sample_tokens: SampleTokens = sample_tokens, log_sum: LogSum = log_sum) -> None:
         self._sample_tokens, self._log_sum = sample_tokens, log_sum
 
-    def begin(
+    def begin_draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> HostDrawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
@@ -169,18 +170,18 @@ class DeviceSampler:
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
-        self._counts = DeviceCounts(device)
+        self.counts = DeviceCounts(device)
         self._words = torch.empty(0, 0, dtype=torch.int32)
         """Buffer in which masks are put together, pinned for a CUDA device: allocating pinned memory in each
         step, and copying the masks to it, would double the work."""
         self._sent: torch.cuda.Event | None = None
-        """The masks of the last step have left `_words`."""
+        """Event after which the last step's masks have been copied from `_words`."""
 
     @torch.inference_mode()
-    def begin(
+    def begin_draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> DeviceDrawing:
-        edits = self._counts.edits(row_edits(rows))
+        edits = self.counts.edits(row_edits(rows))
         before = None if edits is None else self._ops.edit_logits(logits, edits)
         tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:
@@ -205,7 +206,7 @@ class DeviceSampler:
         ):
             row = SamplingRow(params, uniform=0.0, mask=mask)
             for top in (0, 1):
-                self.begin(logits, [row], [0], top)
+                self.begin_draw(logits, [row], [0], top)
 
     def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
         masks = [row.mask for row in rows]

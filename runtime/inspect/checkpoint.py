@@ -22,7 +22,7 @@ _HEADS = ("lm_head.weight", "output.weight")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """`format` is GGML's name of the type, or safetensors'; `size` is in bytes."""
+    """A tensor in a checkpoint. `format` is the type's name in GGML or safetensors; `size` is in bytes."""
 
     name: str
     shape: tuple[int, ...]

@@ -13,7 +13,7 @@ from ramify.runtime.model.hub.repository import Listing
 
 
 def why_not(weights: Path) -> str | None:
-    """Why the GGUF model `weights` does not run on this machine; None if it does."""
+    """The reasons against running the GGUF model `weights` on this machine; None if it runs."""
     found = inspected(ModelFiles("", weights, weights.parent), this_machine(), chat=False)
     return "; ".join(refusal.reason for refusal in found.refused) or None
 

@@ -20,7 +20,7 @@ _SHAPE = (64, 512)
 """Outputs and inputs: a multiple of every format's blocks and of a panel, so that nothing is padding."""
 _FILE = "forms.json"
 _OTHERS = {"checkpoint": "none"}
-"""A matrix that a quantised checkpoint holds as floats is packed as one of any other checkpoint."""
+"""Formats of float matrices in quantised checkpoints, which are packed as those of any other checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """`subject` is an option as on the command line, or the field of the configuration."""
+    """A refusal. `subject` is an option as on the command line, or the field of the configuration."""
 
     subject: str
     reason: str
@@ -75,7 +75,7 @@ def _shape(
 
 
 def _removed(fields: Mapping[str, Any], name: str) -> bool:
-    """Whether the field `name` was there to be taken away. A name may lead into a field, as
+    """Remove the field `name`; False if there was none. A name may lead into a field, as
     rope_scaling.type, or a multimodal config's text_config."""
     if isinstance(fields, dict):
         if name in fields:
@@ -134,7 +134,7 @@ def refused_draft(
 
 
 def refused_adapters(shape: ModelShape, loras: Mapping[str, str]) -> list[Refusal]:
-    """Adapters that would not load, by the code that loads them, on a model without memory."""
+    """Adapters that would not load, found by loading them into a model on the meta device."""
     import torch
 
     from ramify.runtime.model.loading.load import FAMILIES

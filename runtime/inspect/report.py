@@ -71,7 +71,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Sizes are in bytes, lengths in tokens."""
+    """Everything that `ramify inspect` found. Sizes are in bytes, lengths in tokens."""
 
     model: str
     path: str
@@ -96,9 +96,9 @@ class Inspection:
     kv_tokens_at_most: int
     """Tokens that the memory holds beside the weights and a workspace."""
     max_running: int
-    """Requests of a step."""
+    """The most requests of a step."""
     chunk_tokens: int
-    """Prompt tokens of a step."""
+    """The most prompt tokens of a step."""
     page_size: int
     """Tokens of a KV page."""
     ranks: int
@@ -109,9 +109,9 @@ class Inspection:
     """Whether adapters can be loaded: where the code is ours."""
     chat: Chat | None
     not_native: list[Refusal]
-    """Why our own code does not run it, where that of transformers does."""
+    """Reasons why our own code does not run it, if transformers' code does."""
     refused: list[Refusal]
-    """Why nothing runs it here."""
+    """Reasons why nothing runs it here; empty if something does."""
     refused_options: list[Refusal]
     notes: list[str]
     """Further sentences for the log when an engine starts with it."""
@@ -183,7 +183,7 @@ def inspected(
             refused += refused_adapters(shape, config.loras)
         refused += undivided
         part = shape if ranks == 1 else part_for(shape, 0, ranks)
-        facts, problem = _kv(part, machine, config, dtype, weight_bytes + beside, draft_shape)
+        facts, problem = kv_facts(part, machine, config, dtype, weight_bytes + beside, draft_shape)
         refused += [Refusal("memory", problem)] if problem else []
     return Inspection(
         model=files.name,
@@ -215,7 +215,7 @@ def inspected(
 
 
 def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list[Refusal], list[Refusal]]:
-    """The shape, why it is not ours, and why there is none."""
+    """(shape, reasons against our own code, reasons against any code)."""
     own, not_native = (
         native_shape(weights, config.rope_scaling) if config.model_impl != "transformers" else (None, [])
     )
@@ -234,8 +234,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """The numbers of ranks that divide the model, the number that was asked for if it can be had, else 1, and
-    why it cannot."""
+    """(rank counts that divide the model, the count that was asked for or 1, its refusals)."""
     if shape is None:
         return [], 1, []
     try:
@@ -298,7 +297,7 @@ def _sizes(
     return sorted(shares, key=lambda entry: -entry.share), int(total)
 
 
-def _kv(
+def kv_facts(
     shape: ModelShape,
     machine: Machine,
     config: EngineConfig,

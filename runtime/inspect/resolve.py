@@ -36,11 +36,11 @@ _SMALL_FILES = {
 _MOVED = {"distilgpt2": "distilbert/distilgpt2"} | {
     name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 }
-"""The hub's first names had no owner. It leads from them to their repositories today."""
+"""Old name of a model on the hub, without an owner → its repository today."""
 NO_OWNER = "names on the hub are org/repo"
 
 Fits = Callable[[Quant], str | None]
-"""Why a model cannot run on this machine; None if it can."""
+"""Gives the reason why a model cannot run on this machine; None if it can."""
 FromHub = Callable[[HubName, bool], Path]
 """(name, progress): the folder or the first GGUF file of a model on the hub."""
 
@@ -114,9 +114,9 @@ def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
 
 
 def check_name(name: str, field: str = "model") -> None:
-    """Raises `NotFound`, with a name that is like it, where no model can have this name.
+    """Raises `NotFound`, with a similar name, if no model can have this name.
 
-    As `resolve`, without its files and within a millisecond. The hub is not asked, so ``org/repo`` passes,
+    A check of the name alone, within a millisecond. The hub is not asked, so ``org/repo`` passes,
     unless HF_HUB_OFFLINE is set.
     """
     path = Path(name).expanduser()
@@ -156,7 +156,7 @@ def _not_found(name: str, tried: Sequence[str], field: str = "model") -> NotFoun
 
 
 def _beside(name: str) -> list[str]:
-    """Models where `name` would be, as they would be given."""
+    """Models in the folder where `name` would lie, spelled as a user would name them."""
     place = Path(name).expanduser().parent
     try:
         found = [entry for entry in itertools.islice(place.iterdir(), 1000) if not entry.name.startswith(".")]

@@ -69,7 +69,7 @@ class CausalLM(nn.Module, ABC):
         """The LoRA adapters of a step."""
 
     @abstractmethod
-    def use(self, ops: Ops) -> None:
+    def use_kernels(self, ops: Ops) -> None:
         """Compute with the kernels `ops` from now on.
 
         Raises `UnsupportedField` where they are deterministic and the model cannot be.
@@ -84,10 +84,10 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
+        """Logits: (R, hidden) → (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
 
     def slots(self) -> Slots:
-        """A slot for every tensor of the checkpoint, where LoRA adapters can change the model's projections.
+        """The checkpoint's tensors with their slots, for models that take LoRA adapters.
 
         Raises `UnsupportedField` where they cannot.
         """

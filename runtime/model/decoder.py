@@ -79,9 +79,9 @@ class Model(CausalLM):
             else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         )
         self.packed_head: PackedWeight | None = None
-        """The packed head, if it is packed. `head` is empty then, unless it is the embedding."""
+        """The packed head, or None. With it `head` is empty, unless it is the embedding."""
         self.quantised_head: QuantisedWeight | None = None
-        """The quantised head, after `lay_out`. `head` is as with a packed head."""
+        """The head quantised for a device, or None. `head` is as with a packed head."""
         self._quantised_matmul: registry.QuantisedMatMul = quantised_matmul
         self._head_op: registry.Linear = reference.linear
         self._masked_head_op: registry.MaskedLinear | None = None
@@ -114,7 +114,7 @@ class Model(CausalLM):
         return x.normed(self.norm)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(T, hidden)."""
+        """The embeddings of `ids`: (T, hidden)."""
         x = F.embedding(ids, self.embedding)
         return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
@@ -137,7 +137,7 @@ class Model(CausalLM):
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use(self, ops: registry.Ops) -> None:
+    def use_kernels(self, ops: registry.Ops) -> None:
         self.use_norm(ops.rms_norm, ops.add_rms_norm)
         if ops.linear is not None:
             self.use_linear(ops.linear, ops.layer_linear)
@@ -313,6 +313,7 @@ class Model(CausalLM):
         return True
 
     def _keep_embedding(self, rows: Rows) -> bool:
-        """Keep the rows for the head. The embedding needs the values: its rows are looked up."""
+        """Keep the quantised rows for the head; False, as the embedding looks rows up and needs the
+        values."""
         self._head_rows = rows
         return False

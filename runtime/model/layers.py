@@ -39,15 +39,16 @@ class Slot:
 
     target: Tensor
     rotary: Rotary | None = None
-    """Set where the first rows are heads that rotate: the numbers of a rotary pair must become neighbours."""
+    """The heads that rotate, if the first rows are such: the numbers of a rotary pair must become
+    neighbours."""
     keep: Callable[[Rows], bool] | None = None
-    """Takes quantised rows in place of their values. Returns False to get the values."""
+    """Callback that takes quantised rows; it returns False to get their values instead."""
     offset: float = 0.0
     """Added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
     """The projection whose weight the tensor is, where adapters can change it."""
     filled: Callable[[], None] | None = None
-    """Called once the slot is filled."""
+    """Callback after the slot is filled."""
     order: Tensor | None = None
     """Index of the checkpoint's row at each place; None: as they are. `rotary` is of the new order."""
 
@@ -219,9 +220,9 @@ class Linear(nn.Module):
         self._rows: dict[str, Rows] = {}
         self.lora = LoraTable()
         self.adapted = Adapted()
-        """Shared with all others of a model."""
+        """Adapters of the step, one object for all projections of a model."""
         self.adaptable = len(self.parts) <= MOST_PARTS
-        """Adapters can change it."""
+        """Whether adapters can change it."""
         self._unfilled: set[str] | None = None
         self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
@@ -239,7 +240,7 @@ class Linear(nn.Module):
         self._parts(x, y, add=False)
         return self._gated(y)
 
-    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+    def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""
         if len(self.packed) == 1 and not norm.offset:
             value = x.value()
@@ -427,16 +428,16 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gate=activation)
         self.down = Linear(intermediate, {"down_proj": hidden}, bias=bias, dtype=dtype)
 
-    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+    def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """mlp(norm(x)), (T, hidden)."""
-        return self.down.forward(self.gate_up.of(x, norm))  # (T, intermediate)
+        return self.down.forward(self.gate_up.forward_normed(x, norm))  # (T, intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down.forward(self.gate_up.forward(x))  # (T, intermediate)
 
     def add_to(self, residual: Residual, norm: RMSNorm) -> None:
         """residual += mlp(norm(residual))."""
-        self.down.add_to(residual, self.gate_up.of(residual, norm))  # (T, intermediate)
+        self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
         """The packed matrices, gate_up and down; None where one is not packed, or in parts."""

@@ -45,7 +45,7 @@ def check_ranks(config: EngineConfig, shape: ModelShape, weights: Path) -> None:
 
 
 def divisible(shape: ModelShape) -> ModelConfig:
-    """`shape`, of a family whose layers can be divided. Raises `UnsupportedField` for others."""
+    """`shape`, if its family's layers can be divided; else raises `UnsupportedField`."""
     reason = None
     if not isinstance(shape, ModelConfig):
         reason = "is computed by transformers' code, and a model of our own families is needed"

@@ -27,7 +27,7 @@ class Ranks:
         self._in_step = True
 
     def connect(self, device: torch.device, *, deterministic: bool) -> None:
-        """Wait for the other ranks to have loaded their weights."""
+        """Join the group, once all ranks have loaded their weights."""
         self._group = RankGroup(self._folder, self.index, self.count, device, ordered=deterministic)
 
     @property

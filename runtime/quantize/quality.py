@@ -1,4 +1,4 @@
-"""How far a model's predictions are from those of the same model by exact arithmetic, on a text of ours."""
+"""The distance of a model's predictions from those of exact arithmetic, on a text of ours."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Sequence:
 
 
 def agreeing(found: list[int], wanted: list[int]) -> int:
-    """Tokens before the first difference."""
+    """Number of equal tokens before the first difference."""
     pairs = zip(found, wanted, strict=True)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), len(wanted))
 

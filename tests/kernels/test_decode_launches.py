@@ -171,12 +171,12 @@ def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
         before = len(graphs._steps)
         for step in range(OFTEN + 2):
             launches.clear()
-            assert graphs.run(decodes([3000 + step, *[30] * 7])) is not None
+            assert graphs.replay(decodes([3000 + step, *[30] * 7])) is not None
             merge = 1 if step >= OFTEN - 1 else 8
             assert programs(launches)["_merge"] == 2 * HEADS * merge
         assert len(graphs._steps) == before + 1
         launches.clear()
-        graphs.run(decodes([3000, 3000, *[30] * 6]))
+        graphs.replay(decodes([3000, 3000, *[30] * 6]))
         assert programs(launches)["_merge"] == 2 * HEADS * 8, "room for one merge is too little"
 
 
@@ -194,7 +194,7 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
             *(np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens))
         )
         assert planner.form(plan, 96).listed
-        steps = [graphs.run(batch) for _ in range(OFTEN + 2)]
+        steps = [graphs.replay(batch) for _ in range(OFTEN + 2)]
         assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
         assert len(graphs._steps) == before + 1
         assert runner.captured.awaited == OFTEN

@@ -82,7 +82,7 @@ def draws(runner: Runner, rows: int) -> None:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]
             for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
-                runner.sampler.begin(logits, given, asked, top)
+                runner.sampler.begin_draw(logits, given, asked, top)
     runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)
 
 

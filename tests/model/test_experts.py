@@ -134,14 +134,14 @@ def test_experts_of_gguf_files_stay_packed_from_the_file_on(
     write_gguf(reference, path, "qwen3moe", matrices=GGMLQuantizationType.Q4_0, others=kinds, metadata=counts)
     wanted = logits(native(path), torch.arange(20))
     held: list[int] = []
-    keep = MixtureOfExperts._keep
+    keep = MixtureOfExperts.keep_rows
 
     def counting(self: MixtureOfExperts, *args: Any) -> bool:
         done = keep(self, *args)
         held.append(len(self._rows))
         return done
 
-    monkeypatch.setattr(MixtureOfExperts, "_keep", counting)
+    monkeypatch.setattr(MixtureOfExperts, "keep_rows", counting)
     model = native(path, quantization="gguf")
     assert len(held) == 2 * 8 * 3
     assert max(held) == 8  # the gates' 4-bit codes, until the up projections come

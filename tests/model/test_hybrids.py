@@ -163,7 +163,7 @@ def test_gguf_files(family: Family, tmp_path: Path) -> None:
     }
     wanted = logits(from_gguf(reference, path, architecture, **types), ops("cpu"), alone)[0]
     model = from_gguf(reference, path, architecture, "gguf", **types)
-    model.use(ops("cpu"))
+    model.use_kernels(ops("cpu"))
     first = model.get_submodule("layers.0")
     assert [part.format for part in first.projection.packed] == ["int4", "int8"]
     assert len(first.output.packed[0].order) == (0 if architecture == "qwen3next" else 128)

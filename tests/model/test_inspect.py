@@ -177,7 +177,7 @@ def test_states_are_counted_as_the_engine_makes_them() -> None:
         context_length=1 << 18, windows=(0,) * 12, states=states,
     )  # fmt: skip
     slots = states_in(EngineConfig(max_running=128), shape, CPU_BYTES, torch.device("cpu"))
-    facts, problem = report._kv(shape, CPU, EngineConfig(max_running=128, page_size=16), "bfloat16", 0)
+    facts, problem = report.kv_facts(shape, CPU, EngineConfig(max_running=128, page_size=16), "bfloat16", 0)
     room = int(0.9 * CPU.memory) - WORKSPACE - (slots + 1) * states.bytes
     assert (problem, slots) == (None, 13)
     assert facts["kv_tokens_at_most"] == room // facts["kv_bytes_per_token"]

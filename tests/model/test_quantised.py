@@ -326,7 +326,7 @@ def rows_of(name: str, parts: Parts, config: dict[str, Any]) -> Rows:
     known = quantised_of({"quantization_config": config})
     assert known is not None
     names = {part: f"{name}.{part}" for part in parts}
-    ((_, rows), *_) = reader._module(name, names, lambda full: parts[full.rpartition(".")[2]], known)
+    ((_, rows), *_) = reader.matrix_tensors(name, names, lambda full: parts[full.rpartition(".")[2]], known)
     assert isinstance(rows, Rows)
     return rows
 

@@ -113,7 +113,7 @@ def test_the_pool_holds_what_lives(monkeypatch: pytest.MonkeyPatch) -> None:
             device.edits([text.row()])
         once: list[RowEdits | None] = [Text(rng, 100, repetition_penalty=1.2).row() for _ in range(4)]
         device.edits(once)
-    assert device._pool.shape[1] <= 4 * 2 * 110
+    assert device.pool.shape[1] <= 4 * 2 * 110
 
 
 def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
@@ -130,7 +130,7 @@ def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
         local.run()
         if sampler is None:
             assert isinstance(local.runner.sampler, DeviceSampler)
-            assert local.runner.sampler._counts._pool.numel()
+            assert local.runner.sampler.counts.pool.numel()
         found.append([(each.ids, each.finish) for each in local.results.values()])
     assert found[0] == found[1]
 

@@ -192,7 +192,7 @@ def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.Mon
         monkeypatch.setattr(torch.cuda, name, value)
     for chunk, prefill in ((100, 100), (4096, tiny_model.config.context_length)):
         config = EngineConfig(dtype="float32", chunk_tokens=chunk, max_running=24, page_size=16)
-        memory = build._measured(config, tiny_model, ops("cpu"), torch.float32, CPU)
+        memory = build.measured_memory(config, tiny_model, ops("cpu"), torch.float32, CPU)
         assert memory == DeviceMemory(total=100, used=70, workspace=prefill + 24)
 
 

@@ -147,7 +147,7 @@ def test_requests_outlive_the_unloading_of_their_adapter(tuned: Tuned) -> None:
     assert "attention, mixed" in str(error)
     del local.results[rid]
     gc.collect()
-    assert local.runner.adapters._slots == {1, 2, 3}
+    assert local.runner.adapters.slots == {1, 2, 3}
 
 
 def test_choices_are_scored_with_the_adapter(tuned: Tuned) -> None:

@@ -27,7 +27,7 @@ class Gemma2Layer(LlamaLayer):
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
         x.add(self.attended_norm.forward(self.output.forward(self.attended(x, rotation, attend))))
-        x.add(self.mlp_out_norm.forward(self.mlp.of(x, self.mlp_norm)))
+        x.add(self.mlp_out_norm.forward(self.mlp.forward_normed(x, self.mlp_norm)))
 
     def weights(self) -> LayerWeights | None:
         return None
@@ -62,7 +62,8 @@ class Gemma3(Gemma2):
         return Gemma3Layer(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """Multimodal files: "language_model.…" before transformers 5, "model.language_model.…" since."""
+        """The tensor's name in a text model. Multimodal files have "language_model.…" or, since transformers
+        5, "model.language_model.…"."""
         if "vision_tower." in stored or "multi_modal_projector." in stored:
             return None
         if stored.startswith("model.language_model."):

@@ -17,7 +17,8 @@ class GptOss(Model):
         return LlamaLayer(self.config, index, dtype)
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """A folder has all experts of a layer in one tensor, with the rows of gate and up in turn.
+        """The slots of a tensor. A folder has all experts of a layer in one, with the rows of gate and up in
+        turn.
 
         Those of mxfp4 are rows, (experts * outputs, inputs). Others are (experts, inputs, outputs).
         """

@@ -26,7 +26,7 @@ class OlmoeLayer(LlamaLayer):
 
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
         sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
-        q, k, v = self.qkv.of(x, self.attention_norm).split(sizes, dim=1)
+        q, k, v = self.qkv.forward_normed(x, self.attention_norm).split(sizes, dim=1)
         q, k, v = (each.unflatten(1, (-1, self.head_dim)) for each in (self.q_norm(q), self.k_norm(k), v))
         return attend(self.index, q, k, v, rotation, window=self.window).flatten(1)
 

@@ -47,7 +47,7 @@ class Glm4Moe(Model):
         return (Qwen3Layer if self.config.head_norms else LlamaLayer)(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """Layers after the last predict further tokens: multi-token prediction, which is not used."""
+        """The tensor's name; None in layers after the last, which predict further tokens and are not used."""
         found = re.match(r"model\.layers\.(\d+)\.", stored)
         return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 

@@ -24,7 +24,7 @@ class Part:
     change: Callable[[Any], Any] | None = None
     """Turns the stored tensor or rows into the checkpoint's."""
     exact: bool = False
-    """The model keeps it in float32, or `change` needs it so."""
+    """Whether the model keeps it in float32, or `change` needs it so."""
 
 
 Parts = Mapping[str, Sequence[Part]]
@@ -70,7 +70,7 @@ _MORE_NAMES = {
 _NORMS_PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose norms are stored plus 1. That of a delta-net layer's heads is not."""
 _WITHOUT_SUFFIX = ("ssm_a", "ssm_dt")
-"""Hugging Face checkpoints have them as `A_log` and `dt_bias`."""
+"""Tensors that Hugging Face checkpoints name without ".weight": `A_log` and `dt_bias`."""
 
 
 def parts_by_name(architecture: str, states: StateShape | None) -> Parts:

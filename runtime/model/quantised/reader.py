@@ -67,10 +67,10 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
             return found
 
         for stem, names in modules.items():
-            yield from _module(stem, names, tensor, quantised)
+            yield from matrix_tensors(stem, names, tensor, quantised)
 
 
-def _module(
+def matrix_tensors(
     stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
 ) -> Iterator[tuple[str, Tensor | Rows]]:
     if quantised.method == "mxfp4" and "blocks" in names:
@@ -96,7 +96,7 @@ def _rows(name: str, scheme: _Scheme, parts: Stored, quantised: Quantised) -> Ro
     missing = [part for part in scheme.needs if part not in parts]
     if missing:
         raise _bad(name, f"lacks {', '.join(missing)}")
-    layout = quantised.of(name)
+    layout = quantised.for_matrix(name)
     try:
         rows = scheme.rows(parts, layout)
         values, factors = rows.numbers, rows.factors

@@ -18,9 +18,9 @@ Family = Literal[
 ]  # fmt: skip
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 BY_LENGTH: tuple[RopeKind, ...] = ("dynamic", "longrope")
-"""Kinds whose frequencies depend on the length of a request."""
+"""Kinds of rotary embedding whose frequencies depend on the length of a request."""
 Activation = Literal["silu", "gelu"]
-"""gelu: by its approximation with tanh (arXiv 1606.08415)."""
+"""Activations of gated MLPs. gelu is approximated with tanh (arXiv 1606.08415)."""
 
 Name = TypeVar("Name", bound=str)
 
@@ -56,7 +56,7 @@ class Rope:
     long_factors: tuple[float, ...] = ()
 
     def rotated(self, head_dim: int) -> int:
-        """How many numbers of a head rotate."""
+        """Number of rotating numbers of a head."""
         return int(head_dim * self.share)
 
 
@@ -76,7 +76,7 @@ class ModelShape:
     windows: tuple[int, ...]
     """Sliding window of each layer: the number of visible tokens, the current one included; 0: all."""
     attention_scale: float | None = None
-    """Multiplies scores; None takes 1 / sqrt(head_dim)."""
+    """Factor of scores; None takes 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
     """Scores become cap · tanh(score / cap); 0: no cap."""
     sinks: tuple[bool, ...] = ()
@@ -132,12 +132,12 @@ class Experts:
     shared_size: int = 0
     """Size of the expert that all tokens have; 0: none."""
     shared_gate: bool = False
-    """Each token weighs the shared expert by a gate."""
+    """Whether each token weighs the shared expert by a gate."""
     correction: bool = False
-    """A bias is added to the scores that choose experts (arXiv 2408.15664)."""
+    """Whether a bias is added to the scores that choose experts (arXiv 2408.15664)."""
     router_bias: bool = False
     bias: bool = False
-    """Experts' matrices have biases."""
+    """Whether experts' matrices have biases."""
     clamp: ClampedGate | None = None
     """The gate of experts, if it is not SwiGLU."""
 
@@ -180,16 +180,16 @@ class ModelConfig(ModelShape):
     """Whether each of all layers is a gated delta-net layer, which keeps a state; empty if none is."""
     activation: Activation = "silu"
     norm_offset: float = 0.0
-    """Added to the weights of norms."""
+    """Number that is added to the weights of norms."""
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """Norms over query and key heads, in families that have models with and without."""
+    """Whether there are norms over query and key heads, in families with and without them."""
     experts: Experts | None = None
     quantised: Quantised | None = None
-    """How a checkpoint folder is quantised itself. GGUF files say so for each tensor."""
+    """Quantisation of a checkpoint folder; None for plain ones and GGUF files, whose tensors say it each."""
     shard: Shard = Shard()
     """The rank whose part this is: heads, KV heads and the intermediate size are those of the part."""
 
@@ -210,7 +210,7 @@ class ModelConfig(ModelShape):
         return self.num_layers + (0 if self.states is None else self.states.layers)
 
     def layers_with_pages(self, before: int) -> int:
-        """How many of the first `before` layers have KV pages; the others have states."""
+        """Number of layers with KV pages among the first `before`; the others have states."""
         return before - sum(self.linear[:before])
 
     @property

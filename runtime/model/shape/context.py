@@ -1,4 +1,4 @@
-"""The context of an engine: the model's own, a shorter or a longer one, and what a user should know of it."""
+"""The context of an engine: the model's own, a shorter or a longer one, and notes on it for users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 Shape = TypeVar("Shape", bound=ModelShape)
 
 MOST_TOKENS = 1 << 24
-"""Positions are multiplied as float32, which has all whole numbers up to here."""
+"""Longest context: positions are multiplied as float32, which has all whole numbers up to here."""
 
 
 def with_context(config: Shape, context_length: int | None) -> Shape:

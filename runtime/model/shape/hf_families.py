@@ -46,7 +46,7 @@ def _windows_by_type(config: Config, num_layers: int) -> tuple[int, ...] | None:
 
 
 def _optional_windows(config: Config, num_layers: int) -> tuple[int, ...]:
-    """Qwen's: windows if `use_sliding_window`, in the layers from `max_window_layers` on."""
+    """Windows of Qwen models: if `use_sliding_window`, in the layers from `max_window_layers` on."""
     if not config.get("use_sliding_window"):
         config = {**config, "sliding_window": 0}
     window, first = config.get("sliding_window") or 0, config.get("max_window_layers", 28)
@@ -75,7 +75,7 @@ def _one_rope(config: Config, fields: Fields) -> Fields:
 
 
 def _smollm3_ropes(config: Config, fields: Fields) -> Fields:
-    """No positions in every fourth layer."""
+    """SmolLM3's rotary embeddings: none in every fourth layer."""
     rope = rope_from_hf(config)
     every, rotated = config["no_rope_layer_interval"], config.get("no_rope_layers")
     if rotated is None:
@@ -88,7 +88,7 @@ def _smollm3_ropes(config: Config, fields: Fields) -> Fields:
 
 
 def _gemma3_ropes(config: Config, fields: Fields) -> Fields:
-    """A rotary embedding of its own for the layers with windows."""
+    """Gemma 3's rotary embeddings: layers with windows have one of their own."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = dict(given.pop("sliding_attention", None) or {})
     local.setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
@@ -119,8 +119,7 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
 
 
 def _hybrid_ropes(config: Config, fields: Fields) -> Fields:
-    """Multimodal models divide the frequencies among three positions (`mrope_section`), which are one and the
-    same for text."""
+    """The rotary embedding of hybrids, without `mrope_section`: its three positions are the same for text."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
     return {"rope": rope_from_hf(config, given or {"rope_type": "default"}, partial=True)}
@@ -194,7 +193,7 @@ def _olmoe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _qwen_moe_more(config: Config, fields: Fields) -> Fields:
-    """Qwen's: every `decoder_sparse_step`th layer is sparse, but those of `mlp_only_layers`."""
+    """Qwen's experts: every `decoder_sparse_step`th layer is sparse, but those of `mlp_only_layers`."""
     step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     layers = range(fields["num_layers"])
     experts = Experts(
@@ -213,7 +212,7 @@ def _qwen2_moe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
-    """GLM-4.5's: DeepSeek-V3's router, and norms over heads in the larger models."""
+    """GLM-4.5's experts with DeepSeek-V3's router, and norms over heads in the larger models."""
     size, dense = need(config, "moe_intermediate_size"), need(config, "first_k_dense_replace")
     routing = _routing(
         config,
@@ -235,7 +234,7 @@ def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _gpt_oss_windows(config: Config, num_layers: int) -> tuple[int, ...]:
-    """A window in every other layer, the first among them."""
+    """gpt-oss's windows: in every other layer, from the first on."""
     kinds = config.get("layer_types")
     kinds = kinds or ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
     return _windows_by_type({**config, "layer_types": kinds}, num_layers) or ()
@@ -253,7 +252,7 @@ def _gpt_oss_more(config: Config, fields: Fields) -> Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How a family's `config.json` differs from Llama's."""
+    """Differences of a family's `config.json` from Llama's."""
 
     defaults: Config = field(default_factory=dict)
     """Defaults of transformers that differ from Llama's, for fields that a file may leave out."""

@@ -26,10 +26,10 @@ _NUMBERS = {
 _NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_factor": "long_factors"}
 _LISTS = ("short_factor", "long_factor")
 _KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
-"""Names of transformers' rotary forms. Every family of ours has them all there."""
+"""Kinds of rotary embedding in transformers. Every family of ours can have each of them."""
 _NO_EXTENSION = "rope_scaling (--rope-scaling) does not go with this model: "
 _STRETCHED = ("linear", "yarn")
-"""Kinds whose factor says how many times the original context they reach."""
+"""Kinds that reach `factor` times the original context."""
 
 
 def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
@@ -115,7 +115,7 @@ def need(config: Config, name: str) -> int:
 
 
 def _given(config: Config) -> Config:
-    """transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`."""
+    """The file's rotary fields: `rope_parameters` of transformers 5, `rope_scaling` of transformers 4."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 

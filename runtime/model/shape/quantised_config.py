@@ -26,10 +26,8 @@ class ConfigGroup:
 
 @dataclass(frozen=True)
 class Quantised:
-    """How the matrices of a checkpoint are quantised.
-
-    Their tensors say the rest: a matrix has those of its scheme, and one that was left alone has `weight`.
-    """
+    """The quantisation of a checkpoint's matrices. Their tensors say the rest: a matrix has those of its
+    scheme, and one that was left alone has `weight`."""
 
     method: str
     """`quant_method`: compressed-tensors, awq, gptq, fp8 or mxfp4."""
@@ -38,14 +36,15 @@ class Quantised:
     blocks: tuple[tuple[int, int], ...] = ()
     """Outputs and inputs of a block, for each scheme that has blocks."""
     float8_activations: bool = False
-    """Activations are meant to be rounded to float8 before float8 weights, by whatever scales."""
+    """Whether the checkpoint wants activations rounded to float8 before float8 weights, by whatever
+    scales."""
     zero_shift: int = 0
-    """gptq: added to stored zero points. 1 in the first version of the format."""
+    """Number that is added to stored zero points of gptq: 1 in the first version of the format."""
     config_groups: tuple[ConfigGroup, ...] = ()
-    """compressed-tensors: the layouts, where they are not all alike."""
+    """Layouts of compressed-tensors by matrix, if they are not all alike."""
 
-    def of(self, name: str) -> Quantised:
-        """How the matrix `name`, without `.weight`, is quantised: names and patterns go before classes.
+    def for_matrix(self, name: str) -> Quantised:
+        """The quantisation of the matrix `name`, without `.weight`: names and patterns go before classes.
 
         Raises `InvalidRequest` where no target, or more than one layout's, names it.
         """
@@ -110,7 +109,8 @@ def _object(name: str, value: object) -> Fields:
 
 
 def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
-    """Refuse the first field whose value is not among those `allowed` for it; None if it is missing."""
+    """Raise for the first field whose value is not among those `allowed` for it; None stands for a missing
+    field."""
     for name, values in allowed.items():
         if fields.get(name) not in values:
             wanted = " or ".join("absent" if value is None else repr(value) for value in values)

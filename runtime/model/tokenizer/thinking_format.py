@@ -31,7 +31,7 @@ _START = re.compile(r"(<think>|<thinking>|◁think▷|\[THINK\])\s*$")
 _ASKED = {"role": "user", "content": _USER}
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _THOUGHT = {**_ANSWERED, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)}
-"""Templates read one of these fields."""
+"""Fields of a message in which templates look for thoughts."""
 _CALLED = {
     **_THOUGHT,
     "tool_calls": [

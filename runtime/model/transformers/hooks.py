@@ -42,7 +42,7 @@ _current: ContextVar[Hooks] = ContextVar("hooks")
 
 @contextmanager
 def calling(hooks: Hooks) -> Iterator[None]:
-    """Within, the library's code calls `hooks`."""
+    """Context in which the library's code calls `hooks`."""
     token = _current.set(hooks)
     try:
         yield

@@ -77,7 +77,7 @@ class TracedShape(ModelShape):
     kinds: tuple[tuple[RopeKind, int], ...]
     """`rope_kinds`"""
     not_native: str = ""
-    """Why our own code does not run it, where it was asked."""
+    """Reason why our own code does not run it; empty if it was not asked."""
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:

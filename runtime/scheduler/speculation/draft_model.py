@@ -156,7 +156,7 @@ class DraftModel:
         hidden = self._runner.forward(batch)
         if not batch.decoding:
             hidden = index_select(hidden, (batch.query_starts[1:] - 1).tolist())
-        tokens, found = self._runner.sampler.begin(
+        tokens, found = self._runner.sampler.begin_draw(
             self._logits(hidden, [row.mask for row in rows]), rows, range(len(rows)), 0
         ).result()
         self._spent(len(batch.ids), began)
