@@ -321,7 +321,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """After what is inside, failed or not, no request is left and no KV is known.
+        """Context after which, failed or not, no request is left and no KV is known.
 
         Raises
         ------

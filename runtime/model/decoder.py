@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +62,8 @@ class Model(CausalLM):
     """A model of one of our families."""
 
     config: ModelConfig
+    layer_type: ClassVar[type[Any]]
+    """The class of its layers, made of config, index and dtype."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config)
@@ -95,9 +98,10 @@ class Model(CausalLM):
         """A table (context_length, head_dim / 2), complex64, for each rotary embedding of the layers."""
         self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
-    @abstractmethod
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         """Build layer `index`."""
+        layer: Layer = self.layer_type(self.config, index, dtype)
+        return layer
 
     def join(self, reduce: Reduce) -> None:
         """Sum the terms of all ranks by `reduce` from now on; the config is a rank's part of a model."""

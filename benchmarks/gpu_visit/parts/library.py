@@ -32,8 +32,8 @@ from tests.kernels.kernel_cases.base import difference, reason
 
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
 MOST_ERROR = 0.05
-"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often itself. A backend
-with more is wrong and not timed."""
+"""Largest error of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often
+itself. A backend with more is wrong and not timed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Library:
 
 
 class Attention:
-    """Of one step: from a layer's fused queries, keys and values, (tokens, all heads), to (tokens, heads).
+    """The attention of one step: from a layer's fused queries, keys and values, (tokens, all heads), to
+    (tokens, heads).
 
     compared : tokens, the first ones, of which backends are compared with the plain one; None: all
     """
@@ -165,7 +166,7 @@ class Attention:
 
 
 class Cached(Attention):
-    """Of a decode, over contiguous keys and values of its own for each layer."""
+    """The attention of a decode, over contiguous keys and values of its own for each layer."""
 
     compared = 8
 
@@ -186,7 +187,7 @@ class Cached(Attention):
 
 
 class Causal(Attention):
-    """Of a prompt."""
+    """The attention of a prompt."""
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in self._split(qkv))

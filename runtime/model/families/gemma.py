@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.families.qwen3 import Qwen3Layer
 from ramify.runtime.model.layers import Residual, RMSNorm
@@ -46,20 +46,18 @@ class Gemma3Layer(Qwen3Layer, Gemma2Layer):
 
 
 class Gemma2(Model):
+    layer_type = Gemma2Layer
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         # The model was trained with the scale rounded to its dtype: 34 instead of 33.94 in bfloat16.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device="cpu").item()
 
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Gemma2Layer(self.config, index, dtype)
-
 
 class Gemma3(Gemma2):
     """The text model, also of a multimodal checkpoint."""
 
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Gemma3Layer(self.config, index, dtype)
+    layer_type = Gemma3Layer
 
     def name_of(self, stored: str) -> str | None:
         """The tensor's name in a text model. Multimodal files have "language_model.…" or, since transformers

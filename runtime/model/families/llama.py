@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -113,6 +115,23 @@ class LlamaLayer(Layer):
         yield from under("mlp.", self.mlp.slots())
 
 
+class NormedHeadsLayer(LlamaLayer):
+    """A Llama layer with norms over queries and keys, which its subclasses make."""
+
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+
+    def weights(self) -> LayerWeights | None:
+        weights = super().weights()
+        if weights is None:
+            return None
+        return dataclasses.replace(weights, q_norm=self.q_norm.fused, k_norm=self.k_norm.fused)
+
+    def slots(self) -> Slots:
+        yield from super().slots()
+        yield from under("self_attn.q_norm.", self.q_norm.slots())
+        yield from under("self_attn.k_norm.", self.k_norm.slots())
+
+
 class Llama(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return LlamaLayer(self.config, index, dtype)
+    layer_type = LlamaLayer

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.layers import GatedMLP, Linear, Rotary
 from ramify.runtime.model.shape.config import ModelConfig
@@ -24,5 +24,4 @@ class Phi3Layer(LlamaLayer):
 
 
 class Phi3(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Phi3Layer(self.config, index, dtype)
+    layer_type = Phi3Layer

@@ -20,8 +20,7 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.gpt_oss import GptOss
 from ramify.runtime.model.families.llama import Llama
-from ramify.runtime.model.families.olmo2 import Olmo2
-from ramify.runtime.model.families.olmoe import Olmoe
+from ramify.runtime.model.families.olmo import Olmo2, Olmoe
 from ramify.runtime.model.families.phi3 import Phi3
 from ramify.runtime.model.families.qwen3 import Glm4Moe, Qwen3
 from ramify.runtime.model.families.qwen3_next import Qwen3Next, Qwen35

@@ -1,4 +1,7 @@
-"""OLMo 2 (arXiv 2501.00656): Llama with norms after the sublayers, and norms over whole queries and keys."""
+"""OLMo 2 (arXiv 2501.00656) and OLMoE (arXiv 2409.02060): Llama with norms over whole queries and keys.
+
+OLMo 2 has the other norms after the sublayers, OLMoE a mixture of experts.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.decoder import Layer, Model
-from ramify.runtime.model.families.llama import LlamaLayer
-from ramify.runtime.model.layers import Reduce, Residual, RMSNorm, Rotary, Slots, under
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.families.llama import NormedHeadsLayer
+from ramify.runtime.model.layers import Reduce, Residual, RMSNorm, Rotary
 from ramify.runtime.model.shape.config import ModelConfig
 
 
-class Olmo2Layer(LlamaLayer):
-    """x += norm(attention(x)); x += norm(mlp(x))."""
+class WholeNormsLayer(NormedHeadsLayer):
+    """A Llama layer with norms over whole queries and keys, all heads together."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)
@@ -23,6 +26,23 @@ class Olmo2Layer(LlamaLayer):
             RMSNorm(heads * size, config.norm_eps, dtype=dtype, rotary=Rotary(heads, size, size))
             for heads in (self.heads, self.kv_heads)
         )
+
+
+class OlmoeLayer(WholeNormsLayer):
+    """x += attention(norm(x)); x += experts(norm(x))."""
+
+    def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
+        sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = self.qkv.forward_normed(x, self.attention_norm).split(sizes, dim=1)
+        q, k, v = (each.unflatten(1, (-1, self.head_dim)) for each in (self.q_norm(q), self.k_norm(k), v))
+        return attend(self.index, q, k, v, rotation, window=self.window).flatten(1)
+
+
+class Olmo2Layer(WholeNormsLayer):
+    """x += norm(attention(x)); x += norm(mlp(x))."""
+
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__(config, index, dtype)
         self.ranks = config.shard.count
         self.reduce: Reduce | None = None
 
@@ -57,12 +77,10 @@ class Olmo2Layer(LlamaLayer):
     def norms(self) -> dict[str, RMSNorm]:
         return {"post_attention_layernorm": self.attention_norm, "post_feedforward_layernorm": self.mlp_norm}
 
-    def slots(self) -> Slots:
-        yield from super().slots()
-        yield from under("self_attn.q_norm.", self.q_norm.slots())
-        yield from under("self_attn.k_norm.", self.k_norm.slots())
-
 
 class Olmo2(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Olmo2Layer(self.config, index, dtype)
+    layer_type = Olmo2Layer
+
+
+class Olmoe(Model):
+    layer_type = OlmoeLayer
