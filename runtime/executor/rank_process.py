@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def serve(runner: Runner, ranks: Ranks, inbox: Inbox[Pass]) -> None:
-    """Run every pass. An error ends the process, and with it the ring."""
+    """Run every pass. An error ends the process, and then all processes of the engine are started anew."""
     while True:
         message = inbox.recv()
         assert message is not None

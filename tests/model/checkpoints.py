@@ -174,7 +174,7 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> ModelFiles:
 
 @torch.inference_mode()
 def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """(T, vocab) float32."""
+    """The logits that transformers computes: (T, vocab) float32."""
     return model(ids[None]).logits[0].float()
 
 

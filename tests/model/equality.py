@@ -1,4 +1,4 @@
-"""Whether a model on our KV pages computes what transformers computes itself."""
+"""Checks that a model on our KV pages computes what transformers computes itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def native(weights: Path, **options: Any) -> Model:
 
 
 def assert_logits_equal(reference: Any, model: CausalLM) -> None:
-    """Two packed requests in chunks, on pages and states that begin as NaN, with all logits of both."""
+    """Compare all logits of two packed requests in chunks, on pages and states that begin as NaN."""
     states = (None, None) if model.config.states is None else (2, 1)
     runner = LocalScheduler(model, page_size=PAGE, num_pages=20).runner
     ids = torch.tensor([prompt[: STOPS[-1]] for prompt in (PROMPTS[2], PROMPTS[5] * 2)])
@@ -72,8 +72,8 @@ def assert_logits_equal(reference: Any, model: CausalLM) -> None:
 
 
 def assert_engine_equal(reference: Any, model: CausalLM, *, adapter: Path | None = None) -> None:
-    """Cold, chunked, forked, retracted and from the cache: the tokens of the library's own lone run. With an
-    `adapter`, which is loaded then, all requests are its own."""
+    """Compare tokens of cold, chunked, forked, retracted and cached requests with the library's own lone run.
+    With an `adapter`, which is loaded then, all requests are its own."""
     # A state is kept where it saves 64 tokens or more. The pages are few enough for a retraction.
     start, pages = ([], 28) if model.config.states is None else (PROMPTS[4] * 2, 36)
     prompts = [start + prompt for prompt in PROMPTS]

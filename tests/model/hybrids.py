@@ -27,7 +27,7 @@ EXPERTS |= {"shared_expert_intermediate_size": 16}
 NEXT = Case(
     "qwen3_next", "qwen3_next", {**LINEAR, **EXPERTS, "rope_parameters": ROPE, "mlp_only_layers": [1]}
 )
-"""The layer with attention has an MLP, those with states have mixtures."""
+"""Qwen3-Next: an MLP in the layer with attention, mixtures in those with states."""
 MOE = Case("qwen3_5_moe", "qwen3_5_moe_text", {**LINEAR, **EXPERTS, "rope_parameters": ROPE})
 DENSE = Case(
     "qwen3_5",

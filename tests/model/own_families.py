@@ -134,7 +134,8 @@ def write_gguf_of(family: Family, path: Path) -> Any:
 
 
 def assert_gguf_equal(family: Family, folder: Path) -> None:
-    """Raises `UnsupportedField` for an architecture that is not read."""
+    """Compare logits of the family's GGUF file. Raises `UnsupportedField` for an architecture that is not
+    read."""
     path = folder / "tiny.gguf"
     reference = write_gguf_of(family, path)
     assert_logits_equal(reference, native(path))
@@ -152,7 +153,7 @@ SCHEMES: tuple[tuple[dict[str, Any], Quantise, str], ...] = (
 
 
 def assert_quantised_equal(family: Family, folder: Path) -> None:
-    """Checkpoints by `SCHEMES`, of gpt-oss in MXFP4: kept packed, with the logits of their values."""
+    """Compare checkpoints by `SCHEMES` (gpt-oss: in MXFP4), kept packed, with the logits of their values."""
     if family == "gpt_oss":
         reference = reference_of(family)
         write_mxfp4(reference, folder)
@@ -172,7 +173,7 @@ def assert_packed_equal(reference: Any, folder: Path, form: str) -> None:
 
 
 def assert_lora_equal(family: Family, folder: Path, *, packed: bool = False) -> None:
-    """The whole engine with a random adapter gives the tokens of transformers with the merged weights."""
+    """Compare the engine with a random adapter with transformers on the merged weights."""
     base = folder / "base"
     reference = reference_of(family, base)
     adapter = write_adapter(folder / "adapter", base, seed=1, targets=FAMILIES[family].adapted, size=0.15)

@@ -38,7 +38,7 @@ def test_each_family_is_in_each_table() -> None:
 
 
 def test_families_are_named_in_the_files_of_the_walk_alone() -> None:
-    """Families with a name that is no common word in the code."""
+    """Search for families whose names mean nothing else in the code."""
     text = (ROOT / "docs" / "contributing.md").read_text()
     walk = text[text.index("## Walk: add a model family") : text.index("## Words")]
     paths = re.findall(r"\(\.\./([\w/]+\.py)\)", walk)

@@ -53,7 +53,7 @@ def test_experts_in_one_tensor_are_read_like_one_tensor_for_each(tmp_path: Path)
 
 
 def test_the_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    """Cold, chunked, forked, retracted and from the cache, with all layers in one compiled call."""
+    """Requests that are cold, chunked, forked, retracted and cached, with all layers in one compiled call."""
     reference = reference_of("qwen2_moe", tmp_path)
     model = native(tmp_path, packed=True, deterministic=True)
     assert model.layer_weights() is not None

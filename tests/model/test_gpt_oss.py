@@ -32,7 +32,7 @@ def test_logits_equal_transformers(saved: tuple[Any, Path]) -> None:
 
 
 def test_the_engine_gives_the_tokens_of_transformers(saved: tuple[Any, Path]) -> None:
-    """Cold, chunked, forked, retracted and from the cache, with all layers in one compiled call."""
+    """Requests that are cold, chunked, forked, retracted and cached, with all layers in one compiled call."""
     reference, folder = saved
     model = native(folder, packed=True, deterministic=True)
     assert model.layer_weights() is not None

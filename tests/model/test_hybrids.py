@@ -106,7 +106,7 @@ def test_int8_weights_stay_close(checkpoint: tuple[Any, ModelFiles]) -> None:
 
 
 def test_the_engine_gives_transformers_tokens(tmp_path: Path) -> None:
-    """Cold, chunked, forked, retracted and from the cache."""
+    """Requests that are cold, chunked, forked, retracted and from the cache."""
     reference = build_hybrid(DENSE)
     reference.save_pretrained(tmp_path)
     assert_engine_equal(reference, native(tmp_path))
@@ -118,7 +118,7 @@ def test_adapters_of_all_projections_equal_merged_weights(tmp_path: Path) -> Non
 
 
 def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
-    """And without the layers that predict further tokens."""
+    """The checkpoint has layers that predict further tokens as well, which are left out."""
     text = build_hybrid(DENSE)
     saved = save(text, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

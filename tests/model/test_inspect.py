@@ -41,7 +41,7 @@ from .test_resolve import save_tokenizer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"head_dim": 32, "vocab_size": 320, "num_hidden_layers": 2}
-"""Multiples of a panel, so that nothing is padded."""
+"""Sizes that are multiples of a panel, so that nothing is padded."""
 CPU = Machine("cpu", "a CPU", 8 << 30, "bfloat16")
 CUDA = Machine("cuda", "a GPU", 8 << 30, "bfloat16")
 

@@ -119,8 +119,9 @@ def loaded(folder: Path, quantization: str, *, for_gpu: bool = False) -> Model:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
-    """Packed, laid out for a GPU and dequantised, as transformers computes with the formula's values. One is
-    left alone."""
+    """Logits of packed, laid out and dequantised weights are transformers' with the formula's values.
+
+    One matrix is left unquantised."""
     config, quantise, form = SCHEMES[name]
     reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
     ids = prompt()
@@ -175,7 +176,8 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(name: str, tmp_pat
 
 
 def test_a_checkpoint_of_weights_alone_keeps_its_activations() -> None:
-    """FP8 without activations (W8A16), int8, and of two groups the one that says so."""
+    """Activations stay with FP8 weights alone (W8A16), with int8, and in a group without input
+    activations."""
     weights_only = files.compressed("float-quantized", {**files.FLOAT, "strategy": "channel"})
     groups = {
         "a": {"targets": ["Linear"], "weights": files.FLOAT, "input_activations": DYNAMIC},
@@ -305,7 +307,7 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
 
 
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """A group size that is not the matrices', and an order whose groups are not of that size."""
+    """Refusals of a group size other than the matrices', and of an order whose groups have another size."""
     for config, quantise, words in (
         (
             files.compressed("pack-quantized", files.integers(4, 128)),

@@ -45,7 +45,7 @@ GEMMA2 = Case("gemma2", "gemma2", {**SHAPE, "head_dim": 16, "initializer_range":
 
 @pytest.mark.parametrize("kind", SCALES_AT)
 def test_blocks_stand_for_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any bytes at all give, to the bit, what `gguf` makes of them."""
+    """Random bytes give the same numbers as `gguf` makes of them, to the bit."""
     monkeypatch.setattr(blocks, "CHUNK", 1024)
     type_ = GGMLQuantizationType[kind]
     shape = (40, 3 * GGML_QUANT_SIZES[type_][0])
@@ -170,7 +170,7 @@ def test_a_gguf_file_of_many_types(tied: bool, tmp_path: Path) -> None:
 
 
 def test_a_gelu_gate_is_no_part_of_its_packed_product(tmp_path: Path) -> None:
-    """Norms come with an offset, and the gate is not the one that the kernels know."""
+    """Gemma 2: norms with an offset, and a gate that the kernels do not have."""
     path = tmp_path / "tiny.gguf"
     write_gguf(build(GEMMA2), path, "gemma2", matrices=GGMLQuantizationType.Q8_0)
     ids = prompt()

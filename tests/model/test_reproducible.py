@@ -65,7 +65,8 @@ CASES: dict[str, tuple[str, Write, str, Quantization]] = {
 
 
 def requests() -> list[dict[str, Any]]:
-    """Six kinds over prompts that share beginnings, some of which repeat themselves, for prompt lookup."""
+    """Requests of six kinds, over prompts that share beginnings; some repeat themselves, for prompt
+    lookup."""
     rng = random.Random(3)
 
     def ids(count: int) -> list[int]:

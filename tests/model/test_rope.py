@@ -55,7 +55,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def rope_parameters(base: dict[str, Any], form: str, head_dim: int) -> dict[str, Any]:
-    """`base`, the own ones of a family, in a form of `FORMS`; with windows, in layers without."""
+    """A family's own parameters `base`, changed to a form of `FORMS`; of families with windows, in layers
+    without."""
     if "full_attention" in base:
         return base | {"full_attention": rope_parameters(base["full_attention"], form, head_dim)}
     kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
@@ -68,12 +69,12 @@ def rope_parameters(base: dict[str, Any], form: str, head_dim: int) -> dict[str,
 
 
 def forms_of(family: Family) -> list[str]:
-    """transformers refuses others in a config of Phi-3."""
+    """The forms that transformers allows: in a config of Phi-3 longrope alone."""
     return [form for form in FORMS if family != "phi3" or form.startswith("longrope")]
 
 
 OPTIONS: dict[str, Any] = {"gemma3": {"layer_types": ["sliding_attention", "full_attention"]}}
-"""Gemma 3 has a layer that sees all tokens in these tests."""
+"""Options by family: Gemma 3 has a layer that sees all tokens in these tests."""
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ DENSE: tuple[Family, ...] = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",
 )  # fmt: skip
 SIZES = {"intermediate_size": 128}
-"""Half of it is two groups of 32 inputs."""
+"""An MLP size whose half is two groups of 32 inputs."""
 
 
 def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -> Tensor:
@@ -52,7 +52,7 @@ def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -
 
 
 def assert_parts_equal(weights: Path, count: int = 2, **options: Any) -> None:
-    """Logits of prefill chunks and single tokens, by the compiled kernels where matrices are packed."""
+    """Compare logits of prefill chunks and single tokens, by compiled kernels where matrices are packed."""
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
     options.setdefault("dtype", torch.float32)
     whole = load_model(files, **options)

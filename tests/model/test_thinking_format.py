@@ -52,7 +52,7 @@ def test_templates_without_a_sign_of_thinking(name: str) -> None:
 
 
 def test_a_template_that_only_strips_thoughts() -> None:
-    """Models without a switch, whose thoughts begin when they like."""
+    """Templates without a switch: their models begin thoughts by themselves."""
     source = TEMPLATES["smollm2"].replace("message['content']", "message['content'].split('</think>')[-1]")
     found = chat_format(tokenizer(source))
     assert found is not None

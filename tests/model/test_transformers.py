@@ -1,4 +1,4 @@
-"""Models whose code is in transformers, on our KV pages: what the library computes itself."""
+"""Models whose code is in transformers compute on our KV pages what the library computes itself."""
 
 from __future__ import annotations
 

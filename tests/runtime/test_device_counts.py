@@ -42,7 +42,7 @@ class Text:
 
 
 def edited(edits: LogitEdits | None, rows: int) -> torch.Tensor:
-    """The three amounts of each logit, (3, rows, VOCAB): what an edit is, whatever the order."""
+    """Edits as amounts of each logit, (3, rows, VOCAB), which do not depend on their order."""
     found = torch.full((3, rows, VOCAB), torch.nan)
     if edits is not None:
         row, token = edits.places.long()

@@ -1,4 +1,4 @@
-"""Devices, backends and memory: what a configuration comes to, and what is refused by name."""
+"""Devices, backends and memory: the numbers that a configuration gives, and refusals by name."""
 
 from __future__ import annotations
 

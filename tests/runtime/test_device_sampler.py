@@ -1,4 +1,4 @@
-"""Sampling where the logits are, beside sampling on the host: the same tokens and log-probabilities."""
+"""Sampling on the device gives the tokens and log-probabilities of sampling on the host."""
 
 from __future__ import annotations
 

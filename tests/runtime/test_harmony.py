@@ -123,7 +123,7 @@ def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
 
 
 def test_a_short_turn_that_may_call_is_cut(local: Local) -> None:
-    """Nobody has asked for a whole answer, so that few tokens are no error. Each token is a byte."""
+    """A turn without constraint may end early: few tokens are no error. Each token is a byte."""
     _, turn = local.chat(most=len("_analysis_") + 4, messages=MESSAGES, tools=[TOOL])
     assert not turn.called
     assert local.results[f"c{len(local.results) - 1}"].finish == Finish(reason="length")
@@ -184,7 +184,7 @@ def alphabet(text: str) -> str:
 @pytest.mark.parametrize("case", QUOTED)
 @pytest.mark.parametrize("stop", [(), ("<|en!", "ed|>")])
 def test_text_that_spells_marks_is_text(local: Local, case: str, stop: tuple[str, ...]) -> None:
-    """However the output is cut, and where stop strings hold text back."""
+    """Marks in text stay text however the output is cut, also where stop strings hold text back."""
     kind = TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY)
     for size in (1, 5, 10_000):
         chunks = chunks_of(local, case, size, stop)

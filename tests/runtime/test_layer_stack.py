@@ -140,7 +140,8 @@ def test_shared_prefixes_are_read_once_unless_told_otherwise(
 
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2_MOE], ids=["dense", "experts"])
 def test_it_goes_on_where_memory_was_short(shape: dict[str, Any]) -> None:
-    """Working memory grows between two operations of a step, none of which is done twice."""
+    """The stack goes on after its working memory has grown between two operations, none of which is
+    repeated."""
     model = model_of(shape, torch.bfloat16, "int4")
     results = []
     for size in (1 << 20, 512):

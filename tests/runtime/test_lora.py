@@ -1,4 +1,4 @@
-"""LoRA adapters in the scheduler: several in one batch, and each as if its weights were the model's own."""
+"""LoRA adapters in the scheduler: several in one batch, each equal to a model with its merged weights."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Ring:
         return answer
 
     async def answer(self, result: str | RamifyError) -> None:
-        """The oldest question."""
+        """Answer the oldest question."""
         _, answer = self.asked.pop(0)
         if not answer.done():
             if isinstance(result, str):

@@ -1,4 +1,4 @@
-"""A ring of two ranks over gloo: the tokens of one rank, also after a killed rank; and what is refused."""
+"""Two ranks over gloo give the tokens of one, also after a rank was killed; and refusals by name."""
 
 from __future__ import annotations
 
