@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ramify.kernels.registry import ops
 from ramify.ring_messages import LoadLora
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
@@ -46,8 +47,17 @@ def loaded(folder: Path) -> CausalLM:
 def native(weights: Path, **options: Any) -> Model:
     """The checkpoint or GGUF file at `weights`, by our own code."""
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
-    model = load_model(files, dtype=torch.float32, **options)
+    model = load_model(files, **{"dtype": torch.float32, **options})
     assert isinstance(model, Model)
+    return model
+
+
+def compiled(weights: Path, quantization: str, **options: Any) -> Model:
+    """`native` with the compiled kernels for packed weights."""
+    model = native(weights, quantization=quantization, **options)
+    linear = ops("cpu").linear
+    assert linear is not None
+    model.use_linear(linear)
     return model
 
 

@@ -141,7 +141,7 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "shared_expert_intermediat
 def from_gguf(reference: Any, path: Path, architecture: str, form: Any = "none", **options: Any) -> Any:
     path.unlink(missing_ok=True)
     write_gguf(reference, path, architecture, nextn=True, **options)
-    return load_model(ModelFiles("tiny", path, path.parent), dtype=torch.float32, quantization=form)
+    return native(path, quantization=form)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -181,9 +181,7 @@ def test_rows_in_another_order_keep_their_scales(method: str, tmp_path: Path) ->
         quantise = files.gptq(4, 32, symmetric=False, ordered=True)
     reference = build_hybrid(NEXT, **BLOCKS, num_experts=0)
     reference = files.write(reference, tmp_path, config, quantise)
-    model = load_model(
-        ModelFiles("tiny", tmp_path, tmp_path), dtype=torch.float32, quantization="checkpoint", packed=True
-    )
+    model = native(tmp_path, quantization="checkpoint", packed=True)
     (projection,) = model.get_submodule("layers.0").projection.packed
     assert projection.format == ("fp8" if method == "fp8" else "int4")
     got = logits(model, ops("cpu"), [[0, 40], [0, 26]])[0]

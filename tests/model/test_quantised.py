@@ -18,12 +18,8 @@ from ramify.kernels.packed import pack, unpack
 from ramify.kernels.quantised import QuantisedWeight, multiplies_float8
 from ramify.kernels.reference.float8 import float8_matmul
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.registry import ops
 from ramify.kernels.rows import Rows
-from ramify.runtime.model.checkpoint import ModelFiles
-from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantised import reader, schemes
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.shape.quantised_config import quantised_of
@@ -31,6 +27,7 @@ from ramify.runtime.model.shape.quantised_config import quantised_of
 from . import quantised_files as files
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
+from .equality import compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -102,21 +99,6 @@ SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
 LLAMA = Case("", "llama", {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4})
 
 
-def loaded(folder: Path, quantization: str, *, for_gpu: bool = False) -> Model:
-    model = load_model(
-        ModelFiles("tiny", folder, folder),
-        dtype=torch.float32,
-        quantization=quantization,  # type: ignore[arg-type]
-        packed=not for_gpu,
-        quantised=for_gpu,
-    )
-    linear = ops("cpu").linear
-    assert linear is not None
-    assert isinstance(model, Model)
-    model.use_linear(linear)
-    return model
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
     """Logits of packed, laid out and dequantised weights are transformers' with the formula's values.
@@ -127,8 +109,8 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path
     ids = prompt()
     wanted = expected(reference, ids)
     deviation = wanted.std().item()
-    packed, plain = loaded(tmp_path, "checkpoint"), loaded(tmp_path, "none")
-    for_gpu = loaded(tmp_path, "checkpoint", for_gpu=True)
+    packed, plain = compiled(tmp_path, "checkpoint", packed=True), compiled(tmp_path, "none", packed=True)
+    for_gpu = compiled(tmp_path, "checkpoint", quantised=True)
     for layer in packed.layers:
         (attention,) = layer.qkv.packed
         assert attention.format == form
@@ -160,7 +142,7 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(name: str, tmp_pat
     deviation, whatever the noise is."""
     config, quantise, _ = SCHEMES[name]
     reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
-    model, ids = loaded(tmp_path, "checkpoint", for_gpu=True), prompt()
+    model, ids = compiled(tmp_path, "checkpoint", quantised=True), prompt()
     wanted = expected(reference, ids)
     seen = {
         multiplies_float8(weight)
@@ -318,7 +300,7 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         files.write(build(LLAMA), tmp_path, config, quantise)
         with pytest.raises(InvalidRequest, match=words):
-            loaded(tmp_path, "checkpoint")
+            compiled(tmp_path, "checkpoint", packed=True)
 
 
 Parts = dict[str, torch.Tensor]

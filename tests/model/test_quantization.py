@@ -17,7 +17,6 @@ from gguf.quants import dequantize
 from ramify import cache
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.kernels.packed import pack, unpack
-from ramify.kernels.registry import ops
 from ramify.kernels.rows import Rows
 from ramify.runtime.model import packed_cache
 from ramify.runtime.model.checkpoint import ModelFiles
@@ -32,6 +31,7 @@ from ramify.runtime.model.quantization import resolve_quantization
 
 from .checkpoints import Case, build, expected, prompt, save
 from .dense import logits
+from .equality import compiled, native
 from .gguf_files import SCALES_AT, random_blocks, write_gguf
 
 pytestmark = pytest.mark.slow
@@ -98,16 +98,10 @@ def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
         assert isinstance(entry, torch.Tensor if plain else Rows), name
 
 
-def loaded(
-    path: Path, quantization: str, dtype: torch.dtype = torch.float32, *, flushed: bool = True, **options: Any
-) -> Model:
-    files = ModelFiles(name="tiny", weights=path, tokenizer=path.parent)
-    model = load_model(files, dtype=dtype, quantization=quantization, packed=True, **options)
-    if flushed:
-        cache.finish()
-    linear = ops("cpu").linear
-    assert linear is not None
-    model.use_linear(linear)
+def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+    """The packed model, once its copy is on disk."""
+    model = compiled(path, quantization, dtype=dtype, packed=True, **options)
+    cache.finish()
     return model
 
 
@@ -127,7 +121,7 @@ def test_a_gguf_file_as_it_is(case: Case, kind: str, mix: dict, tmp_path: Path) 
     write_gguf(build(case), path, case.model_type, matrices=GGMLQuantizationType[kind], others=mix)
     ids = prompt()
     model = loaded(path, "gguf")
-    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    wanted = logits(native(path), ids)
     torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
     assert model.packed_head is not None
     assert model.packed_head.format == ("int4" if kind.startswith("Q4") else "int8")
@@ -157,7 +151,7 @@ def test_a_gguf_file_of_many_types(tied: bool, tmp_path: Path) -> None:
     write_gguf(reference, path, "llama", others=types, random=True)
     ids = prompt()
     wanted = expected(reference, ids)
-    plain = load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32)
+    plain = native(path)
     deviation = wanted.std().item()
     torch.testing.assert_close(logits(plain, ids), wanted, atol=1e-4 * deviation, rtol=0)
     model = loaded(path, "gguf")
@@ -176,7 +170,7 @@ def test_a_gelu_gate_is_no_part_of_its_packed_product(tmp_path: Path) -> None:
     ids = prompt()
     model = loaded(path, "gguf")
     assert [weight.gated for weight in model.layers[0].mlp.gate_up.packed] == [False]
-    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    wanted = logits(native(path), ids)
     torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
 
 
@@ -187,7 +181,7 @@ def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
     path = save(build(case), tmp_path).weights
     ids = prompt()
     model = loaded(path, form)
-    plain = load_model(ModelFiles("tiny", path, path), dtype=torch.float32)
+    plain = native(path)
     exact = logits(plain, ids)
     for ours, theirs in zip(model.modules(), plain.modules(), strict=True):
         if isinstance(ours, Linear):
@@ -203,7 +197,7 @@ def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
 def test_bfloat16_is_packed_and_changes_nothing_else(tmp_path: Path) -> None:
     path = save(build(QWEN2), tmp_path).weights
     ids = prompt()
-    exact = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.float32), ids)
+    exact = logits(native(path), ids)
     plain = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.bfloat16), ids)
     model = loaded(path, "none", torch.bfloat16)
     assert model.packed_head is not None
@@ -281,7 +275,7 @@ def test_a_model_does_not_wait_for_the_disk(
 ) -> None:
     go_on, flush = threading.Event(), cache._flush
     monkeypatch.setattr(cache, "_flush", lambda path: (go_on.wait(30), flush(path)))
-    model = loaded(written(LLAMA, tmp_path), "gguf", flushed=False)
+    model = compiled(written(LLAMA, tmp_path), "gguf", packed=True)
     (unfinished,) = entries(home)
     assert unfinished.name.startswith("."), "it is not on disk yet"
     go_on.set()

@@ -23,7 +23,7 @@ from ramify.runtime.model.shape.config import Family
 from . import dense, own_families
 from .gguf_files import write_gguf
 from .lockstep import load_parts
-from .quantised_files import FLOAT, Quantise, compressed, fp8, gptq, integers, packed, write
+from .quantised_files import gptq, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -95,19 +95,10 @@ def test_a_gguf_file(family: Family, tmp_path: Path) -> None:
     assert_parts_equal(path, quantization="gguf", packed=True)
 
 
-SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
-    "fp8 by output": (
-        compressed("float-quantized", {**FLOAT, "strategy": "channel"}),
-        fp8("weight_scale", torch.bfloat16),
-    ),
-    "int4 in groups of 32": (compressed("pack-quantized", integers(4, 32)), packed(4, 32, symmetric=True)),
-}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", own_families.SCHEMES, ids=lambda scheme: scheme[2])
 @pytest.mark.parametrize("family", ["qwen2", "phi3", "olmo2"])
-def test_a_quantised_checkpoint(family: Family, scheme: str, tmp_path: Path) -> None:
-    config, quantise = SCHEMES[scheme]
+def test_a_quantised_checkpoint(family: Family, scheme: Any, tmp_path: Path) -> None:
+    config, quantise, _ = scheme
     write(own_families.reference_of(family, **SIZES), tmp_path, config, quantise)
     assert_parts_equal(tmp_path, quantization="checkpoint", packed=True)
 
