@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks.jit import watched
+from ramify.engine_messages import Abort, Failed, FlushCache, Reply, Submit
 from ramify.kernels.registry import Ops
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Abort, Failed, FlushCache, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner

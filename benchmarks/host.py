@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from ramify import constraint
+from ramify.engine_messages import Failed, Reply, Submit
 from ramify.grammar.compile.job import answer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS

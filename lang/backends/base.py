@@ -19,7 +19,8 @@ class Backend(Protocol):
     nothing is dropped silently. A backend with a prefix cache may also have a coroutine
     ``await_tools(program, branch, tools)``: the branch continues when these tools have returned. One that
     can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
-    then end soon, with finish reason "abort" and the usage.
+    then end soon, with finish reason "abort" and the usage. It returns False for a request that it has not
+    sent yet; `generate` is closed then.
     Where tools run elsewhere, a coroutine ``tool_results(place, calls)`` returns their results as text; one
     that wants to know results has a coroutine ``tools_returned(place, results)``. A place is that of the call
     in the tree of calls (`Call.place`).

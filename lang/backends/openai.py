@@ -19,8 +19,7 @@ from ramify.constraint import Constraint, closed_object
 from ramify.errors import NotFound, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
-from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.thinking import DEFAULT_TOKENS
+from ramify.lang.prompt.formats import DEFAULT_TOKENS, chatml
 from ramify.loop import wait
 from ramify.messages import (
     Generate,

@@ -18,8 +18,7 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
-from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.thinking import PLAIN
+from ramify.lang.prompt.formats import PLAIN, chatml
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
     ChatFormat,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from ramify.errors import BackendError, Cancelled, ErrorInfo, NotFound, RamifyEr
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import remote
-from ramify.lang.calls.limits import ranks, renamed
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -158,3 +157,19 @@ class SubmittedProgram:
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+
+
+def ranks(request: Generate) -> dict[str, str]:
+    """The id of each limit of a request → its place from the innermost, which is the same at the server and
+    in the local replica of a program."""
+    limits = () if request.hint is None else request.hint.limits
+    return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
+
+
+def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
+    """`chunk` with another name for the limit that ended its request."""
+    if chunk.finish is None or chunk.finish.limit is None:
+        return chunk
+    id, replace = chunk.finish.limit.id, msgspec.structs.replace
+    limit = replace(chunk.finish.limit, id=names.get(id, id))
+    return replace(chunk, finish=replace(chunk.finish, limit=limit))

@@ -27,7 +27,7 @@ from ramify.lang.trace.calls import Call
 from ramify.messages import Usage
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 SAMPLE = 8
 """Rows that are run."""

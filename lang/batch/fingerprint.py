@@ -33,7 +33,7 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,12 +41,10 @@ import msgspec
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch.json_text import valid
 from ramify.lang.batch.masking import SECRET, hidden, masked
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
+from ramify.lang.graph.tracing import Traced
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ramify.lang.program.program import Program
 
 NUMBERS = (int, float, complex, type(None))
 PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))
@@ -67,8 +65,17 @@ SHOWN = 60
 Record = dict[str, Any]
 
 
+class Recorded(Protocol):
+    """The attributes of a program that its record is made of."""
+
+    body: Callable[..., Any]
+    bound: dict[str, Any]
+    arg_names: list[str]
+    traced: Traced | None
+
+
 def record_of(
-    program: Program[..., Any],
+    program: Recorded,
     options: Mapping[str, Any],
     arguments: Mapping[str, Any],
     backend: object,
@@ -82,9 +89,8 @@ def record_of(
     for name, value in program.bound.items():
         if name in program.arg_names:
             reader.value(f"{body.__qualname__}.{name}", value)
-    traced = getattr(program, "_traced", None)
-    if traced is not None:  # compiled: values that were given then are in the graph
-        reader.values["graph"] = _recorded(msgspec.json.encode(traced.graph).decode())
+    if program.traced is not None:  # compiled: values that were given then are in the graph
+        reader.values["graph"] = _recorded(msgspec.json.encode(program.traced.graph).decode())
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
@@ -127,13 +133,17 @@ def _without_credentials(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def _written(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function, for a body that this package made of it."""
-    while getattr(body, "__globals__", {}).get("__name__", "").startswith("ramify.") and hasattr(
-        body, "__wrapped__"
-    ):
-        body = body.__wrapped__
-    return body
+def _is_ours(function: Callable[..., Any]) -> bool:
+    """Whether this package made the function: a program, or the body that runs a graph."""
+    module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
+    return str(module).startswith("ramify.")
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function inside one that this package made."""
+    while _is_ours(function) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 # --- what a program reaches ---------------------------------------------------------------------
@@ -221,11 +231,7 @@ class _Reader:
                 self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _object(self, name: str, value: Any, depth: int) -> None:
-        from ramify.lang.program.program import Program
-
-        if isinstance(value, Program):
-            self._reached(_written(value.body), name)
-        elif isinstance(value, Tool):
+        if isinstance(value, Tool):
             self.values[f"{name}.schema"] = _recorded(repr((value.name, value.description, value.parameters)))
             self.value(f"{name}.function", value.function, depth + 1)
         elif isinstance(value, functools.partial):
@@ -237,7 +243,7 @@ class _Reader:
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             self._reached(value, name)
         elif callable(getattr(value, "__wrapped__", None)):  # such as a function with a cache
-            self._reached(inspect.unwrap(value), name)
+            self._reached(_written(value) if _is_ours(value) else inspect.unwrap(value), name)
         elif type(value).__module__ in ("typing", "types"):  # such as Literal["a"] or list[Order]
             self.names[name] = _recorded(repr(value))
             for number, part in enumerate(typing.get_args(value)):

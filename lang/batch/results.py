@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,16 @@ from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.json_text import NotJson, encode, valid
 from ramify.lang.batch.keys import check_keys, numbered, split
 from ramify.lang.batch.output import check_file, check_out, unwritten
+from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.calls.meta_info import add_usage
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.meta_info import add_usage
 from ramify.lang.trace.report import together
-from ramify.messages import Usage
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 LOOK_AHEAD = 16
 """Default size of the window, in rows per row that runs at once."""
@@ -38,82 +38,6 @@ TRACE_ROWS = 16
 """Default number of rows in a trace report."""
 TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
 """The most of a traceback that a line has: the innermost frames of the user's code."""
-
-
-@dataclass(slots=True)
-class BatchSummary:
-    """The counts, times and tokens of one run of a batch."""
-
-    rows: int = 0
-    """Rows that this run finished, including failed rows."""
-    failed: int = 0
-    skipped: int = 0
-    """Rows that an earlier run had finished."""
-    duration_s: float = 0.0
-    usage: Usage = field(default_factory=Usage)
-    """The sum over all requests of this run."""
-    failed_before: int = 0
-    """Skipped rows that had failed in an earlier run."""
-    others: int = 0
-    """Results in the file of rows that are not in the input; 0 where the batch was stopped."""
-    first_error: str | None = None
-    stopped: str | None = None
-    """Why the batch ended before its last row; None where all rows have a line."""
-    left: int = 0
-    """Rows of a stopped batch that have no line: all of them where the number of rows is known, else those
-    that were read."""
-
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        return self.usage.completion_tokens / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prompt tokens, cached ones included, and output tokens."""
-        total = self.usage.prompt_tokens + self.usage.completion_tokens
-        return total / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def cached_share(self) -> float:
-        """The share of prompt tokens that were cached."""
-        return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
-
-    def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import batch_html
-
-        return batch_html(self)
-
-    def __str__(self) -> str:
-        skipped = f", {self.skipped} were done before" if self.skipped else ""
-        if self.failed_before:
-            skipped += f" ({self.failed_before} of them failed: rerun failed runs them again)"
-        lines = [
-            f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
-            f"{self.failed} failed{skipped}",
-            f"{self.output_tokens_per_s:.0f} output tokens/s, {self.tokens_per_s:.0f} tokens/s in all, "
-            f"{self.cached_share:.0%} of {self.usage.prompt_tokens} prompt tokens cached",
-        ]
-        if self.first_error is not None:
-            lines.append(f"first error: {self.first_error}")
-        if self.others:
-            lines.append(f"the file has {self.others} more results, of rows that are not in this input")
-        if self.stopped is not None:
-            lines.append(
-                f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "
-                "run the same again to go on"
-            )
-        return "\n".join(lines)
-
-
-def cost(usage: Usage, price: tuple[float, float, float]) -> float:
-    """The price of `usage`, from prices per million of computed prompt tokens, cached ones, and output."""
-    computed = usage.prompt_tokens - usage.cached_tokens
-    tokens = (computed, usage.cached_tokens, usage.completion_tokens)
-    return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6
 
 
 @dataclass(frozen=True)

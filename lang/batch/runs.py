@@ -27,7 +27,7 @@ from ramify.loop import SIGNAL_CHECK_S, cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 R = TypeVar("R")
 """A row."""

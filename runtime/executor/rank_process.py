@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ramify.ring_messages import Ready
+from ramify.engine_messages import Ready
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.batch import Pass, batch_of
 from ramify.runtime.executor.build import build_runners
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def serve(runner: Runner, ranks: Ranks, inbox: Inbox[Pass]) -> None:
-    """Run every pass. An error ends the process, and then all processes of the engine are started anew."""
+    """Run every pass. An error ends the process, and with it the engine core."""
     while True:
         message = inbox.recv()
         assert message is not None

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from ramify.engine_messages import PageRun, TreeChange
 from ramify.errors import EngineError
-from ramify.ring_messages import PageRun, TreeChange
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.processes.ipc import Publisher

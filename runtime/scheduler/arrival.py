@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ramify.engine_messages import GrammarFailed, GrammarReady, Submit
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.ring_messages import GrammarFailed, GrammarReady, Submit
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.tokenizer.end_tokens import no_end_token
 from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput

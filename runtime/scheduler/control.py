@@ -6,9 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from ramify.errors import EngineError, RamifyError
-from ramify.messages import SchedulerStats
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     AwaitTools,
     EndProgram,
     Failed,
@@ -20,8 +18,10 @@ from ramify.ring_messages import (
     Snapshot,
     UnloadLora,
 )
+from ramify.errors import EngineError, RamifyError
+from ramify.messages import SchedulerStats
+from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.pages import RequestPages

@@ -15,9 +15,9 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ramify.engine_messages import Abort, Failed, Reply
 from ramify.errors import EngineError, InvalidConstraint, RamifyError
 from ramify.messages import Finish
-from ramify.ring_messages import Abort, Failed, Reply
 from ramify.runtime.scheduler.admission.flows import Flows
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.outputs.output import StepOutputs

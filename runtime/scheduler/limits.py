@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ramify.engine_messages import Submit
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
-from ramify.ring_messages import Submit
 
 
 def tokens_apart(message: Submit) -> int:

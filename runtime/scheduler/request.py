@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import Submit, flow_key
 from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.priority import MOST
 from ramify.radix.observe.evicted import Lost
-from ramify.ring_messages import Submit, flow_key
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.scheduler.admission.flows import Flow
 from ramify.runtime.scheduler.outputs.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program
@@ -194,10 +194,10 @@ class Request:
         """A program of its own, until `Programs.join` finds the one that the request belongs to."""
         self.served_before = 0.0
         """`Programs.served` at the arrival."""
-        self.due: int | None = None
+        self.deadline: int | None = None
         """Once this number of requests has been admitted since the start, no other goes first."""
-        self.overdue = False
-        """It was `due` when it was admitted, so it yields its place to nobody."""
+        self.expired = False
+        """It was `deadline` when it was admitted, so it yields its place to nobody."""
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off

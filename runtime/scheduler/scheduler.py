@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ramify.engine_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.errors import EngineError
 from ramify.messages import Finish, SchedulerStats
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.admission.admission import Admission

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ramify.engine_messages import QueueShare, TreeNode
 from ramify.radix.observe.snapshot import NodeView
-from ramify.ring_messages import QueueShare, TreeNode
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 
 

@@ -1,9 +1,10 @@
-"""Exports and imports of prefixes: KV pages from and to the files of images, a piece after each step.
+"""Exports and imports of prefixes: KV pages from and to the files of KV snapshots, a piece after each step.
 
 Example with pages of 16 tokens, 360 KB each, and PIECE_BYTES = 8 MB, so 22 pages a step:
 
     export of 1,000 tokens    the tree holds 900: 56 whole pages, locked; written in 3 steps; unlocked
-    import of that image      the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken, which are
+    import of that KV snapshot      the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken,
+    which are
                               private until all of them are read and checked; then they join the tree
 
 A page that is locked in the tree is never written, and a private page is read by nobody. So requests go on
@@ -21,10 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from ramify.errors import EngineError, InvalidRequest, NotFound, Overloaded, RamifyError, UnsupportedField
-from ramify.radix.lock import PrefixLock
-from ramify.radix.naive import NaiveCache
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     ExportPrefix,
     Failed,
     GetPrefixes,
@@ -33,9 +31,12 @@ from ramify.ring_messages import (
     Reply,
     Transferred,
 )
+from ramify.errors import EngineError, InvalidRequest, NotFound, Overloaded, RamifyError, UnsupportedField
+from ramify.radix.lock import PrefixLock
+from ramify.radix.naive import NaiveCache
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.files import ExistingFile, NewFile
-from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter
+from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, SnapshotWriter
 from ramify.runtime.scheduler.admission.admission import RESERVED_PAGES
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.limits import Limits
@@ -53,7 +54,7 @@ class _Export:
     message: ExportPrefix
     lock: PrefixLock
     file: NewFile
-    writer: ImageWriter
+    writer: SnapshotWriter
     pages: list[int]
     """The first `copied` are written."""
     copied: int = 0
@@ -64,7 +65,7 @@ class _Import:
     message: ImportPrefix
     lock: PrefixLock
     file: ExistingFile
-    image: ImageReader
+    snapshot: SnapshotReader
     pages: list[int]
     """Private, for the tokens behind the lock; the first `copied` are read."""
     copied: int = 0
@@ -156,7 +157,7 @@ class Transfers:
             self.pages.cache.release(lock)
             raise
         try:
-            writer = ImageWriter(
+            writer = SnapshotWriter(
                 file,
                 identity=identity,
                 scope=message.scope,
@@ -191,13 +192,13 @@ class Transfers:
         identity = self._checked_identity()
         file = ExistingFile(message.path)
         try:
-            image = self._checked_image(file, identity)
-            size, header = self.pages.page_size, image.header
-            held = self._whole_pages(image.ids, header.scope)
+            snapshot = self._checked_snapshot(file, identity)
+            size, header = self.pages.page_size, snapshot.header
+            held = self._whole_pages(snapshot.ids, header.scope)
             if held < header.first_page:
                 first = header.first_page
-                raise NotFound(f"The image begins with page {first}; the tree holds {held} pages.")
-            lock = self._lock(image.ids[: held * size], header.scope)
+                raise NotFound(f"The KV snapshot begins with page {first}; the tree holds {held} pages.")
+            lock = self._lock(snapshot.ids[: held * size], header.scope)
             try:
                 pages = self._take(header.tokens // size - held)
             except BaseException:
@@ -206,21 +207,21 @@ class Transfers:
         except BaseException:
             file.close()
             raise
-        return _Import(message, lock, file, image, pages)
+        return _Import(message, lock, file, snapshot, pages)
 
-    def _checked_image(self, file: ExistingFile, identity: str) -> ImageReader:
-        """The image in `file`. Raises `BadImage` unless this engine could have computed it."""
-        image = ImageReader(file)
-        header = image.header
+    def _checked_snapshot(self, file: ExistingFile, identity: str) -> SnapshotReader:
+        """The KV snapshot in `file`. Raises `BadSnapshot` unless this engine could have computed it."""
+        snapshot = SnapshotReader(file)
+        header = snapshot.header
         if header.identity != identity:
-            raise BadImage("it is of another model, or of an engine with other options")
+            raise BadSnapshot("it is of another model, or of an engine with other options")
         if (header.page_size, header.page_bytes) != (self.pages.page_size, self.pool.page_bytes):
-            raise BadImage(f"its pages have {header.page_size} tokens in {header.page_bytes} bytes")
+            raise BadSnapshot(f"its pages have {header.page_size} tokens in {header.page_bytes} bytes")
         if header.tokens > min(self.limits.context_length, self.limits.kv_tokens):
-            raise BadImage(f"it has {header.tokens} tokens")
-        if len(image.ids) and not 0 <= image.ids.min() <= image.ids.max() < self.limits.vocab_size:
-            raise BadImage("it has token ids outside of the vocabulary")
-        return image
+            raise BadSnapshot(f"it has {header.tokens} tokens")
+        if len(snapshot.ids) and not 0 <= snapshot.ids.min() <= snapshot.ids.max() < self.limits.vocab_size:
+            raise BadSnapshot("it has token ids outside of the vocabulary")
+        return snapshot
 
     def _take(self, missing: int) -> list[int]:
         """Private pages, at most `missing`: of those that are free, or cached without a lease."""
@@ -236,7 +237,7 @@ class Transfers:
         first = arriving.lock.length // self.pages.page_size + arriving.copied
         piece = arriving.pages[arriving.copied :][: self._piece]
         if piece:
-            data = torch.frombuffer(arriving.image.pages(first, len(piece)), dtype=torch.uint8)
+            data = torch.frombuffer(arriving.snapshot.pages(first, len(piece)), dtype=torch.uint8)
             layers, _, heads, rows, dim = self.pool.k.shape
             shape = (len(piece), 2, layers, heads, rows, dim)
             self.pool.write_pages(piece, data.view(self.pool.k.dtype).view(shape))
@@ -249,7 +250,7 @@ class Transfers:
         cache, lock, size = self.pages.cache, arriving.lock, self.pages.page_size
         if arriving.pages:
             tokens = lock.length + arriving.copied * size
-            cache.commit(lock, arriving.image.ids[:tokens], lock.pages + arriving.pages)
+            cache.commit(lock, arriving.snapshot.ids[:tokens], lock.pages + arriving.pages)
             arriving.pages = []
         self._end(arriving)
         counters, done = self.requests.counters, self._transferred(arriving)
@@ -298,8 +299,8 @@ class Transfers:
         """An error in this block ends the transfer of `message`, and nothing else."""
         try:
             yield
-        except BadImage as error:
-            self._fail(message, InvalidRequest(f"The image cannot be used: {error}."))
+        except BadSnapshot as error:
+            self._fail(message, InvalidRequest(f"The KV snapshot cannot be used: {error}."))
         except (RamifyError, OSError) as error:
             found = error if isinstance(error, RamifyError) else EngineError(str(error))
             self._fail(message, found)

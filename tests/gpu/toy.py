@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder

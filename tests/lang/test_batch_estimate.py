@@ -10,7 +10,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError
 from ramify.lang.batch.estimate import SAMPLE
-from ramify.lang.batch.results import cost
+from ramify.lang.batch.summary import cost
 from ramify.messages import Usage
 from tests.lang.backends import Breaking
 

@@ -18,7 +18,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, InvalidRequest
 from ramify.lang.batch.checkpoint import ResultsFile
-from ramify.lang.batch.results import BatchSummary
+from ramify.lang.batch.summary import BatchSummary
 from ramify.messages import Usage
 from tests.lang.backends import Breaking, Holding
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ramify.engine_messages import LoadLora
 from ramify.kernels.registry import ops
-from ramify.ring_messages import LoadLora
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.checkpoint import ModelFiles

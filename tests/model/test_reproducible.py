@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.ring_messages import Abort, ChoiceTokens, LoadLora
+from ramify.engine_messages import Abort, ChoiceTokens, LoadLora
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization

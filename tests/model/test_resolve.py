@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.inspect import resolve
 from ramify.runtime.inspect.resolve import DEFAULT_REPOSITORY
 from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request

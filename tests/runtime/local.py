@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ramify.engine_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.errors import RamifyError, from_info
 from ramify.messages import ChoiceScore, Continuation, Finish, Pooling, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.device_defaults import with_defaults

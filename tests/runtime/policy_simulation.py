@@ -12,8 +12,8 @@ import heapq
 import itertools
 from collections import defaultdict
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission.admission import Admission
 from ramify.runtime.scheduler.admission.policy import POLICIES
 from ramify.runtime.scheduler.lifecycle import ORDER

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.engine_messages import Abort
 from ramify.errors import UnsupportedField
-from ramify.ring_messages import Abort
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.kv_pool import page_bytes

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.messages import ProgramHint
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import admission, precedence
 from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flow, Flows
 from ramify.runtime.scheduler.request import Request

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ramify import constraint
+from ramify.engine_messages import Abort
 from ramify.grammar.compile.job import answer
 from ramify.grammar.retokenize import Retokenizer
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import Abort
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.overlap import OverlapScheduling

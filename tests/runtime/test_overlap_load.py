@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.engine_messages import Abort, Submit
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Abort, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.engine_messages import EndProgram, Submit
 from ramify.messages import ProgramHint
-from ramify.ring_messages import EndProgram, Submit
 from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
 from ramify.runtime.scheduler.admission.policy import HighestResponseRatioNext
 from ramify.runtime.scheduler.programs.programs import LEAST_LEFT, PRIOR_SERVICE, Programs

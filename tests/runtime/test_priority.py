@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.engine_messages import ChoiceTokens, Submit
 from ramify.grammar.compile.job import answer
-from ramify.ring_messages import ChoiceTokens, Submit
 from ramify.runtime.scheduler.admission import admission, precedence
 from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES
 from ramify.runtime.scheduler.admission.precedence import PATIENCE_S, PATIENCE_STEPS, SHARE, Precedence

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import AwaitTools, EndProgram, FlushCache
 from ramify.messages import ProgramHint, Usage
-from ramify.ring_messages import AwaitTools, EndProgram, FlushCache
 from ramify.runtime.scheduler.programs import reuse_intervals
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of

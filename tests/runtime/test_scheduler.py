@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Abort, EndProgram, FlushCache, GetStats
 from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ProgramHint
-from ramify.ring_messages import Abort, EndProgram, FlushCache, GetStats
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import greedy
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.engine_messages import Abort, ChoiceTokens
 from ramify.errors import EngineError, PromptTooLong
 from ramify.messages import ProgramHint
-from ramify.ring_messages import Abort, ChoiceTokens
 from ramify.runtime.scheduler.outputs import scoring
 from ramify.runtime.scheduler.outputs.next_tokens import LOGPROB_ROWS
 from tests.runtime.local import LocalScheduler, Result

@@ -13,9 +13,9 @@ import torch
 from msgspec.structs import replace
 
 import ramify as rm
+from ramify.engine_messages import ChoiceTokens, GetStats
 from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ProgramHint
-from ramify.ring_messages import ChoiceTokens, GetStats
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in
@@ -25,7 +25,7 @@ from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler import states
 from ramify.runtime.scheduler.constraints.healing import Healer
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.metrics import Metrics
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_healing import expected as healed_by_hand

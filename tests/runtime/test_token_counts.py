@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.kernels.sampling_inputs import TokenCounts
-from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.outputs.next_tokens import uniform
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams

@@ -14,6 +14,7 @@ import torch
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.engine_messages import Failed, Submit
 from ramify.errors import InvalidRequest, from_info
 from ramify.grammar.compile.job import answer
 from ramify.grammar.retokenize import Retokenizer, encode
@@ -22,7 +23,6 @@ from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Failed, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore

@@ -2,7 +2,6 @@
 
 - `config`: the shape itself; `state_shape`: that of linear attention's states.
 - `hf_config`, `hf_rope`: read it from a `config.json`; `hf_families`: what differs between families.
-- `rope_fields`: the fields of an extended context.
 - `quantised_config`: the form of a quantised checkpoint.
 - `context`: an engine's context; `shard`: a rank's part of the shape.
 """

@@ -83,7 +83,7 @@ class Admission:
         The first request that does not fit into the pages ends the round: no smaller one overtakes it. Where
         places or pages are short, running requests of lower rank are retracted.
 
-        joining : the least and the greatest rank of requests that may join; who is due may have less
+        joining : ranks that may join: the least and the greatest. Requests past their deadline may have less
         """
         admitted: list[Request] = []
         chunk, kept = budget, 0
@@ -94,9 +94,9 @@ class Admission:
             return admitted
         window = _window(waiting)
         for place, request in enumerate(window):
-            if request.due is None:
+            if request.deadline is None:
                 allowed = OVERTAKING * place + OVERTAKING_BATCHES * self._max_running
-                request.due = self._admitted + allowed
+                request.deadline = self._admitted + allowed
         if joining != ALL:
             window = [request for request in window if self._may_join(request, least, most)]
         match = self._pages.match if self._policy.needs_match else _unmatched
@@ -120,7 +120,7 @@ class Admission:
                 self._retract_for(request, running)
             if not self._admit(request, matched, running, admitted):
                 break
-            request.overdue = request.due is not None and request.due <= self._admitted
+            request.expired = request.deadline is not None and request.deadline <= self._admitted
             admitted.append(request)
             self._admitted += 1
             budget -= request.extend_len
@@ -128,8 +128,8 @@ class Admission:
         return admitted
 
     def _may_join(self, request: Request, least: int, most: int) -> bool:
-        assert request.due is not None
-        return request.rank <= most and (request.rank >= least or request.due <= self._admitted)
+        assert request.deadline is not None
+        return request.rank <= most and (request.rank >= least or request.deadline <= self._admitted)
 
     def _admit(
         self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
@@ -153,9 +153,9 @@ class Admission:
 
     def _order(self, found: Candidate, now: float) -> tuple[bool, int, float, float]:
         request = found.request
-        assert request.due is not None
-        if request.due <= self._admitted:
-            return False, 0, request.due, request.arrival
+        assert request.deadline is not None
+        if request.deadline <= self._admitted:
+            return False, 0, request.deadline, request.arrival
         matched = 0 if found.match is None else found.match.length
         return True, -request.rank, self._policy.key(request, matched, now), request.arrival
 
@@ -165,9 +165,9 @@ class Admission:
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
-            assert request.due is not None
+            assert request.deadline is not None
             flow, place = request.flow, 0
-            waits = request.due > self._admitted
+            waits = request.deadline > self._admitted
             if waits and flow.heavy and request.hint is None:
                 place = taken.get(flow, flow.running)
                 taken[flow] = place + 1
@@ -222,7 +222,7 @@ def _victim(running: Sequence[Request], request: Request) -> Request | None:
     for other in reversed(running):
         if other.rank >= request.rank:
             return None
-        if not other.overdue:
+        if not other.expired:
             return other
     return None
 

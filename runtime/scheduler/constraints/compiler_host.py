@@ -6,8 +6,8 @@ import os
 import subprocess
 import threading
 
+from ramify.engine_messages import CompileGrammar, CompilerDied, DropGrammar
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, CompilerDied, DropGrammar
 from ramify.runtime.processes.ipc import Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, spawn
 

@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Preamble
-from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 

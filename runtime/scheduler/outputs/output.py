@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ramify.engine_messages import StepOutput, TokenChunk
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs
-from ramify.ring_messages import StepOutput, TokenChunk
 from ramify.runtime.scheduler.request import Logprob, Request
 
 CONTEXT_IDS = 6

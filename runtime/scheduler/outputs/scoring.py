@@ -26,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ramify.engine_messages import Submit
 from ramify.errors import EngineError
 from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.registry import LogSum
 from ramify.kernels.transfers import to_device
 from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
-from ramify.ring_messages import Submit
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.lifecycle import Lifecycle
