@@ -33,8 +33,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 

@@ -18,7 +18,7 @@ import msgspec
 
 from ramify.engine_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.control_calls import Answer, ControlCalls
 from ramify.runtime.fleet.kv_connector import KVConnector, needs_states
