@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.lora import LoraRows
+from ramify.kernels.weights.lora import LoraRows
 from ramify.messages import Message
 
 

@@ -16,8 +16,8 @@ from gguf.quants import dequantize
 
 from ramify import cache
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.kernels.packed import pack, unpack
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.packed import pack, unpack
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model import packed_cache
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf import blocks

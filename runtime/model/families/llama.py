@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from ramify.kernels.lora import LoraTable
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.lora import LoraTable
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
