@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from ramify.runtime.inspect.fit import files_to_inspect
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected
+    from ramify.runtime.inspect.resolve import files_to_inspect
 
     try:
         given = {name: getattr(options, name) for name in _OPTIONS if hasattr(options, name)}
