@@ -307,7 +307,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     def check(self, field: str = "graph") -> Graph:
         """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
-        _Check(self, field).all()
+        _Check(self, field).check_nodes()
         return self
 
     def check_row(self, row: Mapping[str, Any], field: str) -> None:
@@ -369,7 +369,7 @@ class _Check:
         self.here = ""
         """The path of the node that is being checked."""
 
-    def all(self) -> None:
+    def check_nodes(self) -> None:
         nodes = self.graph.nodes
         if not nodes:
             raise InvalidRequest("The graph has no nodes.", field=f"{self.field}.nodes")
@@ -392,9 +392,9 @@ class _Check:
                 self._wrong("branch", f"no earlier fork begins branch {node.branch}")
             if node.branch in self.ended:
                 self._wrong("branch", f"branch {node.branch} has been joined")
-            self._one(index, node)
+            self._check_node(index, node)
 
-    def _one(self, index: int, node: AnyNode) -> None:
+    def _check_node(self, index: int, node: AnyNode) -> None:
         if isinstance(node, Limited):
             known = range(len(self.graph.limits))
             if len(set(node.limits)) < len(node.limits) or not all(one in known for one in node.limits):
