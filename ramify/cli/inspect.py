@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from ramify.runtime.inspect.fit import files_to_inspect
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected
+    from ramify.runtime.inspect.resolve import files_to_inspect
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
     machine = this_machine(config.device)

@@ -13,7 +13,7 @@ from ramify.errors import UnsupportedField
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:
-    from ramify.runtime.model.hub.resolve import ModelFiles
+    from ramify.runtime.model.checkpoint import ModelFiles
 
 FORM_OPTIONS = (
     "load_format",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from ramify.runtime.model.hub.resolve import resolve
+    from ramify.runtime.inspect.resolve import resolve
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
     capability = _wanted_capability(options, config)

@@ -15,8 +15,8 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.token_graphs import TokenGraphs
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.test_triton_warm_up import SHAPE
 
 PAGE = 16

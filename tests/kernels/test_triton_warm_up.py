@@ -19,10 +19,10 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.quantization import packing
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.sampling_params import SamplingParams
 from tests.kernels import sampling_cases
 from tests.kernels.kernel_compiler import Compiled, compiling
@@ -82,7 +82,7 @@ def draws(runner: Runner, rows: int) -> None:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]
             for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
-                runner.sampler.begin(logits, given, asked, top)
+                runner.sampler.begin_draw(logits, given, asked, top)
     runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)
 
 

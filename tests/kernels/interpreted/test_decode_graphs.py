@@ -16,8 +16,8 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.scheduler.speculation import acceptance, drafter
 from tests.model.checkpoints import expected, save
 from tests.model.hybrids import DENSE, build_hybrid

@@ -15,9 +15,9 @@ from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import RMSNorm
-from ramify.runtime.model.load import FAMILIES
+from ramify.runtime.model.loading.load import FAMILIES
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 assert INTERPRETED
 
