@@ -21,6 +21,7 @@ from tests.lang.backends import Holding
 from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
 from tests.lang.remote import ScriptedFrontend
+from tests.lang.steps import program_of
 from tests.lang.test_programs import outcome, run_all
 from tests.server.fake_frontend import LiveServer
 
@@ -372,10 +373,7 @@ def test_a_text_waits_for_a_result_that_fails():
 
 
 def test_time_limits_and_cancelling():
-    @rm.function
-    def program(s):
-        s += "Q" + rm.gen("x", timeout=0.05)
-
+    program = program_of("Q" + rm.gen("x", timeout=0.05))
     backend = Holding(lambda request: "one two")
     failed = program.compile().run(backend=backend).error()
     assert isinstance(failed.__cause__, RequestTimeout)

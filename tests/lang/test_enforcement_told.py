@@ -8,6 +8,7 @@ import msgspec
 
 import ramify as rm
 from ramify.messages import Enforcement, Generate, TextChunk, Unenforced, Violation
+from tests.lang.steps import program_of
 
 LEFT_OUT = Unenforced(schema="/pattern", message="left out")
 VIOLATED = Violation(instance="", schema="/pattern", message="no match")
@@ -27,10 +28,7 @@ class Telling(rm.ScriptedBackend):
 
 
 def test_meta_info_tells_of_the_grammar() -> None:
-    @rm.function
-    def program(s: rm.ProgramState) -> None:
-        s += "x" + rm.gen("a", max_tokens=4)
-
+    program = program_of("x" + rm.gen("a", max_tokens=4))
     meta = program.run(backend=Telling({"a": "one two"})).get_meta_info("a")
     assert (meta["unenforced"], meta["violations"]) == ([LEFT_OUT], [VIOLATED])
     assert (meta["grammar_backend"], meta["narrowed"], meta["may_be_cut"]) == ("xgrammar", ["less"], True)

@@ -17,6 +17,7 @@ from ramify.graph import Gen, Graph
 from ramify.program_route import router
 from tests.lang.compiling import line_of, refusal
 from tests.lang.remote import ScriptedFrontend
+from tests.lang.steps import program_of
 from tests.server.conftest import LiveServer
 
 
@@ -154,9 +155,7 @@ async def test_async_programs() -> None:
 def test_programs_that_a_tool_runs_count() -> None:
     backend = rm.ScriptedBackend({"calls": [[{"name": "ask", "arguments": {}}]], "x": "yes"})
 
-    @rm.function
-    def helper(s):
-        s += "?" + rm.gen("x")
+    helper = program_of("?" + rm.gen("x"))
 
     @rm.tool
     def ask() -> str:

@@ -13,6 +13,7 @@ from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, _common
 from ramify.lang.trace.tokens import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
+from tests.lang.steps import program_of
 
 
 def run(body, answers):
@@ -176,10 +177,7 @@ def test_a_prompt_of_which_only_the_last_token_was_computed_is_no_miss():
 
 
 def test_the_tree_as_data_says_why():
-    @rm.function
-    def program(s):
-        s += "one two three" + rm.gen("x")
-
+    program = program_of("one two three" + rm.gen("x"))
     data = json.loads(json.dumps(program.run(backend=rm.ScriptedBackend(["a"])).trace.to_dict()))
     assert data["miss"] is None
     assert data["children"][0]["miss"]["reason"] == "first"
