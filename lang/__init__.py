@@ -4,18 +4,18 @@
     functions   decorated functions: their arguments and options, runs, batches, compiled programs
     batch       many rows: concurrency, order, the results file
     graph       programs traced to graphs
-    state       `s`, its forks, and its text and values while they are generated
+    state       the state `s`, its forks, and its views
     program     a run, and the branches that run its steps
-    calls       one request: options, limits, delivery, scoring of choices
-    backends    endpoints over HTTP, scripts, recordings
+    calls       one step's request: options, limits, delivery, scoring of choices
+    backends    servers, scripts and recordings that programs run on
     trace       the tree of calls, as text and as a report
-    prompt      the content of a branch: chat turns, thoughts, and the prompt that a model reads
+    prompt      the content of a branch, as a model reads it
+    tools       functions that a model may call, and their calls as text
     grammars    ready grammars as constraints
-    tools       functions that a model may call, and the text of their calls
     typed       Python types as JSON schemas; values parsed from complete or partial JSON
-    common      the user's line in errors, an event for threads and loops
+    common      the user's line for errors, an event, refused names
 
-Layers, lowest first: common; typed; tools; grammars; prompt; trace; backends; calls; program; state; graph;
+Layers, lowest first: common; typed; prompt; tools; grammars; trace; backends; calls; program; state; graph;
 batch; functions; own modules.
 
 `lang` imports the shared modules of `ramify` and `grammar`, and nothing of `runtime`.

@@ -53,6 +53,6 @@ from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
-from ramify.runtime.engine import Engine as Engine
+from ramify.runtime.engine.engine import Engine as Engine
 
 __version__: str

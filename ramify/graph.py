@@ -182,7 +182,7 @@ class Limited(Node, frozen=True, kw_only=True):
     """A step that a limit can end."""
 
     limits: tuple[int, ...] = ()
-    """The indices in `Graph.limits` of those that hold for the step, outermost first."""
+    """Indices in `Graph.limits` of the limits that hold for the step, outermost first."""
 
 
 class Request(Limited, frozen=True, kw_only=True):
@@ -236,7 +236,7 @@ class ToolDescription(
     parameters: dict[str, Any]
     """A JSON Schema of type object."""
     strict: bool = True
-    """Refuse keywords in it that cannot be enforced; without it they are left out, and told."""
+    """True refuses schema keywords that cannot be enforced; False leaves them out, and reports them."""
 
 
 class Tools(Node, frozen=True, kw_only=True, tag="tools"):
@@ -341,7 +341,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def _is_json(value: Any, field: str, depth: int = 0) -> bool:
-    """Raises `InvalidRequest` for what is nested deeper than `MAX_JSON_DEPTH`."""
+    """Raise `InvalidRequest` for a value that is nested deeper than `MAX_JSON_DEPTH`."""
     if depth > MAX_JSON_DEPTH:
         raise InvalidRequest(f"{field} is nested more than {MAX_JSON_DEPTH} deep.", field=field)
     match value:

@@ -6,10 +6,10 @@ import logging
 import resource
 from pathlib import Path
 
+from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 

@@ -39,10 +39,10 @@ class RuntimeEndpoint:
         api_key: Sent as a bearer token.
         verify: TLS verification: False, or the path of a CA bundle.
         timeout_s: Longest silence of the server, in seconds; None waits for ever.
-        retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
-            may pass (`ramify.retry.Retry`).
-        priority: Of requests for which the program sets none, between -100 and 100: higher goes first.
-        lora: The LoRA adapter of requests for which the program sets none.
+        retries, retry_for: Number of times, and seconds, a request is sent again after a transient failure
+            (`ramify.retry.Retry`).
+        priority: Default priority of requests, between -100 and 100: higher goes first.
+        lora: Default LoRA adapter of requests.
         cache: A file in which answers are kept and found again, made where there is none
             (`ramify.answers.AnswerStore`). Only programs use it.
     """
@@ -81,7 +81,7 @@ class RuntimeEndpoint:
             "not_found": "Leave /v1 out of base_url." if base_url.rstrip("/").endswith("/v1") else None,
         }
         self._model = ""
-        """The fingerprint of the server's model when it was last asked."""
+        """Fingerprint of the server's model, from the last `info`."""
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._requests: set[str] = set()
         """The ids of the requests whose answer is awaited."""

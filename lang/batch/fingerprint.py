@@ -1,4 +1,4 @@
-"""What a batch ran: a readable record of its program, options, backend and model, and how two records differ.
+"""A readable record of a batch's program, options, backend and model, and the difference of two records.
 
     LABELS = ("yes", "no")                  values  LABELS: ('yes', 'no')
     class Order(BaseModel): …               code    Order: the class's source
@@ -7,8 +7,8 @@
     def classify(s, text): …                code    classify: its source, which uses the three above
     client = Client()                       unknown client: of type Client; changes of it cannot be told
 
-A program is followed through the globals and closures of its functions into all modules of the user. What
-belongs to installed packages is recorded by name.
+A program is followed through the globals and closures of its functions into all modules of the user.
+Objects of installed packages are recorded by name.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ READABLE: tuple[type, ...] = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
-"""Types whose repr says everything, and is the same in every process."""
+"""Types with a repr that is complete and the same in every process."""
 WITHOUT_EFFECT = ("priority",)
-"""Options that do not change an output."""
+"""Options without effect on outputs."""
 DEEPEST = 5
-"""Containers and objects inside each other that are followed."""
+"""Levels of nested containers and objects that are followed."""
 LONGEST_VALUE = 4000
-"""Characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
+"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
 SHOWN = 60
-"""Characters of a line or value in a message."""
+"""Most characters of a line or value in a message."""
 
 Record = dict[str, Any]
 
 
 class Recorded(Protocol):
-    """The attributes of a program that its record is made of."""
+    """A program, by the attributes that its record is made of."""
 
     body: Callable[..., Any]
     bound: dict[str, Any]
@@ -82,7 +82,8 @@ def record_of(
     info: ModelInfo,
     loras: Mapping[str, str],
 ) -> Record:
-    """The parts, each a mapping: those of `SAID`, and code. `loras` are the revisions of LoRA adapters."""
+    """Record of a program: a mapping for each part in `SAID`, and one of source code. `loras` maps LoRA
+    adapters to their revisions."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -134,13 +135,13 @@ def _without_credentials(url: str) -> str:
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:
-    """Whether this package made the function: a program, or the body that runs a graph."""
+    """Whether Ramify made the function: it is a program, or the body that runs a graph."""
     module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
     return str(module).startswith("ramify.")
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function inside one that this package made."""
+    """The user's function inside one that Ramify made."""
     while _is_ours(function) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -150,15 +151,15 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Reader:
-    """Follows functions and values. `home` is the module whose names need no prefix."""
+    """Follows functions and values, and records them. Names of the module `home` have no prefix."""
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._known: set[int] = set()
         self._recorded: set[int] = set()
-        """Functions."""
+        """Ids of the functions that were recorded."""
         self._kept: list[object] = []
-        """Keeps the objects of `_known`, so that their ids stay theirs."""
+        """Objects of `_known`, kept alive so that no other object gets their id."""
         self.code: dict[str, str] = {}
         self.values: dict[str, str] = {}
         self.names: dict[str, str] = {}
@@ -171,7 +172,7 @@ class _Reader:
         return new
 
     def function(self, name: str, function: types.FunctionType | Callable[..., Any]) -> None:
-        """Record a function of the user, and what it uses."""
+        """Record a function of the user, and the values that it uses."""
         if not isinstance(function, types.FunctionType):
             self.unknown[name] = f"of type {type(function).__qualname__}"
             return
@@ -206,7 +207,7 @@ class _Reader:
         self._chains(((one,) for one in used), vars(module) if module else {}, kind.__module__)
 
     def _chains(self, chains: Iterator[tuple[str, ...]], scope: Mapping[str, Any], module: str) -> None:
-        """Record what each chain of names, such as ``prompts.FEW_SHOT``, stands for."""
+        """Record the value of each chain of names, such as ``prompts.FEW_SHOT``."""
         for first, *rest in chains:
             if first not in scope:
                 continue  # builtin, or not known here
@@ -261,7 +262,7 @@ class _Reader:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _reached(self, value: Any, name: str) -> None:
-        """Record a function or class: that of the user by its source, any other by its name."""
+        """Record a function or class: by its source if it is the user's, else by its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
         if not is_users(module):
@@ -273,7 +274,8 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """The names that `code` loads from outside, each with the attributes that are read of it at once."""
+    """Names that `code` loads from outside, each with its directly following attributes:
+    ``prompts.FEW_SHOT``."""
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -302,7 +304,7 @@ def _source(value: Any) -> str:
 
 
 def _bytecode(code: types.CodeType) -> str:
-    """What `code` does, the same in every process."""
+    """Bytecode, names and constants of `code` as text, the same in every process."""
     constants = [_bytecode(one) if isinstance(one, types.CodeType) else _repr(one) for one in code.co_consts]
     return repr((code.co_code, code.co_names, constants))
 
@@ -317,7 +319,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """repr, the same in every process. A checksum of it where `name` is that of a secret."""
+    """repr of `value`, the same in every process; a checksum of it if `name` looks like a secret's."""
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):
@@ -336,7 +338,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _recorded(text: str) -> str:
-    """`text` as a record has it: valid Unicode, credentials masked, and cut."""
+    """`text` for a record: made valid Unicode, with credentials masked, and cut."""
     text = masked(valid(text))
     if len(text) <= LONGEST_VALUE:
         return text
@@ -363,7 +365,7 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """The first difference in a line; None where both are the same program, but for comments and layout."""
+    """First difference of two records as one line; None if they differ in comments and layout at most."""
     for part, said in SAID.items():
         if part == "values":  # behind options and arguments: the code's change says more than a value's
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
@@ -410,7 +412,7 @@ def _line_difference(old: str, new: str) -> str:
 
 
 def _lines(source: str) -> list[tuple[int, str, str]]:
-    """(line number, tokens, text) of the lines that are not blank and not comments alone."""
+    """(line number, tokens, text) of each line with code."""
     texts = source.splitlines()
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     found: dict[int, list[str]] = {}
@@ -424,7 +426,7 @@ def _lines(source: str) -> list[tuple[int, str, str]]:
 
 
 def _shown(text: str | None, other: str | None) -> str:
-    """`text`, cut to where it differs from `other`."""
+    """`text`, cut to the part that differs from `other`."""
     if text is None:
         return "not there"
     if len(text) <= SHOWN:

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ramify.lang.state.state import ProgramState
 
 LOOK_AHEAD = 16
-"""Default size of the window, in rows per row that runs at once."""
+"""Default size of the window, as a multiple of the concurrency."""
 TRACE_ROWS = 16
 """Default number of rows in a trace report."""
 TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
-"""The most of a traceback that a line has: the innermost frames of the user's code."""
+"""Most frames, innermost ones of the user's code, and most characters of a traceback in a line."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Plan:
     (`ramify.lang.batch.output`), such as "-", standard output."""
     program: str
     columns: list[str]
-    """The program's parameters."""
+    """Names of the program's parameters."""
     concurrency: int
     key: str | None = None
     look_ahead: int | None = None
     """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
     rerun: str | None = None
-    """Words of `ramify.lang.batch.checkpoint.RERUN`."""
+    """Words of `ramify.lang.batch.checkpoint.RERUN`, separated by commas."""
     trace: str | os.PathLike[str] | None = None
-    """The report of the first `trace_rows` rows that end."""
+    """Path of an HTML report of the first `trace_rows` rows that end."""
     trace_rows: int = TRACE_ROWS
     dry_run: bool = False
     """Estimate what the batch would take, and write nothing."""
@@ -85,9 +85,8 @@ class Plan:
 
 
 class RowReader:
-    """The rows of the input that have to run, in the order of the window; counts the others.
-
-    `read_only` leaves the results file as it is.
+    """Reads the input: rows that have to run pass in the order of the window, the others are counted.
+    `read_only` leaves the results file unchanged.
     """
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
@@ -154,7 +153,7 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """The results file of one run of a batch, with its window of rows and its summary."""
+    """One run of a batch with a results file: its window of rows, its breaker and its summary."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._plan = plan
@@ -165,7 +164,7 @@ class _Writer:
         self.breaker = Breaker(self.window, plan.give_up_after)
         self.summary = self.reader.summary
         self._traces: list[tuple[float, Call]] = []
-        """When runs began, and their calls, for the report."""
+        """Start time and call of each run, for the report."""
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._file.close)
         self._bar = self._stack.enter_context(runs.progress(rows, plan.progress))
@@ -190,7 +189,7 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """How far the batch is, where it is broken off. `again`: the same command goes on behind that."""
+        """Progress of a batch that broke off, for an error's note. `again`: the same call continues it."""
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
@@ -240,10 +239,9 @@ class _Writer:
 
 
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
-    """A row's error, and the fields of its line: the variables that were set, the body's return value, the
-    error, the usage.
+    """A row's error, and the fields of its line: variables, return value, error and usage.
 
-    A value that cannot be written as JSON is an error of the row, and the others are kept.
+    A value without a JSON text is an error of the row; its other values are kept.
     """
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():
@@ -280,8 +278,8 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
-    """The last line of the user's code in an exception's traceback, and the frames from the user's first one
-    on, without those of this package."""
+    """Last line of the user's code in a traceback, and the frames from the user's first one on, without
+    Ramify's."""
     line, found = None, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

@@ -13,23 +13,23 @@ class BatchSummary:
     """The counts, times and tokens of one run of a batch."""
 
     rows: int = 0
-    """Rows that this run finished, including failed rows."""
+    """Number of rows that this run finished, including failed rows."""
     failed: int = 0
     skipped: int = 0
-    """Rows that an earlier run had finished."""
+    """Number of rows that an earlier run had finished."""
     duration_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
-    """The sum over all requests of this run."""
+    """Sum of the usage of all requests of this run."""
     failed_before: int = 0
-    """Skipped rows that had failed in an earlier run."""
+    """Number of skipped rows that had failed in an earlier run."""
     others: int = 0
-    """Results in the file of rows that are not in the input; 0 where the batch was stopped."""
+    """Number of results in the file whose rows are not in the input; 0 if the batch was stopped."""
     first_error: str | None = None
     stopped: str | None = None
-    """Why the batch ended before its last row; None where all rows have a line."""
+    """Reason why the batch ended before its last row; None if all rows have a line."""
     left: int = 0
-    """Rows of a stopped batch that have no line: all of them where the number of rows is known, else those
-    that were read."""
+    """Number of rows without a line after a stop; rows that were not read count only if the input has a
+    length."""
 
     @property
     def rows_per_s(self) -> float:
@@ -41,7 +41,7 @@ class BatchSummary:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt tokens, cached ones included, and output tokens."""
+        """Prompt tokens, cached ones included, and output tokens, per second."""
         total = self.usage.prompt_tokens + self.usage.completion_tokens
         return total / self.duration_s if self.duration_s else 0.0
 

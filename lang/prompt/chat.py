@@ -193,3 +193,15 @@ def _format_of(info: ModelInfo) -> ChatFormat:
             remedy="Append plain text, or use an instruction-tuned model.",
         )
     return info.chat_format
+
+
+ROLES = ("system", "user", "assistant")
+
+
+def chatml() -> ChatFormat:
+    """The ChatML format, for backends without a template."""
+    return ChatFormat(
+        prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
+        suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),
+        exact=False,
+    )

@@ -15,14 +15,19 @@ import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.lang.prompt.formats import DEFAULT_TOKENS, PLAIN
 from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.messages import ModelInfo, Preamble, TextChunk, Thinking, ThinkingFormat
 from ramify.spelling import nearest
 from ramify.tool_calls.parser import overlap
 
+DEFAULT_TOKENS = 1024
+"""The most tokens of thoughts where the `gen` does not say."""
+
 MARKS = 16
 """Tokens that a limit allows for the marks behind thoughts, which have fewer."""
+
+PLAIN = ThinkingFormat()
+"""For models whose chat template has no sign of thinking, or that have none."""
 
 
 def read_thinking(given: object) -> Thinking | None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ramify.grammar.schema.check import REFERENCES, SchemaDocument
-from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.instance import Instances
-from ramify.grammar.schema.json_values import as_decimals
-from ramify.grammar.schema.values.string_patterns import matches_pattern
+from ramify.grammar.schema.document.check import REFERENCES, SchemaDocument
+from ramify.grammar.schema.document.deep_recursion import deep_recursion
+from ramify.grammar.schema.document.json_values import as_decimals
+from ramify.grammar.schema.document.string_patterns import matches_pattern
+from ramify.grammar.schema.instance import Validator
 from ramify.json_text import escape, read_json
 
 
@@ -43,7 +43,7 @@ class SchemaChecker:
 
     def _problems(self, value: Any) -> Iterator[str]:
         for pointer in self._pointers:
-            for failure in Instances(self._document).failures(pointer, value):
+            for failure in Validator(self._document).failures(pointer, value):
                 yield f"{failure.message} ({failure.schema})."
         for checkers in self._alternatives:
             problems = [next(checker._problems(value), None) for checker in checkers]

@@ -96,8 +96,8 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
 
 
 def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
+    from ramify.grammar.schema.document.json_values import parse_json
     from ramify.grammar.schema.instance import validate_text
-    from ramify.grammar.schema.values.json_text import parse_json
 
     for failure in validate_text(parse_json(source), text):
         raise ValueError(str(failure))
