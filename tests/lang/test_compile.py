@@ -34,7 +34,7 @@ ASKS = {
 }
 """Programs without a complete graph → the question that their control flow asks of a result."""
 CALLS_ALONE = {"react", "speculative-select"}
-"""The programs of these that ask before their last call, so that some calls are in no graph."""
+"""The programs in `ASKS` with a question before their last call, so that some calls are in no graph."""
 
 
 # --- the ten programs -----------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_compiled_chats_run_on_endpoints_that_take_whole_messages() -> None:
 
 
 class Plan:
-    """A program that is drawn by lot: texts, calls, reads of earlier results, scopes, forks and joins."""
+    """A random program: texts, calls, reads of earlier results, scopes, forks and joins."""
 
     def __init__(self, seed: int) -> None:
         self.lot = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a grammar leaves out, and what an output violates, is in a program's ``meta_info``."""
+"""Keywords that a grammar leaves out, and violations of the output, are in a program's ``meta_info``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VIOLATED = Violation(instance="", schema="/pattern", message="no match")
 
 
 class Telling(rm.ScriptedBackend):
-    """Tells of its grammars what XGrammar's would."""
+    """A backend that reports the same about its grammars as XGrammar does."""
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         told: Enforcement | None = Enforcement(

@@ -33,7 +33,7 @@ def cause(state: rm.ProgramState) -> BudgetExceeded:
 
 
 def facts(program: Any, **options: Any) -> Any:
-    """What a run gives: its text, or its error and what of the limit."""
+    """The outcome of a run: its text, or its error and the spending of its limit."""
     try:
         return program.run(**options).text()
     except rm.ProgramError as error:
@@ -241,7 +241,7 @@ def test_a_graph_with_deep_limits_is_refused() -> None:
 
 
 def test_tokens_that_the_runtime_counts(endpoint: rm.RuntimeEndpoint) -> None:
-    """The runtime ends the requests. Which limit it was for, the client learns from the server."""
+    """The runtime ends the requests. The server names the limit."""
 
     @rm.function
     def program(s):

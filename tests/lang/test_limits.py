@@ -75,7 +75,7 @@ def test_tokens_count_prompts_and_outputs_as_usage_does():
 
 @pytest.mark.parametrize(("bound", "failing"), [(8, None), (7, "b"), (3, "b"), (2, "a")])
 def test_tokens_of_a_run(bound: int, failing: str | None):
-    """Step a costs 1 + 2 tokens and step b 3 + 2, of which one each is the end of the text."""
+    """Step a costs 1 + 2 tokens, step b 3 + 2: one token of each output is the end of the text."""
 
     two = program_of("a" + rm.gen("a"), " b" + rm.gen("b"))
     state = two.run(backend=rm.ScriptedBackend({"a": " x", "b": " x"}), max_total_tokens=bound)

@@ -500,7 +500,7 @@ def test_a_compiled_program_runs_each_step_on_its_model():
 
 
 class Submits(rm.ScriptedBackend):
-    """A server that would run whole graphs."""
+    """A backend that offers to run whole graphs."""
 
     def submit_program(self, submission, failed):
         raise AssertionError("a graph of several models was submitted to one")

@@ -88,7 +88,7 @@ def read(text: str, kind: Any, sizes: int = 1) -> list[Partial[Any]]:
 
 
 def is_part(part: Any, whole: Any) -> bool:
-    """Everything in `part` is in `whole`, at the same place."""
+    """Whether all of `part` is in `whole`, at the same place."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and is_part(value, whole[key]) for key, value in part.items()

@@ -14,7 +14,7 @@ PLAIN = "<|im_start|>{}\n{}<|im_end|>\n"
 
 
 def failing_first(*answers: str) -> rm.ScriptedBackend:
-    """Fails the first call of each variable; `answers` follow."""
+    """A backend that fails the first call of each variable; then come `answers`."""
     return rm.ScriptedBackend({"x": [BackendError("gone"), *answers], "y": ["yes"] * 9})
 
 

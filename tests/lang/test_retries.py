@@ -292,7 +292,7 @@ def test_a_rejection_shows_the_value_and_the_attempts():
 
 
 def test_an_error_of_the_whole_output_names_no_place():
-    """As of an endpoint that puts its JSON into a fence."""
+    """An endpoint may put its JSON into a fence."""
     with pytest.raises(pydantic.ValidationError) as failed:
         Trip.model_validate_json("```json\n{}\n```")
     assert describe(failed.value).startswith("Invalid JSON: ")

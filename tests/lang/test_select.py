@@ -1,4 +1,4 @@
-"""How choices are scored: the pure methods, the requests, and where a prompt meets a choice."""
+"""Scoring of choices: the pure methods, the requests, and the border of prompt and choice."""
 
 from __future__ import annotations
 

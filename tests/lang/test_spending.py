@@ -1,4 +1,4 @@
-"""What timed-out and cancelled steps report: all that the backend computed for them, and no more."""
+"""The usage of timed-out and cancelled steps: all that the backend computed for them, and no more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lang.steps import program_of
 
 
 class Counting(ScriptedBackend):
-    """Computes tokens for ever, tells of them only when it is aborted, and stops then if `answers` is set."""
+    """A backend that computes for ever, and reports its tokens when it is aborted if `answers` is set."""
 
     def __init__(self, *, answers: bool = True) -> None:
         super().__init__([])

@@ -176,7 +176,7 @@ def test_what_was_generated_goes_on_as_its_tokens():
 
 
 def test_branches_that_part_after_thoughts():
-    """The thoughts of a turn that a fork divides leave each branch; what is joined is what each has added."""
+    """A fork divides a turn: its thoughts leave each branch, and the join appends the rest of each."""
 
     @rm.function
     def parted(s):
@@ -206,7 +206,7 @@ def test_without_turns_everything_is_one_turn():
 
 @pytest.mark.parametrize(("home", "other"), [("qwen3", "smollm2"), ("qwen3", "keeping")])
 def test_other_models_are_not_shown_the_thoughts(home, other):
-    """Each model has its own template, and finds its own thoughts where that has them."""
+    """Each model has its own template, which may keep the model's own thoughts."""
     own = rm.ScriptedBackend(
         {"a": script(home, "Mine.", "A."), "c": "C.", "e": "E."}, chat_format=pieces_of(home)
     )
@@ -460,7 +460,7 @@ def test_the_border_may_lie_anywhere_in_a_chunk(size, marks):
 
 @pytest.mark.parametrize("piece", ["word ", "\n", "</thin"])
 def test_a_chunk_costs_the_same_after_much_text(piece):
-    """What a chunk is compared with, and what it is added to, does not grow."""
+    """The text that a chunk is compared with does not grow."""
     splitter = ThoughtSplitter(PLAIN)
     shown = ""
     for _ in range(100):
@@ -694,7 +694,7 @@ def test_what_an_endpoint_cannot_do_is_refused_by_name(options, thinking, field)
 
 
 class Faltering(rm.ScriptedBackend):
-    """Loses its connection once, after `after` chunks."""
+    """A backend that loses its connection once, after `after` chunks."""
 
     def __init__(self, answers, after: int) -> None:
         super().__init__(answers)

@@ -185,7 +185,7 @@ def test_the_tree_as_data_says_why():
 
 
 def test_the_nearest_of_many_is_found():
-    """A thousand requests are compared with their neighbours alone."""
+    """Each of a thousand requests is compared with its neighbours alone."""
     root = Call("program", "p")
     prompts = [
         f"{'long shared text ' * 50}{index % 10} document {index * 7919 % 1000} end" for index in range(1000)
