@@ -15,7 +15,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.common.event import Event
 from ramify.loop import wait
 from ramify.messages import HELD_S, Finish, Generate, ProgramHint, TextChunk, Usage
-from ramify.program_route import router
+from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
 from tests.server.fake_frontend import LiveServer
