@@ -19,19 +19,12 @@ from .attention_cases import Batch, make_batch
 from .cascade_cases import Branch
 
 SCALE = 0.125
+pytestmark = pytest.mark.usefixtures("one_thread")
 make_tree = functools.partial(cascade_cases.make_tree, dtype=torch.float32)
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = torch.get_num_threads()
-    team.set_threads(1)
-    yield
-    team.set_threads(before)
-
-
 def check(batch: Batch, threads: int, **options) -> int:
-    """The cascade's result is flat attention's to the bit; how many rows its tiles had, 0 for none."""
+    """Assert that the cascade has flat attention's bits; returns the rows of its tiles, 0 for no cascade."""
     team.set_threads(threads)
     flat = cpu.paged_attention(*batch, scale=SCALE, **options, cascade=False)
     assert cpu.last_plan().cascade_rows == 0

@@ -14,19 +14,13 @@ from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
 
-from .attention_cases import MIXED, Batch, alone, make_batch, oracle
+from .attention_cases import MIXED, Batch, alone, make_batch
+from .cascade_cases import dense
 
 DTYPES = [torch.float32, torch.bfloat16]
+pytestmark = pytest.mark.usefixtures("one_thread")
 WAYS = [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 """A dtype, and whether the weights of values may be rounded, which changes no float32."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=WAYS, ids=["float32", "bfloat16", "bfloat16-rounded"])
@@ -38,12 +32,12 @@ def dtype(request, monkeypatch):
 
 
 def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
-    """Kernel and twin against the oracle: the kernel errs at most twice as much as the twin.
+    """Compare kernel and twin with float64 attention: the kernel errs at most twice as much as the twin.
 
     A weight's relative error is its score's absolute one, so it grows with the spread of the scores.
     """
     options.setdefault("scale", batch.q.shape[-1] ** -0.5)
-    exact = oracle(batch, **options)
+    exact = dense(batch, torch.float64, **options)
     poisoned = torch.full_like(batch.q, torch.nan)
     team.set_threads(2)
     result = cpu.paged_attention(*batch, **options, out=poisoned)
@@ -82,7 +76,7 @@ def test_windows_and_soft_caps(window, soft_cap, dtype):
 
 
 def sinks_of(heads: int) -> torch.Tensor:
-    """From far below all scores to far above."""
+    """Sinks from far below all scores to far above."""
     return torch.linspace(-40.0, 40.0, heads)
 
 
@@ -136,7 +130,7 @@ def test_scores_from_equal_to_far_apart(spread, dtype):
 
 def test_large_scores_do_not_overflow():
     batch = make_batch([(2, 90)])
-    exact = oracle(batch._replace(q=batch.q * 1e4), scale=1.0)
+    exact = dense(batch._replace(q=batch.q * 1e4), torch.float64, scale=1.0)
     result = cpu.paged_attention(*batch._replace(q=batch.q * 1e4), scale=1.0)
     assert torch.allclose(result.double(), exact, atol=1e-5)
 
@@ -150,7 +144,7 @@ def test_nan_query_gives_nan_only_there():
     assert not result.isnan().any()
 
 
-# What the output does not depend on, to the last bit.
+# Changes that leave every bit of the output as it was.
 
 
 @pytest.mark.parametrize("window", [0, 45])
