@@ -18,7 +18,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ramify.kernels.machine.threads import set_threads
 from ramify.kernels.registry import ops
 from ramify.kernels.weights.lora import LoraWeight
 from ramify.runtime.config import DEFAULT_MODEL
@@ -74,7 +73,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=4.0)
     options = parser.parse_args()
-    set_threads(options.threads)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     config = with_context(read_config(resolve(DEFAULT_MODEL, weights=False).weights), 2048)
     model = dummy_model(config, dtype=torch.bfloat16, packed=True)

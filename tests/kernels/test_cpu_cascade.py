@@ -12,7 +12,6 @@ import torch
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
-from ramify.kernels.machine import threads as team
 
 from . import cascade_cases
 from .attention_cases import Batch, make_batch
@@ -25,7 +24,7 @@ make_tree = functools.partial(cascade_cases.make_tree, dtype=torch.float32)
 
 def check(batch: Batch, threads: int, **options) -> int:
     """Assert that the cascade has flat attention's bits; returns the rows of its tiles, 0 for no cascade."""
-    team.set_threads(threads)
+    torch.set_num_threads(threads)
     flat = cpu.paged_attention(*batch, scale=SCALE, **options, cascade=False)
     assert cpu.last_plan().cascade_rows == 0
     result = torch.full_like(batch.q, torch.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -27,8 +28,8 @@ ROUNDED = [
     for form in FORMS
     if form.partition("/")[0].replace("table", "int4") in TAKEN or (INT16_X and form.startswith("int8"))
 ]
-LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
-BY_ROW_INT16 = compiled.int16_row_linear
+LINEAR, EXACT = (functools.partial(compiled.linear, **{way: True}) for way in ("int8", "by_row"))
+BY_ROW, BY_ROW_INT16 = (functools.partial(EXACT, **{way: True}) for way in ("int8", "int16"))
 
 needs_bytes = pytest.mark.skipif(not TAKEN, reason="int8 is not taken on this processor")
 
@@ -128,7 +129,7 @@ def test_a_row_depends_on_nothing_else(form):
 
 @pytest.mark.parametrize(
     "product",
-    [LINEAR, BY_ROW, BY_ROW_INT16, compiled.row_linear],
+    [LINEAR, BY_ROW, BY_ROW_INT16, EXACT],
     ids=["int8", "int8 by row", "int16 by row", "exact by row"],
 )
 @pytest.mark.parametrize("form", ["int8", "int4"])
@@ -197,9 +198,7 @@ def test_long_groups_stay_float32():
     x = torch.randn(3, 1024).bfloat16()
     for group, float32 in ((512, False), (1024, True)):
         weight = pack(quantised(torch.randn(48, 1024), "int8", group), inputs=1024)
-        rounding, exact = (
-            linear(x, weight, out=torch.empty(3, 48)) for linear in (BY_ROW_INT16, compiled.row_linear)
-        )
+        rounding, exact = (linear(x, weight, out=torch.empty(3, 48)) for linear in (BY_ROW_INT16, EXACT))
         assert torch.equal(rounding, exact) == float32
         assert torch.linalg.norm(rounding - exact) <= 1e-4 * torch.linalg.norm(exact)
 
@@ -231,7 +230,7 @@ def test_the_head_is_rounded_to_int16_at_most(deterministic):
         assert torch.linalg.norm(found - exact) <= 1e-4 * torch.linalg.norm(exact)
         if INT16_X:
             assert torch.equal(found, BY_ROW_INT16(x, weight, out=torch.empty(3, 200)))
-            same = torch.equal(found, compiled.row_linear(x, weight, out=torch.empty(3, 200)))
+            same = torch.equal(found, EXACT(x, weight, out=torch.empty(3, 200)))
             assert same == (weight.format == "int4")
         under_mask = kernels.masked_linear(
             x, weight, mask, torch.zeros(3, dtype=torch.int32), out=torch.empty(3, 200)

@@ -39,9 +39,9 @@ def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
     options.setdefault("scale", batch.q.shape[-1] ** -0.5)
     exact = dense(batch, torch.float64, **options)
     poisoned = torch.full_like(batch.q, torch.nan)
-    team.set_threads(2)
+    torch.set_num_threads(2)
     result = cpu.paged_attention(*batch, **options, out=poisoned)
-    team.set_threads(1)
+    torch.set_num_threads(1)
     assert result is poisoned
     error = (result.double() - exact).abs().max()
     twin_error = (twin.paged_attention(*batch, **options).double() - exact).abs().max()
@@ -104,7 +104,7 @@ def test_sinks_keep_the_bits_of_splits_and_prefixes(dtype):
     flat = cpu.paged_attention(*batch, **options, cascade=False)
     assert torch.equal(cpu.paged_attention(*batch, **options), flat)
     assert cpu.last_plan().cascade_rows > 0
-    team.set_threads(7)
+    torch.set_num_threads(7)
     assert torch.equal(cpu.paged_attention(*batch, **options, cascade=False), flat)
     assert cpu.last_plan().split
 
@@ -198,12 +198,12 @@ def test_serial_team_and_split_agree(dtype, window):
         make_batch([(150, 150)], dtype=dtype),
     ]
     for batch in batches:
-        team.set_threads(1)
+        torch.set_num_threads(1)
         expected = cpu.paged_attention(*batch, scale=0.125, window=window)
         assert cpu.last_plan().working == 1
         assert not cpu.last_plan().split
         for threads in (2, 3, 7):
-            team.set_threads(threads)
+            torch.set_num_threads(threads)
             assert torch.equal(cpu.paged_attention(*batch, scale=0.125, window=window), expected)
             plan = cpu.last_plan()
             seen.add((bool(plan.working > 1), bool(plan.split)))
@@ -215,7 +215,7 @@ def test_without_openmp_python_threads_do_the_same(monkeypatch):
     expected = cpu.paged_attention(*batch, scale=0.125)
     assert team.team_entry() != team.python_team_entry(), "torch here is built with OpenMP"
     monkeypatch.setattr(cpu, "team_entry", team.python_team_entry)
-    team.set_threads(2)
+    torch.set_num_threads(2)
     assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
     assert cpu.last_plan().working == 2
 
@@ -230,7 +230,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
             if not torch.equal(cpu.paged_attention(*batches[index], scale=0.125), expected[index]):
                 wrong.append(index)
 
-    team.set_threads(2)
+    torch.set_num_threads(2)
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()
