@@ -78,8 +78,7 @@ def walk_nondeterministic(
     frames: np.ndarray,
     tested: np.ndarray,
 ) -> tuple[int, int]:
-    """Set the bits of the readable tokens as `walk.walk` does, taking all edges that read a byte, and the
-    return as well.
+    """Set bits in `row` as `walk.walk` does; all edges that read a byte are taken, and the return as well.
 
     `room` bounds the configurations kept on the way; returns FULL, 0 where it is too little. `frames` are the
     registers of the state and of the entries of the stack (`registers`), none where the automaton has none;
