@@ -25,17 +25,17 @@ import numpy as np
 import torch
 
 from ramify import constraint
+from ramify.engine_messages import Failed, Reply, Submit
 from ramify.grammar.compile.job import answer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import msgspec
 
 from ramify import constraint
+from ramify.engine_messages import CompileGrammar, GrammarFailed
 from ramify.errors import RamifyError
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.policy import prepare
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarFailed
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary

@@ -18,7 +18,7 @@ import yaml
 from ramify.cli.flags import add_config_flags, add_model, given_fields
 from ramify.messages import SchedulerStats
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.metrics import Metrics
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -132,7 +132,7 @@ def test_probes_are_answered_without_the_key() -> None:
     with LiveServer(FakeFrontend(), api_key="k", open_metrics=served().open_metrics) as server:
         for path in {*probes.values(), "/metrics"}:
             assert httpx.get(server.url + path, headers={"host": "10.1.2.3:30000"}).status_code == 200
-        server.frontend.healthy = False  # a ring restarts
+        server.frontend.healthy = False  # an engine core restarts
         assert httpx.get(server.url + probes["liveness"]).status_code == 200
         assert httpx.get(server.url + probes["readiness"]).status_code == 503
 

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint, RamifyError
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 Answer = GrammarReady | GrammarFailed
 

@@ -15,9 +15,9 @@ import msgspec
 import ramify.cache as cache
 import ramify.constraint as constraint
 import ramify.grammar as grammar
+from ramify.engine_messages import GrammarReady
 from ramify.grammar.compile.keywords import versions as installed_versions
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import GrammarReady
 
 log = logging.getLogger("ramify")
 

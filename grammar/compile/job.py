@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile.foreign import Compiled
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 

@@ -3,7 +3,7 @@
     HTTP ─▶ Ray's proxy ─▶ Frontend: the HTTP surface, `Placement`     one actor
                               │  sessions (`ramify.ray.wire`)
                               ▼
-                           Model, Model, …: a ring of processes each   an actor for each replica
+                           Model, Model, …: an engine core of processes each   an actor for each replica
 
 Ray places, starts, checks, scales and replaces the actors.
 """
@@ -27,15 +27,15 @@ from ray.serve.handle import DeploymentHandle
 from ramify.errors import UnsupportedField
 from ramify.ray import listed
 from ramify.ray.fleet import ListedFleet
-from ramify.ray.host import RingHost
+from ramify.ray.host import EngineHost
 from ramify.ray.options import Deployment, read_options
 from ramify.ray.wire import NoSession
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.fleet.mover import EVACUATE_S
-from ramify.runtime.fleet.shares import whole
+from ramify.runtime.fleet.kv_connector import EVACUATE_S
+from ramify.runtime.processes.shares import whole
 
 CLOSE_S = EVACUATE_S + 10.0
-"""Beyond drain_s: for prefixes and requests to go elsewhere, and for the ring's processes to end."""
+"""Beyond drain_s: for prefixes and requests to go elsewhere, and for the engine core's processes to end."""
 SESSIONS = 1.1
 """Calls that run on each replica while it has no request, which Serve counts: the frontend's session, and for
 moments its heartbeats. With 1, two idle replicas would need 1.01 replicas at a target of 1, so both."""
@@ -44,7 +44,7 @@ POLL_S = 0.5
 
 
 class Model:
-    """A replica: one ring of processes on the actor's machine."""
+    """A replica: one engine core of processes on the actor's machine."""
 
     async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
         self._version = deployment.version
@@ -55,38 +55,39 @@ class Model:
             cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
             config = dataclasses.replace(config, threads=max(1, int(cores)))
         # Ray has set CUDA_VISIBLE_DEVICES; which cores are whose it does not say.
-        self._host = RingHost(config, share=whole())
+        self._host = EngineHost(config, share=whole())
         await self._host.start()
 
     async def session(self, replica: str, session: str, version: str) -> AsyncIterator[bytes]:
-        """See `RingHost.session`. Nothing where the call was meant for another replica or another version."""
+        """See `EngineHost.session`. Nothing where the call was meant for another replica or another
+        version."""
         if (replica, version) == (self._name, self._version):
             async for item in self._host.session(session):
                 yield item
 
     async def send(self, replica: str, session: str, number: int, message: bytes) -> bool:
-        """See `RingHost.send`."""
+        """See `EngineHost.send`."""
         return replica == self._name and await self._host.send(session, number, message)
 
     async def export(
         self, replica: str, session: str, message: bytes
     ) -> tuple[bytes, list[ray.ObjectRef]] | None:
-        """See `RingHost.export`. The image is an object in the store of this machine: none, or one in a list,
-        as Ray would replace a reference by the object."""
+        """See `EngineHost.export`. The KV snapshot is an object in the store of this machine: none, or one
+        in a list, as Ray would replace a reference by the object."""
         found = await self._host.export(session, message) if replica == self._name else None
         if found is None:
             return None
-        answer, image = found
-        return answer, [] if image is None else [await asyncio.to_thread(ray.put, image)]
+        answer, snapshot = found
+        return answer, [] if snapshot is None else [await asyncio.to_thread(ray.put, snapshot)]
 
     async def import_(
-        self, replica: str, session: str, message: bytes, images: list[ray.ObjectRef]
+        self, replica: str, session: str, message: bytes, snapshots: list[ray.ObjectRef]
     ) -> bytes | None:
-        """See `RingHost.import_`."""
+        """See `EngineHost.import_`."""
         if replica != self._name:
             return None
-        (image,) = images
-        return await self._host.import_(session, message, await image)
+        (snapshot,) = snapshots
+        return await self._host.import_(session, message, await snapshot)
 
     async def check_health(self) -> None:
         self._host.check()
@@ -118,8 +119,8 @@ class Frontend:
         await self._frontend.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from ramify.program_route import router
-        from ramify.runtime.server.app import create_app
+        from ramify.programs.route import router
+        from ramify.runtime.server.app.app import create_app
 
         app = create_app(self._frontend, self._config)
         app.include_router(router)
@@ -158,11 +159,13 @@ class HandleTransport:
         found = await self._export.remote(replica, session, message)
         if found is None:
             raise NoSession(replica)
-        answer, images = found
-        return answer, images or None
+        answer, snapshots = found
+        return answer, snapshots or None
 
-    async def import_(self, replica: str, session: str, message: bytes, image: list[ray.ObjectRef]) -> bytes:
-        answer: bytes | None = await self._import.remote(replica, session, message, image)
+    async def import_(
+        self, replica: str, session: str, message: bytes, snapshot: list[ray.ObjectRef]
+    ) -> bytes:
+        answer: bytes | None = await self._import.remote(replica, session, message, snapshot)
         if answer is None:
             raise NoSession(replica)
         return answer

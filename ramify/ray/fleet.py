@@ -8,19 +8,19 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from ramify.engine_messages import ToFrontend
 from ramify.errors import EngineError, RamifyError, UnsupportedField, WorkerDied
-from ramify.ray.images import RemoteImages
 from ramify.ray.listed import ListedReplicas
-from ramify.ray.ring import RemoteRing
+from ramify.ray.remote_engine import RemoteEngine
+from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import Transport
-from ramify.ring_messages import ToFrontend
-from ramify.runtime.fleet.rings import RingFleet
+from ramify.runtime.fleet.fleet import ReplicaFleet
 
 log = logging.getLogger("ramify")
 
 
-class ListedFleet(RingFleet):
-    """A ring for each replica of the list. The callbacks are those of `RingFleet`.
+class ListedFleet(ReplicaFleet):
+    """An engine core for each replica of the list. The callbacks are those of `ReplicaFleet`.
 
     `drain_s`: seconds that requests may take on a replica that has left the list; then they go on elsewhere.
     """
@@ -38,8 +38,8 @@ class ListedFleet(RingFleet):
     ) -> None:
         super().__init__(receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._transport = transport
-        self._images = RemoteImages()
-        self.move_pages(lambda: self._images)
+        self._snapshots = RemoteSnapshots()
+        self.move_pages(lambda: self._snapshots)
         self._listed = listed
         self._drain_s = drain_s
         self._names: frozenset[str] = frozenset()
@@ -93,7 +93,7 @@ class ListedFleet(RingFleet):
 
     async def _enter(self, name: str) -> None:
         try:
-            await self.add(name, functools.partial(RemoteRing, name, self._transport, self._images))
+            await self.add(name, functools.partial(RemoteEngine, name, self._transport, self._snapshots))
         except RamifyError as error:
             if name in self._names:
                 log.error("replica %s cannot be used: %s", name, error)

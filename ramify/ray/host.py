@@ -1,4 +1,4 @@
-"""A replica's side of the sessions: one ring, and the frontends that use it."""
+"""A replica's side of the sessions: one engine core, and the frontends that use it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ramify.errors import EngineError, InvalidRequest, WorkerDied
-from ramify.messages import Generate
-from ramify.ray.images import ReplicaImages
-from ramify.ray.wire import (
-    Goodbye,
-    Hello,
-    ToSession,
-    decode_message,
-    encode_answer,
-    encode_item,
-    frontend_of,
-)
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Abort,
     ExportPrefix,
     Failed,
@@ -38,11 +26,25 @@ from ramify.ring_messages import (
     TreeChange,
     UnloadLora,
 )
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
+from ramify.messages import Generate
+from ramify.ray.snapshots import ReplicaSnapshots
+from ramify.ray.wire import (
+    Goodbye,
+    Hello,
+    ToSession,
+    decode_message,
+    encode_answer,
+    encode_item,
+    session_parts,
+)
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.ring import HEARTBEAT, SILENT_S
-from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S
+from ramify.runtime.fleet.supervisor import EngineSupervisor
 
 log = logging.getLogger("ramify")
+
+SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
@@ -54,7 +56,7 @@ class _Asked(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Adapter:
-    """A LoRA adapter of the ring. `users`: the sessions that have loaded it."""
+    """A LoRA adapter of the engine core. `users`: the sessions that have loaded it."""
 
     path: str
     revision: str
@@ -100,9 +102,9 @@ class Session:
             if self._ended and not self._queue:
                 return
 
-    def ring_id(self, rid: str) -> str:
-        """The id in the ring of a request or question: frontends, and sessions of one frontend after the
-        other, may give equal ids."""
+    def engine_id(self, rid: str) -> str:
+        """The id in the engine core of a request or question: frontends, and sessions of one frontend after
+        the other, may give equal ids."""
         return f"{self.name}/{rid}"
 
     def forget(self, rid: str) -> None:
@@ -111,16 +113,16 @@ class Session:
             future.set_result(None)
 
 
-class RingHost:
-    """Owns a ring and shares it among the frontends that open sessions.
+class EngineHost:
+    """Owns an engine core and shares it among the frontends that open sessions.
 
-    `options` go to `RingSupervisor`, which `make_ring` may replace in tests.
+    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests.
     """
 
     def __init__(
-        self, config: EngineConfig, make_ring: Callable[..., Any] = RingSupervisor, **options: Any
+        self, config: EngineConfig, make_engine: Callable[..., Any] = EngineSupervisor, **options: Any
     ) -> None:
-        self._ring = make_ring(
+        self._engine = make_engine(
             config,
             None,
             **options,
@@ -131,53 +133,62 @@ class RingHost:
         )
         self._sessions: dict[str, Session] = {}
         self._asked: dict[str, _Asked] = {}
-        """By their ids in the ring."""
+        """By their ids in the engine core."""
         self._loading: dict[str, tuple[str, LoadLora]] = {}
-        """By its id in the ring: the session and its order to load an adapter."""
+        """By its id in the engine core: the session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}
         """By name. A frontend that starts anew loads what the one before it had."""
-        self._images = ReplicaImages(self._ring.send)
+        self._snapshots = ReplicaSnapshots(self._engine.send)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None
 
     async def start(self) -> None:
-        """Start the ring. Raises what keeps it from starting."""
-        await self._ring.start()
-        if not self._ring.restarting:
+        """Start the engine core. Raises what keeps it from starting."""
+        await self._engine.start()
+        if not self._engine.restarting:
             self._up.set()
 
     async def aclose(self) -> None:
         self._end_all("The replica has been stopped.")
-        await self._images.aclose()
-        await self._ring.aclose()
+        await self._snapshots.aclose()
+        await self._engine.aclose()
 
     def check(self) -> None:
-        """Raises `EngineError` where the ring is gone, or has been silent for `SILENT_S`."""
+        """Raises `EngineError` where the engine core is gone, or has been silent for `SILENT_S`."""
         if self._gone is not None:
             raise self._gone
-        if self._up.is_set() and self._ring.heartbeat_age_s > SILENT_S:
-            raise EngineError(f"The scheduler has been silent for {self._ring.heartbeat_age_s:.1f} s.")
+        if self._up.is_set() and self._engine.heartbeat_age_s > SILENT_S:
+            raise EngineError(f"The scheduler has been silent for {self._engine.heartbeat_age_s:.1f} s.")
 
     # --- sessions ---------------------------------------------------------------------------------
 
     async def session(self, name: str) -> AsyncIterator[bytes]:
-        """The items of a new session, which begins when the ring is up. Closing the iterator ends it.
+        """The items of a new session, which begins when the engine core is up. Closing the iterator ends it.
 
-        The frontend's sessions before it end: a stream may break on the frontend's side alone.
+        A frontend has one live session: its newest. A stream may break on the frontend's side alone, and
+        calls may overtake one another. So a session ends the frontend's older ones, and ends itself if it
+        finds a newer one.
         """
-        for before in [one for one in self._sessions if frontend_of(one) == frontend_of(name)]:
-            self._end(before, "The frontend has a new session.")
+        frontend, number = session_parts(name)
         await self._up.wait()
         if self._gone is not None:
             raise self._gone
-        assert self._ring.info is not None
+        assert self._engine.info is not None
         self._end_silent()
+        for other in list(self._sessions):
+            its_frontend, its_number = session_parts(other)
+            if its_frontend != frontend:
+                continue
+            if its_number > number:
+                yield encode_item([Goodbye(reason=SUPERSEDED)])
+                return
+            self._end(other, SUPERSEDED)
         session = self._sessions[name] = Session(name, time.monotonic())
         session.put(
             Hello(
-                info=self._ring.info,
-                max_prompt_tokens=self._ring.max_prompt_tokens,
-                page_bytes=self._ring.page_bytes,
+                info=self._engine.info,
+                max_prompt_tokens=self._engine.max_prompt_tokens,
+                page_bytes=self._engine.page_bytes,
             )
         )
         try:
@@ -208,22 +219,22 @@ class RingHost:
         return True
 
     async def export(self, name: str, message: bytes) -> tuple[bytes, bytes | None] | None:
-        """The answer to an `ExportPrefix` of a session, and the image, if there is one. None where there is
-        no session. Raises `msgspec.ValidationError`."""
+        """The answer to an `ExportPrefix` of a session, and the KV snapshot, if there is one. None where
+        there is no session. Raises `msgspec.ValidationError`."""
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
-        info = self._ring.info  # set before there are sessions
-        answer, image = await self._images.export(decoded, self._ring.page_bytes, info.page_size)
-        return encode_answer(answer), image
+        info = self._engine.info  # set before there are sessions
+        answer, snapshot = await self._snapshots.export(decoded, self._engine.page_bytes, info.page_size)
+        return encode_answer(answer), snapshot
 
-    async def import_(self, name: str, message: bytes, image: object) -> bytes | None:
+    async def import_(self, name: str, message: bytes, snapshot: object) -> bytes | None:
         """The answer to an `ImportPrefix` of a session; None where there is none. Raises
         `msgspec.ValidationError`."""
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ImportPrefix)
-        return encode_answer(await self._images.import_(decoded, image))
+        return encode_answer(await self._snapshots.import_(decoded, snapshot))
 
     def _take(self, name: str, session: Session, message: ToTokenizer | Failed) -> None:
         rid = getattr(message, "rid", "")
@@ -235,15 +246,15 @@ class RingHost:
             session.put(Reply(rid=rid, lora=adapter.revision))
         elif isinstance(message, UnloadLora) and self._leave_adapter(name, message.name):
             session.put(Reply(rid=rid))
-        elif rid != HEARTBEAT:  # the ring has heartbeats of its own, whose answers go to all
+        elif rid != HEARTBEAT:  # the engine core has heartbeats of its own, whose answers go to all
             if rid:
-                ring_id = session.ring_id(rid)
-                message = msgspec.structs.replace(message, rid=ring_id)
+                engine_id = session.engine_id(rid)
+                message = msgspec.structs.replace(message, rid=engine_id)
                 if not isinstance(message, Abort):
-                    self._asked[ring_id] = _Asked(session, rid)
+                    self._asked[engine_id] = _Asked(session, rid)
                 if isinstance(message, LoadLora):
-                    self._loading[ring_id] = (name, message)
-            self._ring.send(message)
+                    self._loading[engine_id] = (name, message)
+            self._engine.send(message)
 
     def _has(self, message: LoadLora) -> bool:
         adapter = self._adapters.get(message.name)
@@ -266,11 +277,11 @@ class RingHost:
             return
         for rid in list(session.running):
             session.forget(rid)
-            self._asked.pop(session.ring_id(rid), None)
-            self._ring.send(Abort(rid=session.ring_id(rid)))
+            self._asked.pop(session.engine_id(rid), None)
+            self._engine.send(Abort(rid=session.engine_id(rid)))
         for adapter in [key for key, one in self._adapters.items() if name in one.users]:
             if not self._leave_adapter(name, adapter):
-                self._ring.send(UnloadLora(rid="", name=adapter))
+                self._engine.send(UnloadLora(rid="", name=adapter))
 
     def _end_silent(self) -> None:
         """Frontends that died with their machine close nothing."""
@@ -289,11 +300,11 @@ class RingHost:
         sessions, self._sessions = self._sessions, {}
         for ours in (self._asked, self._loading, self._adapters):
             ours.clear()
-        self._images.ring_lost(reason)
+        self._snapshots.engine_lost(reason)
         for session in sessions.values():
             session.end(reason)
 
-    # --- the ring ---------------------------------------------------------------------------------
+    # --- the engine core ---------------------------------------------------------------------------------
 
     def _received(self, message: ToFrontend) -> None:
         if isinstance(message, StepText):
@@ -302,7 +313,7 @@ class RingHost:
             for session in self._sessions.values():
                 session.put(message)
         elif isinstance(message, Reply | Texts | Failed):
-            if self._images.answered(message):
+            if self._snapshots.answered(message):
                 return
             loading = self._loading.pop(message.rid, None)
             if loading is not None and isinstance(message, Reply):
@@ -310,7 +321,7 @@ class RingHost:
                 if user in self._sessions:
                     self._adapters[order.name] = _Adapter(order.path, message.lora, {user})
                 else:  # its session has ended meanwhile
-                    self._ring.send(UnloadLora(rid="", name=order.name))
+                    self._engine.send(UnloadLora(rid="", name=order.name))
             if message.rid == HEARTBEAT:
                 self._end_silent()
                 for session in self._sessions.values():
@@ -342,7 +353,7 @@ class RingHost:
     def _gave_up(self, error: EngineError) -> None:
         self._gone = error
         self._end_all(error.message)
-        self._up.set()  # who waits for the ring hears of it
+        self._up.set()  # who waits for the engine core hears of it
 
 
 def _decoded(message: bytes) -> ToTokenizer | Failed:

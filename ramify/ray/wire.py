@@ -2,11 +2,12 @@
 
     frontend ──▶ replica    one call for each message, numbered from 1 within a session
     replica ──▶ frontend    one stream for each session; an item is a list of messages
-    both ways               a call for each image of cached pages, with its answer (`ramify.ray.images`)
+    both ways               a call for each KV snapshot of cached pages, with its answer
+    (`ramify.ray.snapshots`)
 
-A session is one life of a ring as one frontend sees it: it begins with `Hello`, and its stream ends when the
-ring dies, or with the frontend's next session. The calls carry texts, numbers, bytes, and references to
-objects of Ray's store, which Ray pickles.
+A session is one life of an engine core as one frontend sees it: it begins with `Hello`, and its stream ends
+when the engine core dies, or with the frontend's next session. The calls carry texts, numbers, bytes, and
+references to objects of Ray's store, which Ray pickles.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ramify.engine_messages import Failed, Reply, ToFrontend, ToTokenizer
 from ramify.messages import Message, ModelInfo
-from ramify.ring_messages import Failed, Reply, ToFrontend, ToTokenizer
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The ring is up, and the session has begun."""
+    """The engine core is up, and the session has begun."""
 
     info: ModelInfo
     max_prompt_tokens: int
@@ -30,7 +31,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
-    """The last message of a session: the ring is gone, for this `reason`."""
+    """The last message of a session: the engine core is gone, for this `reason`."""
 
     reason: str
 
@@ -39,13 +40,15 @@ ToSession = ToFrontend | Hello | Goodbye
 
 
 def session_id(frontend: str, number: int) -> str:
-    """The id of a frontend's session with a replica; the replica ends those of smaller numbers."""
+    """Id of a frontend's session with a replica. Of one frontend's sessions only the one with the highest
+    number lives."""
     return f"{frontend}.{number}"
 
 
-def frontend_of(session: str) -> str:
-    """Whose session it is."""
-    return session.rpartition(".")[0] or session
+def session_parts(session: str) -> tuple[str, int]:
+    """The frontend and the number in a session id."""
+    frontend, _, number = session.rpartition(".")
+    return frontend, int(number)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -97,9 +100,11 @@ class Transport(Protocol):
         Raises `NoSession`, and what became of the replica."""
 
     async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
-        """The answer to an `ExportPrefix`, and what `import_` takes as its image: None where there is none.
+        """The answer to an `ExportPrefix`, and what `import_` takes as its KV snapshot: None where there is
+        none.
 
         Raises `NoSession`, and what became of the replica."""
 
-    async def import_(self, replica: str, session: str, message: bytes, image: Any) -> bytes:
-        """The answer to an `ImportPrefix`. Raises `NoSession`, and what became of the replica or image."""
+    async def import_(self, replica: str, session: str, message: bytes, snapshot: Any) -> bytes:
+        """The answer to an `ImportPrefix`. Raises `NoSession`, and what became of the replica or KV
+        snapshot."""

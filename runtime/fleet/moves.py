@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 OVERHEAD_BYTES = 8 << 20
-"""What a move of nothing counts for: four messages through rings whose steps they wait for."""
+"""What a move of nothing counts for: four messages through engine cores whose steps they wait for."""
 FIRST_PACE = 1 / 300e6
 """Seconds a byte before the first move."""
 KEPT = 0.9
@@ -30,7 +30,7 @@ MOST_LIMIT_S = 60.0
 
 @dataclasses.dataclass(slots=True)
 class MovePace:
-    """Seconds for one byte of a move, its way through both rings included; the newest weigh most."""
+    """Seconds for one byte of a move, its way through both engine cores included; the newest weigh most."""
 
     seconds: float = 0.0
     bytes: float = 0.0

@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from ramify.engine_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
-from ramify.ring_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
+from ramify.radix.digest import Digests
 from ramify.runtime.faults import errors_logged, unsendable
-from ramify.runtime.fleet.mover import Mover, needs_states
+from ramify.runtime.fleet.control_calls import Answer, ControlCalls
+from ramify.runtime.fleet.kv_connector import KVConnector, needs_states
 from ramify.runtime.fleet.placement import NoReplica, Placement
-from ramify.runtime.fleet.questions import Answer, Questions
+from ramify.runtime.fleet.replica import Replica
 from ramify.runtime.fleet.request import FleetRequest
-from ramify.runtime.fleet.ring import Replica
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 
 log = logging.getLogger("ramify")
 
@@ -47,23 +47,23 @@ class Router:
         self,
         replicas: Mapping[str, Replica],
         placement: Placement,
-        questions: Questions,
+        control_calls: ControlCalls,
         *,
         receive: Callable[[ToFrontend], None],
         less: Callable[[str], None],
     ) -> None:
         self._replicas = replicas
         self._placement = placement
-        self._questions = questions
+        self._control_calls = control_calls
         self._receive = receive
         self._less = less
         self._digests = Digests()
         self.requests: dict[str, FleetRequest] = {}
         """All that have arrived and have not ended, by id."""
-        self.mover: Mover | None = None
+        self.connector: KVConnector | None = None
         self.prefill: frozenset[str] = frozenset()
         """The replicas that compute prompts for the others."""
-        self.ward: str | None = None
+        self.isolation_replica: str | None = None
         """The replica of those that run alone."""
         self._pins: dict[str, str] = {}
         """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
@@ -94,7 +94,7 @@ class Router:
                 special=request.chat is None,
                 entries=False,
             )
-            self._questions.ask(message, functools.partial(self._tokenised, found))
+            self._control_calls.ask(message, functools.partial(self._tokenised, found))
 
     def _tokenised(self, found: FleetRequest, answer: Answer) -> None:
         # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
@@ -118,18 +118,18 @@ class Router:
 
     def _find_place(self, found: FleetRequest) -> None:
         request, page_size = found.request, self._placement.page_size
-        ward = self._ward_for() if found.alone else None
-        if not page_size or (found.alone and ward is None):
+        isolation_replica = self._isolation_replica_for() if found.alone else None
+        if not page_size or (found.alone and isolation_replica is None):
             return
         scope = self._scope(request)
         work = found.work(self._digests, scope, page_size)
         pinned = next((self._pins[limit] for limit in found.limits if limit in self._pins), None)
-        moves = None if found.alone or needs_states(request) else self.mover
+        moves = None if found.alone or needs_states(request) else self.connector
         try:
             name = self._placement.place(
                 work,
                 time.monotonic(),
-                ward or pinned,
+                isolation_replica or pinned,
                 force=found.alone,
                 move_s=None if moves is None else moves.seconds_for,
             )
@@ -137,32 +137,34 @@ class Router:
             return
         self._pin(found, name)
         found.replica = name
-        if self.mover is None or found.alone or found.aborts:
+        if self.connector is None or found.alone or found.aborts:
             self._send(found)
             return
         send = functools.partial(self._send_held, found)
-        if not self.mover.fetch(name, work, request, found.ids or (), scope, send):
+        if not self.connector.fetch(name, work, request, found.ids or (), scope, send):
             send()
 
-    def _ward_for(self) -> str | None:
+    def _isolation_replica_for(self) -> str | None:
         """The replica for a request that is to run alone; None while there is none, or it has others."""
-        if self.ward is None:
+        if self.isolation_replica is None:
             usable = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
             free = [name for name in usable if name not in self.prefill] or usable
             if not free:
                 return None
-            self.ward = min(free, key=self.count)
-            self._placement.drain(self.ward)
-        others = any(one.replica == self.ward and not one.alone for one in self.requests.values())
-        return None if others else self.ward
+            self.isolation_replica = min(free, key=self.count)
+            self._placement.drain(self.isolation_replica)
+        others = any(
+            one.replica == self.isolation_replica and not one.alone for one in self.requests.values()
+        )
+        return None if others else self.isolation_replica
 
     def end_alone(self) -> None:
         """Send other requests to the ward again."""
         for found in self.requests.values():
             found.alone = False
-        ward, self.ward = self.ward, None
-        if ward is not None and not self._replicas[ward].draining:
-            self._placement.undrain(ward)
+        isolation_replica, self.isolation_replica = self.isolation_replica, None
+        if isolation_replica is not None and not self._replicas[isolation_replica].draining:
+            self._placement.undrain(isolation_replica)
         self.place_all()
 
     def _pin(self, found: FleetRequest, name: str) -> None:
@@ -190,28 +192,28 @@ class Router:
                 self._fail(rid, error)
 
     def _send(self, found: FleetRequest) -> None:
-        ring = self._replicas[found.replica].ring
+        engine = self._replicas[found.replica].engine
         found.sent = True
-        ring.send(found.request)
+        engine.send(found.request)
         for abort in found.aborts:
-            ring.send(abort)
+            engine.send(abort)
 
     def abort(self, abort: Abort) -> None:
         found = self.requests.get(abort.rid)
         if found is None:
             return
         if found.sent:
-            self._replicas[found.replica].ring.send(abort)
+            self._replicas[found.replica].engine.send(abort)
             return
         found.aborts.append(abort)
-        if found.replica and self.mover is not None:
-            self.mover.forget(abort.rid)
+        if found.replica and self.connector is not None:
+            self.connector.forget(abort.rid)
 
     # --- it runs, and ends ------------------------------------------------------------------------
 
     def count(self, name: str) -> int:
         """How many requests the replica has, prompts that it computes for others among them."""
-        prompts = 0 if self.mover is None else self.mover.prompts(name)
+        prompts = 0 if self.connector is None else self.connector.prompts(name)
         return prompts + sum(found.replica == name for found in self.requests.values())
 
     def placed(self, rid: str) -> bool:
@@ -229,9 +231,9 @@ class Router:
                 with errors_logged("counting output"):
                     self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
             if chunk.finish is not None:
-                if self.mover is not None:
+                if self.connector is not None:
                     with errors_logged("exporting a prompt"):
-                        self.mover.prefilled(chunk.rid)
+                        self.connector.prefilled(chunk.rid)
                 self.ended(chunk.rid)
 
     def ended(self, rid: str) -> None:
@@ -241,7 +243,7 @@ class Router:
             self._placement.ended(rid)
         if found is not None:
             self._less(found.replica)
-            if found.replica == self.ward and not found.alone:
+            if found.replica == self.isolation_replica and not found.alone:
                 self.place_all()
 
     def _fail(self, rid: str, error: Exception) -> None:
@@ -260,19 +262,21 @@ class Router:
     def lose(self, name: str, *, died: bool) -> list[str]:
         """The replica takes nothing any more. Returns the requests that it had, which are forgotten."""
         rids = [rid for rid, found in self.requests.items() if found.replica == name]
-        for asked in self._questions.waiting_for(name):
+        for asked in self._control_calls.waiting_for(name):
             found = self.requests.get(asked.removeprefix(PLACE))
             if found is not None and found.ids is None:
-                self._questions.forget(asked)
+                self._control_calls.forget(asked)
                 rids.append(found.request.rid)
-        if died and self.mover is not None:  # what has killed it may be a prompt that it computed for others
-            for rid in self.mover.asked_of(name):
+        if (
+            died and self.connector is not None
+        ):  # what has killed it may be a prompt that it computed for others
+            for rid in self.connector.asked_of(name):
                 self._placement.ended(rid)
                 rids.append(rid)
         for rid in rids:
             self.requests.pop(rid, None)
-        if name == self.ward:
-            self.ward = None
+        if name == self.isolation_replica:
+            self.isolation_replica = None
         self.unpin(name)
         return rids
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from ramify.engine_messages import QueueShare, Reply, Snapshot, TreeNode
 from ramify.messages import SchedulerStats
-from ramify.ring_messages import QueueShare, Reply, Snapshot, TreeNode
-from ramify.runtime.fleet.ring import State
+from ramify.runtime.fleet.replica import State
 
 
 class FleetStats(SchedulerStats, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The frontend's end of the ring: request ids, answers, cancellation and back-pressure.
+"""The frontend's end of the engine core: request ids, answers, cancellation and back-pressure.
 
 `Engine` in a user's script and the HTTP server share it. Everything runs on one event loop.
 """
@@ -18,19 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ramify.constraint import Constraint, checked, with_definitions
-from ramify.errors import (
-    EngineClosed,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    RamifyError,
-    UnsupportedField,
-    WorkerDied,
-    from_info,
-)
-from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
-from ramify.priority import checked_priority
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     INTERNAL,
     AwaitTools,
     Detokenize,
@@ -49,22 +37,34 @@ from ramify.ring_messages import (
     Tokenize,
     TreeChange,
 )
+from ramify.errors import (
+    EngineClosed,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RamifyError,
+    UnsupportedField,
+    WorkerDied,
+    from_info,
+)
+from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
+from ramify.priority import checked_priority
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.index import EventNumbers
-from ramify.runtime.fleet.ring import SILENT_S, ReplicaStatus, State, status_of
-from ramify.runtime.frontend.images import Images
+from ramify.runtime.fleet.replica import SILENT_S, ReplicaStatus, State, status_of
+from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.kv_events import KVEvents
+from ramify.runtime.frontend.kv_snapshots import KVSnapshots
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_prompt
-from ramify.runtime.frontend.replies import Question, Replies
+from ramify.runtime.frontend.replies import ControlCall, Replies
 from ramify.runtime.frontend.requests import Requests
-from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.schema_bundle import finder, has_references
 
@@ -75,10 +75,10 @@ log = logging.getLogger("ramify")
 
 
 class Frontend:
-    """Sends requests into the ring and returns their chunks.
+    """Sends requests into the engine core and returns their chunks.
 
-    `workers`: processes for the first ring, if they were started early. `make_fleet`: gives a `RingFleet` of
-    rings on other machines, from its callbacks.
+    `workers`: processes for the first engine core, if they were started early. `make_fleet`: gives a
+    `ReplicaFleet` of engine cores on other machines, from its callbacks.
     """
 
     def __init__(
@@ -88,27 +88,27 @@ class Frontend:
         make_fleet: Callable[..., Any] | None = None,
     ) -> None:
         self._config = config
-        self._ring: RingSupervisor | LocalFleet = self._make_ring(workers, make_fleet)
-        self._requests = Requests(self._ring)
-        self._replies = Replies(lambda message: self._ring.send(message))
+        self._engine: EngineSupervisor | LocalFleet = self._make_engine(workers, make_fleet)
+        self._requests = Requests(self._engine)
+        self._replies = Replies(lambda message: self._engine.send(message))
         self._rid_prefix = secrets.token_hex(4)
         self._rid_count = 0
         self._seeds = random.Random(config.seed)
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._tasks = Tasks()
-        self._images = Images(self._ask, self._question_id)
+        self._snapshots = KVSnapshots(self._ask, self._question_id)
         self._loras = Loras(self._replies.post, self._question_id, self._model_names)
         self._schemas = finder(config.schemas) if config.schemas is not None else None
         self._with_schemas = functools.lru_cache(maxsize=64)(self._bundled)
         self._kv_events: KVEvents | None = None
         self._watchdog: LoopWatchdog | None = None
         self._tree = EventNumbers()
-        """Of the tree's events where there is one ring."""
+        """Of the tree's events where there is one engine core."""
 
-    def _make_ring(self, workers: PrestartedWorkers | None, make_fleet: Callable[..., Any] | None) -> Any:
+    def _make_engine(self, workers: PrestartedWorkers | None, make_fleet: Callable[..., Any] | None) -> Any:
         if self._config.replicas == 1 and make_fleet is None:
-            return RingSupervisor(
+            return EngineSupervisor(
                 self._config,
                 workers,
                 receive=self._receive,
@@ -118,7 +118,9 @@ class Frontend:
                 gave_up=self._fail_all,
             )
         if make_fleet is None:
-            from ramify.runtime.fleet.local import LocalFleet  # numpy, which one ring does not need here
+            from ramify.runtime.fleet.local import (
+                LocalFleet,  # numpy, which one engine core does not need here
+            )
 
             make_fleet = functools.partial(LocalFleet, self._config, workers)
         fleet = make_fleet(
@@ -133,14 +135,14 @@ class Frontend:
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the model's files, start the ring, and load the config's LoRA adapters. Raises when any of it
-        fails."""
+        """Find the model's files, start the engine core, and load the config's LoRA adapters. Raises when
+        any of it fails."""
         if self._config.kv_events is not None:
             self._kv_events = KVEvents(self._config, lambda: self._loras.loaded)
         self._watchdog = LoopWatchdog(asyncio.get_running_loop())
         self._watchdog.start()
         try:
-            await self._ring.start()
+            await self._engine.start()
             self._closed = None
             if self._kv_events is not None:
                 self._kv_events.begin(self._model_names()[0])
@@ -155,15 +157,15 @@ class Frontend:
         await self._requests.wait_empty(seconds)
 
     async def aclose(self) -> None:
-        """Stop the ring; requests that are running fail with `EngineClosed`."""
+        """Stop the engine core; requests that are running fail with `EngineClosed`."""
         self._close()
         await self._tasks.cancel()
-        await self._ring.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
+        await self._engine.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
 
     def close_now(self) -> None:
         """`aclose` without a running event loop."""
         self._close()
-        self._ring.close_now()
+        self._engine.close_now()
 
     def _close(self) -> None:
         self._fail_all(EngineClosed("The engine has been closed."))
@@ -172,19 +174,19 @@ class Frontend:
             events.close()
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._images.close()
+        self._snapshots.close()
 
     @property
     def info(self) -> ModelInfo:
-        if self._ring.info is None:
+        if self._engine.info is None:
             self._check_open()
             raise EngineClosed("The engine has not been started.")
-        return self._ring.info
+        return self._engine.info
 
     @property
     def max_prompt_tokens(self) -> int:
         """The longest prompt that the model and the KV pages allow."""
-        return self._ring.max_prompt_tokens
+        return self._engine.max_prompt_tokens
 
     @property
     def in_flight(self) -> int:
@@ -193,7 +195,7 @@ class Frontend:
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
-        return self._ring.pids
+        return self._engine.pids
 
     @property
     def blocked_s(self) -> float:
@@ -202,15 +204,15 @@ class Frontend:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from the ring."""
-        return self._ring.heartbeat_age_s
+        """Seconds since the last message from the engine core."""
+        return self._engine.heartbeat_age_s
 
     @property
     def healthy(self) -> bool:
         return (
             self._closed is None
             and not self._draining
-            and not self._ring.restarting
+            and not self._engine.restarting
             and self.heartbeat_age_s < SILENT_S
         )
 
@@ -223,12 +225,12 @@ class Frontend:
 
     def replicas(self) -> list[ReplicaStatus]:
         """The replicas now; one where the engine was started with one."""
-        if isinstance(self._ring, RingSupervisor):
-            state: State = "starting" if self._ring.restarting or self._ring.info is None else "up"
-            return [status_of("0", self._ring, state, self.in_flight)]
-        fleet = self._ring
+        if isinstance(self._engine, EngineSupervisor):
+            state: State = "starting" if self._engine.restarting or self._engine.info is None else "up"
+            return [status_of("0", self._engine, state, self.in_flight)]
+        fleet = self._engine
         return [
-            status_of(name, replica.ring, replica.state, fleet.requests_of(name))
+            status_of(name, replica.engine, replica.state, fleet.requests_of(name))
             for name, replica in fleet.replicas.items()
         ]
 
@@ -240,7 +242,7 @@ class Frontend:
         return await self._tasks.finish(self._fleet().add_one())
 
     async def drain_replica(self, name: str, limit_s: float) -> None:
-        """See `RingFleet.drain`."""
+        """See `ReplicaFleet.drain`."""
         await self._tasks.finish(self._fleet().drain(name, limit_s))
 
     async def restart_replica(self, name: str, limit_s: float) -> None:
@@ -249,13 +251,13 @@ class Frontend:
 
     def _fleet(self) -> LocalFleet:
         self._check_open()
-        if isinstance(self._ring, RingSupervisor):
+        if isinstance(self._engine, EngineSupervisor):
             raise UnsupportedField(
                 "This engine was started with one replica, and can neither add nor drain any.",
                 field="replicas",
                 remedy="Start it with two or more: --replicas 2, or rm.Engine(replicas=2).",
             )
-        return self._ring
+        return self._engine
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -270,9 +272,9 @@ class Frontend:
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; the last has `finish` set. Closing the iterator aborts it.
 
-        When a process of the ring dies, the next ring goes on behind the output that has arrived. Raises
-        `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied` for a
-        request that kills rings (`quarantine`).
+        When a process of the engine core dies, the next engine core goes on behind the output that has
+        arrived. Raises `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and
+        `WorkerDied` for a request that kills engine cores (`quarantine`).
         """
         if self._schemas is not None and request.constraint is not None:
             checked(request.constraint)  # its size, before it is parsed
@@ -357,7 +359,8 @@ class Frontend:
     async def export_prefix(
         self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
     ) -> bytes | None:
-        """The cached pages of a prompt's beginning as an image, for the `import_prefix` of another engine.
+        """The cached pages of a prompt's beginning as a KV snapshot, for the `import_prefix` of another
+        engine.
 
         ids : of the prompt; scope, lora : as a request has them
         skip : tokens whose pages the other engine has, which are left out
@@ -368,20 +371,20 @@ class Frontend:
         self._check_one_replica()
         revision = self._loras.revision(lora) if lora else None
         try:
-            work = self._images.export(ids, tree_scope(scope, revision), skip)
+            work = self._snapshots.export(ids, tree_scope(scope, revision), skip)
             return (await self._tasks.finish(work))[1]
         except (EngineClosed, WorkerDied):
             raise
         except RamifyError:
             return None
 
-    async def import_prefix(self, image: bytes) -> int:
-        """Take an image into the prefix cache. Returns the tokens of its prefix that are cached then.
+    async def import_prefix(self, snapshot: bytes) -> int:
+        """Take a KV snapshot into the prefix cache. Returns the tokens of its prefix that are cached then.
 
-        Raises what `Images.import_` raises.
+        Raises what `KVSnapshots.import_` raises.
         """
         self._check_one_replica()
-        return (await self._tasks.finish(self._images.import_(image))).tokens
+        return (await self._tasks.finish(self._snapshots.import_(snapshot))).tokens
 
     def _check_one_replica(self) -> None:
         if self._config.replicas != 1:
@@ -410,10 +413,10 @@ class Frontend:
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""
-        self._ring.send(AwaitTools(program=program, branch=branch, tools=tools))
+        self._engine.send(AwaitTools(program=program, branch=branch, tools=tools))
 
     async def end_program(self, program: str) -> None:
-        self._ring.send(EndProgram(program=program))
+        self._engine.send(EndProgram(program=program))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -463,11 +466,11 @@ class Frontend:
             retry_after=1.0,
         )
 
-    async def _ask(self, message: Question) -> Reply | Texts:
+    async def _ask(self, message: ControlCall) -> Reply | Texts:
         self._check_open()
         return await self._replies.post(message)
 
-    # --- the ring ---------------------------------------------------------------------------------
+    # --- the engine core ---------------------------------------------------------------------------------
 
     def _receive(self, message: ToFrontend) -> None:
         if isinstance(message, StepText):
@@ -479,17 +482,17 @@ class Frontend:
             self._replies.take(message)
         elif isinstance(message, TreeChange):
             if not self._tree.follows(message.epoch, message.number, whole=message.whole):
-                self._ring.send(GetTree())
+                self._engine.send(GetTree())
             if self._tree.complete:
                 self._tree_changed("", message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
-        """The tree of a replica has changed; None: it is gone with its ring."""
+        """The tree of a replica has changed; None: it is gone with its engine core."""
         if self._kv_events is not None:
             self._kv_events.told(replica, change)
 
     def _count_death(self, error: WorkerDied) -> bool:
-        """The ring has died. Returns whether a request that ran alone is to blame."""
+        """The engine core has died. Returns whether a request that ran alone is to blame."""
         self._tree = EventNumbers()
         with errors_logged("telling of a tree that is gone"):
             self._tree_changed("", None)
@@ -498,7 +501,7 @@ class Frontend:
         return to_blame
 
     def _send_again(self) -> None:
-        """There is a new ring: it gets the adapters and the requests."""
+        """There is a new engine core: it gets the adapters and the requests."""
         self._loras.restore()
         self._requests.send_again()
 

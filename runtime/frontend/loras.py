@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: loaded by name into the scheduler, and again into every new ring."""
+"""The LoRA adapters of an engine: loaded by name into the scheduler, and again into every new engine core."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from ramify.engine_messages import LoadLora, Reply, Texts, UnloadLora
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
-from ramify.ring_messages import LoadLora, Reply, Texts, UnloadLora
-from ramify.runtime.model.lora.names import checked_name, unknown
+from ramify.runtime.lora_names import checked_name, unknown
 
 log = logging.getLogger("ramify")
 
@@ -30,7 +30,7 @@ class LoadedLora(msgspec.Struct, frozen=True, kw_only=True):
 class Loras:
     """The adapters that requests can name.
 
-    ask : sends a message into the ring
+    ask : sends a message into the engine core
     reserved : names that requests over HTTP have for the model alone
     """
 
@@ -87,8 +87,8 @@ class Loras:
             raise
 
     def restore(self) -> None:
-        """A new ring has started, which has no adapters: load them into it. Messages keep their order, so
-        that requests sent from now on find them."""
+        """A new engine core has started, which has no adapters: load them into it. Messages keep their
+        order, so that requests sent from now on find them."""
         for name, lora in self.loaded.items():
             answer = self._ask(LoadLora(rid=self._new_rid(), name=name, path=lora.path))
             answer.add_done_callback(functools.partial(self._restored, name, lora))
@@ -101,6 +101,6 @@ class Loras:
             self._record(name, before.path, answer)
             if self.loaded[name] != before:
                 log.warning("the files of the LoRA adapter %s have changed: %s", name, before.path)
-        elif not isinstance(error, WorkerDied | EngineClosed):  # else there is no ring
+        elif not isinstance(error, WorkerDied | EngineClosed):  # else there is no engine core
             log.warning("the LoRA adapter %s is gone: %s", name, error)
             del self.loaded[name]

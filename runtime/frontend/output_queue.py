@@ -1,7 +1,7 @@
-"""The chunks of one request, from the ring to the iterator that a caller reads.
+"""The chunks of one request, from the engine core to the iterator that a caller reads.
 
-When the ring dies, the next one gets the request with the ids that have arrived (`Continuation`). Its chunks
-repeat that output, which is cut off here, so that the reader sees one output without a gap.
+When the engine core dies, the next one gets the request with the ids that have arrived (`Continuation`).
+Its chunks repeat that output, which is cut off here, so that the reader sees one output without a gap.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Continuation, Finish, Generate, TextChunk, TokenLogprobs, Usage
 
 SUSPECT_AT = 2
-"""A request in flight at this many deaths, without going on in between, may be what kills the ring."""
+"""A request in flight at this many deaths, without going on in between, may be what kills the engine core."""
 MOST_ALONE = 2
-"""A request over which the ring has died this often while it ran alone fails."""
+"""A request over which the engine core has died this often while it ran alone fails."""
 PROGRESS = 32
 """Output tokens by which a request must have gone on behind a death, so that it was not what killed. What
 kills at some token kills there again; fewer tokens are on their way to the frontend at a death."""
@@ -27,7 +27,7 @@ kills at some token kills there again; fewer tokens are on their way to the fron
 class OutputQueue:
     """Chunks of one request that have arrived and have not been read. One reader; used on one event loop.
 
-    request : as the ring has it
+    request : as the engine core has it
     rid : the id that the chunks carry for the reader; None for the request's
     """
 
@@ -35,7 +35,7 @@ class OutputQueue:
         self.request = request
         self._rid = request.rid if rid is None else rid
         self.deaths = 0
-        """Rings that died while they ran the request, since it last went on."""
+        """Engine cores that died while they ran the request, since it last went on."""
         self.aborted = False
         """Its end has been asked for."""
         self._deaths_alone = 0
@@ -74,7 +74,7 @@ class OutputQueue:
         self._wake()
 
     def end_aborted(self) -> None:
-        """The request, which no ring has, is aborted: it ends behind what has arrived."""
+        """The request, which no engine core has, is aborted: it ends behind what has arrived."""
         if not self.ended:
             self.ended = True
             usage = Usage(completion_tokens=self.size)
@@ -83,7 +83,7 @@ class OutputQueue:
             self._wake()
 
     def rest(self) -> Generate:
-        """The request, from the end of the output that has arrived on; its ring has died."""
+        """The request, from the end of the output that has arrived on; its engine core has died."""
         self._repeated_ids, self._repeated_text = len(self._ids), "".join(self._text)
         self._text = [self._repeated_text]
         # Chunks that are held back would hide where a request is that may be what kills.
@@ -117,8 +117,8 @@ class OutputQueue:
         )
 
     def count_death(self, error: WorkerDied, *, alone: bool = False) -> None:
-        """The ring that ran the request has died; `error` ends it where that happened too often when it ran
-        alone."""
+        """The engine core that ran the request has died; `error` ends it where that happened too often when
+        it ran alone."""
         if self.size >= self._size_at_death + PROGRESS:
             self.deaths = self._deaths_alone = 0
         self._size_at_death = self.size
@@ -129,7 +129,7 @@ class OutputQueue:
 
     @property
     def suspect(self) -> bool:
-        """It may be what kills rings."""
+        """It may be what kills engine cores."""
         return self.deaths >= SUSPECT_AT
 
     @property

@@ -1,6 +1,6 @@
-"""Requests that may be what kills a ring: they go on one at a time, apart from all others.
+"""Requests that may be what kills an engine core: they go on one at a time, apart from all others.
 
-deaths 1, 2     the requests of the ring go on at once, together with others
+deaths 1, 2     the requests of the engine core go on at once, together with others
 then            each one that was in flight at both, and had not gone on in between, is a suspect
 one at a time   a suspect runs alone until it has gone on by `PROGRESS` tokens, or has ended
 a death there   is counted against it alone; at the second one it fails
@@ -23,7 +23,7 @@ log = logging.getLogger("ramify")
 class Quarantine:
     """The suspects. One is sent at a time, by `send_alone`; `end_alone` is called when none is left.
 
-    From a `send_alone` to `end_alone`, the ring that has the suspect gets no request but suspects.
+    From a `send_alone` to `end_alone`, the engine core that has the suspect gets no request but suspects.
     """
 
     def __init__(self, send_alone: Callable[[Generate], None], end_alone: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Quarantine:
         self._until = 0
 
     def died(self, outputs: Iterable[OutputQueue], error: WorkerDied) -> bool:
-        """A ring has died that had these requests. Returns whether one that ran alone is to blame."""
+        """An engine core has died that had these requests. Returns whether one that ran alone is to blame."""
         found = list(outputs)
         probe = self._probe if self._probe in found else None
         for output in found if probe is None else [probe]:
@@ -52,7 +52,7 @@ class Quarantine:
         self.next()
 
     def forget(self) -> None:
-        """The ring has died that all requests were in."""
+        """The engine core has died that all requests were in."""
         self._waiting.clear()
         if self._probe is not None:
             self._waiting.append(self._probe)

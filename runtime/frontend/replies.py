@@ -1,4 +1,4 @@
-"""Questions to the ring that wait for their answers."""
+"""Questions to the engine core that wait for their answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 
-from ramify.errors import RamifyError
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Detokenize,
     ExportPrefix,
     FlushCache,
@@ -21,9 +20,10 @@ from ramify.ring_messages import (
     ToTokenizer,
     UnloadLora,
 )
+from ramify.errors import RamifyError
 from ramify.runtime.faults import unsendable
 
-Question = (
+ControlCall = (
     GetStats
     | GetSnapshot
     | FlushCache
@@ -34,18 +34,18 @@ Question = (
     | ExportPrefix
     | ImportPrefix
 )
-"""The messages that the ring answers by `Reply` or `Texts`."""
+"""The messages that the engine core answers by `Reply` or `Texts`."""
 
 
 class Replies:
-    """`send` sends a message into the ring."""
+    """`send` sends a message into the engine core."""
 
     def __init__(self, send: Callable[[ToTokenizer], None]) -> None:
         self._send = send
         self.waiting: dict[str, asyncio.Future[Reply | Texts]] = {}
         """By the question's id."""
 
-    def post(self, message: Question) -> asyncio.Future[Reply | Texts]:
+    def post(self, message: ControlCall) -> asyncio.Future[Reply | Texts]:
         """Send a question at once; the future has the answer."""
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self.waiting[message.rid] = future

@@ -1,7 +1,7 @@
-"""The requests of a frontend: their outputs, from the first message into the ring to the last chunk.
+"""The requests of a frontend: their outputs, from the first message into the engine core to the last chunk.
 
-In the ring a request's id is the client's, "~" and a number: one that is used again, while the end of the
-request before is on its way, gets nothing of that one.
+In the engine core a request's id is the client's, "~" and a number: one that is used again, while the end
+of the request before is on its way, gets nothing of that one.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ramify.engine_messages import Abort, flow_key
 from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Generate, TextChunk
-from ramify.ring_messages import Abort, flow_key
 from ramify.runtime.faults import unsendable
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.quarantine import Quarantine
 from ramify.text import not_unicode
 
 if TYPE_CHECKING:
-    from ramify.runtime.fleet.rings import RingFleet
-    from ramify.runtime.frontend.supervisor import RingSupervisor
+    from ramify.runtime.fleet.fleet import ReplicaFleet
+    from ramify.runtime.fleet.supervisor import EngineSupervisor
 
 log = logging.getLogger("ramify")
 
 
 class Requests:
-    """Requests in flight, which `ring` runs. Everything runs on one event loop."""
+    """Requests in flight, which `engine` runs. Everything runs on one event loop."""
 
-    def __init__(self, ring: RingSupervisor | RingFleet) -> None:
-        self._ring = ring
+    def __init__(self, engine: EngineSupervisor | ReplicaFleet) -> None:
+        self._engine = engine
         self.outputs: dict[str, OutputQueue] = {}
         """By the client's id."""
         self._flows: collections.Counter[tuple[str, ...]] = collections.Counter()
         """Requests in flight by flow."""
         self._numbers = itertools.count()
-        self.quarantine = Quarantine(ring.send_alone, ring.end_alone)
+        self.quarantine = Quarantine(engine.send_alone, engine.end_alone)
         self._empty = asyncio.Event()
 
     def in_flow(self, request: Generate) -> int:
@@ -51,10 +51,10 @@ class Requests:
 
     def begin(self, request: Generate) -> OutputQueue:
         """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
-        in_ring = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
-        output = self.outputs[request.rid] = OutputQueue(in_ring, rid=request.rid)
+        in_engine = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
+        output = self.outputs[request.rid] = OutputQueue(in_engine, rid=request.rid)
         try:
-            self._ring.send(in_ring)
+            self._engine.send(in_engine)
         except UnicodeEncodeError:
             self.outputs.pop(request.rid, None)
             raise not_unicode(msgspec.to_builtins(request)) from None
@@ -73,7 +73,7 @@ class Requests:
             if not self._flows[flow]:
                 del self._flows[flow]
         if output is not None and not output.ended:
-            self._ring.send(Abort(rid=output.request.rid))
+            self._engine.send(Abort(rid=output.request.rid))
             output.ended = True
             self.quarantine.next()
         if not self.outputs:
@@ -84,10 +84,10 @@ class Requests:
         for rid in rids:
             output = self.outputs[rid]
             output.aborted = True
-            if self.quarantine.waits(output):  # no ring has it
+            if self.quarantine.waits(output):  # no engine core has it
                 output.end_aborted()
             else:
-                self._ring.send(Abort(rid=output.request.rid))
+                self._engine.send(Abort(rid=output.request.rid))
         return len(rids)
 
     def named(self, rid_prefix: str) -> list[str]:
@@ -104,25 +104,25 @@ class Requests:
             except TimeoutError:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
-    # --- what the ring says -----------------------------------------------------------------------
+    # --- what the engine core says -----------------------------------------------------------------------
 
-    def _of(self, ring_id: str) -> OutputQueue | None:
-        """The output of a request by its id in the ring; None where nobody reads it any more."""
-        output = self.outputs.get(ring_id.rpartition("~")[0])
-        return output if output is not None and output.request.rid == ring_id else None
+    def _of(self, engine_id: str) -> OutputQueue | None:
+        """The output of a request by its id in the engine core; None where nobody reads it any more."""
+        output = self.outputs.get(engine_id.rpartition("~")[0])
+        return output if output is not None and output.request.rid == engine_id else None
 
     def take(self, chunks: Iterable[TextChunk]) -> None:
         for chunk in chunks:
             output = self._of(chunk.rid)
             if output is not None and not output.ended:
                 output.put(chunk)
-                if output.ended and chunk.finish is None:  # its text differs; the ring would go on
-                    self._ring.send(Abort(rid=chunk.rid))
+                if output.ended and chunk.finish is None:  # its text differs; the engine core would go on
+                    self._engine.send(Abort(rid=chunk.rid))
         if self.quarantine.busy:
             self.quarantine.next()
 
     def fail(self, rid: str, error: RamifyError) -> None:
-        """The request of the id `rid` in the ring has failed."""
+        """The request of the id `rid` in the engine core has failed."""
         output = self._of(rid)
         if output is not None:
             output.fail(error)
@@ -135,7 +135,7 @@ class Requests:
     # --- deaths -----------------------------------------------------------------------------------
 
     def count_death(self, error: WorkerDied) -> bool:
-        """The ring has died that all were in: a request over which it died often enough fails.
+        """The engine core has died that all were in: a request over which it died often enough fails.
 
         Returns whether one that ran alone is to blame.
         """
@@ -144,19 +144,19 @@ class Requests:
         return to_blame
 
     def send_again(self) -> None:
-        """Send all to the new ring, with the output that they have."""
+        """Send all to the new engine core, with the output that they have."""
         self._resend(self.outputs.values())
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """A replica that had the requests `rids`, ids in the ring, has died, or without an error is drained:
-        send them again, for others to go on with. Returns whether one that ran alone is to blame."""
+        """A replica that had the requests `rids`, ids in the engine core, has died, or without an error is
+        drained: send them again, for others to go on with. Returns whether one that ran alone is to blame."""
         outputs = [output for rid in rids if (output := self._of(rid)) is not None]
         to_blame = error is not None and self.quarantine.died(outputs, error)
         self._resend(outputs)
         return to_blame
 
     def _resend(self, outputs: Iterable[OutputQueue]) -> None:
-        """Send requests that were in a ring which is gone; suspects one after the other."""
+        """Send requests that were in an engine core which is gone; suspects one after the other."""
         going_on = [output for output in outputs if not output.ended]
         for output in going_on:
             if output.suspect and output.aborted:
@@ -166,9 +166,9 @@ class Requests:
         for output in going_on:
             try:
                 if not output.suspect:
-                    self._ring.send(output.rest())
+                    self._engine.send(output.rest())
                 if output.aborted:
-                    self._ring.send(Abort(rid=output.request.rid))
+                    self._engine.send(Abort(rid=output.request.rid))
             except Exception as error:
                 log.exception("a request could not be sent again: %s", output.request.rid)
                 output.fail(unsendable(error))

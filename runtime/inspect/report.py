@@ -38,11 +38,11 @@ from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
-from ramify.runtime.scheduler.speculation.draft_check import context_of
+from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 WORKSPACE = 1 << 30
-"""Bytes beside weights and KV pages: the processes of the ring, on a CUDA device its context, and the tensors
-of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
+"""Bytes beside weights and KV pages: the processes of the engine core, on a CUDA device its context, and
+the tensors of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
 LEAST_TOKENS = 8192
 """KV that must fit beside the weights, or the model's context if that is shorter."""
 _BYTES = {"float32": 4, "bfloat16": 2}

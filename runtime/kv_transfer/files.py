@@ -1,4 +1,4 @@
-"""Images as files: in a private folder, in shared memory where there is some, gone when their owner is.
+"""KV snapshots as files: in a private folder, in shared memory where there is some, gone when their owner is.
 
 Names are made here. A file is created anew (O_EXCL), never through a link, and readable by its user alone.
 Files are read and written, not mapped: a full disk or a truncated file is an error then, and not a signal
@@ -17,7 +17,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from ramify.runtime.kv_transfer.image import BadImage, Bytes
+from ramify.runtime.kv_transfer.snapshot import BadSnapshot, Bytes
 
 log = logging.getLogger("ramify")
 
@@ -25,8 +25,9 @@ SHARED_MEMORY = Path("/dev/shm")
 _NAME = "ramify-kv-"
 
 
-class ImageFolder:
-    """A folder for images (mode 0700), locked while this process lives. Folders of the dead are removed."""
+class SnapshotFolder:
+    """A folder for KV snapshots (mode 0700), locked while this process lives. Folders of the dead are
+    removed."""
 
     def __init__(self, below: Path | None = None) -> None:
         if below is None:
@@ -41,7 +42,7 @@ class ImageFolder:
         made.rename(self.path)
 
     def new(self) -> str:
-        """A path for one image."""
+        """A path for one KV snapshot."""
         return str(self.path / secrets.token_hex(8))
 
     def room(self) -> int:
@@ -50,14 +51,14 @@ class ImageFolder:
         return found.f_bavail * found.f_frsize
 
     def has_room(self, size: int) -> bool:
-        """There is twice the room that an image of `size` bytes takes."""
+        """There is twice the room that a KV snapshot of `size` bytes takes."""
         return self.room() >= 2 * size
 
-    def remove(self, image: str) -> None:
-        remove(image)
+    def remove(self, snapshot: str) -> None:
+        remove(snapshot)
 
     def close(self) -> None:
-        """Remove all images and the folder. May be called twice."""
+        """Remove all KV snapshots and the folder. May be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -65,7 +66,7 @@ class ImageFolder:
 
 
 def remove_abandoned(below: Path) -> None:
-    """Remove this user's folders of images whose processes have died without `close`."""
+    """Remove this user's folders of KV snapshots whose processes have died without `close`."""
     for path in below.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,14 +99,14 @@ class NewFile:
 
 
 class ExistingFile:
-    """A file that is read. Raises `OSError`, or `BadImage` unless this user alone may read it."""
+    """A file that is read. Raises `OSError`, or `BadSnapshot` unless this user alone may read it."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             self.close()
-            raise BadImage("it is no private file of this user")
+            raise BadSnapshot("it is no private file of this user")
         self.size = found.st_size
 
     def read(self, offset: int, size: int) -> Bytes:

@@ -12,7 +12,7 @@ import torch
 import ramify
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.kv_transfer.image import VERSION
+from ramify.runtime.kv_transfer.snapshot import VERSION
 from ramify.runtime.model.gguf.header import splits_of
 
 OPTIONS = (

@@ -1,22 +1,23 @@
-"""Where the images of a fleet lie on their way: files on one machine, objects of Ray's store on a cluster."""
+"""Where the KV snapshots of a fleet lie on their way: files on one machine, objects of Ray's store on a
+cluster."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 
-class ImageStore(Protocol):
-    """`ramify.runtime.kv_transfer.files.ImageFolder`, or `ramify.ray.images.RemoteImages`."""
+class SnapshotStore(Protocol):
+    """`ramify.runtime.kv_transfer.files.SnapshotFolder`, or `ramify.ray.snapshots.RemoteSnapshots`."""
 
     def new(self) -> str:
-        """A name for one image, which `ExportPrefix` and `ImportPrefix` have as their `path`. Raises
+        """A name for one KV snapshot, which `ExportPrefix` and `ImportPrefix` have as their `path`. Raises
         `OSError`."""
 
     def has_room(self, size: int) -> bool:
-        """Whether an image of `size` bytes may be made. Raises `OSError`."""
+        """Whether a KV snapshot of `size` bytes may be made. Raises `OSError`."""
 
-    def remove(self, image: str) -> None:
-        """The image is not needed any more; there may be none of this name."""
+    def remove(self, snapshot: str) -> None:
+        """The KV snapshot is not needed any more; there may be none of this name."""
 
     def close(self) -> None:
-        """Remove all images."""
+        """Remove all KV snapshots."""

@@ -20,7 +20,8 @@ STEP_S = 120.0
 
 
 class RankGroup:
-    """Rank `index` of `count`, which meet by a file in `folder`, private to the ring. Waits for the others.
+    """Rank `index` of `count`, which meet by a file in `folder`, private to the engine core. Waits for the
+    others.
 
     ordered : sum the terms in the order of the ranks. The bits of a sum then depend on its terms alone; those
         of NCCL's own sum also on its place in the tensor, and so on the batch. On the CPU it is always so

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ramify.ring_messages import Ready
+from ramify.engine_messages import Ready
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
@@ -24,7 +24,7 @@ from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
-from ramify.runtime.scheduler.speculation.draft_check import context_of
+from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve(runner: Runner, ranks: Ranks, inbox: Inbox[Pass]) -> None:
-    """Run every pass. An error ends the process, and with it the ring."""
+    """Run every pass. An error ends the process, and with it the engine core."""
     while True:
         message = inbox.recv()
         assert message is not None

@@ -56,6 +56,7 @@ class Ranks:
         self._in_step = True
 
     def check(self) -> None:
-        """Raises `EngineError` after a pass that failed: only a new ring brings the ranks together again."""
+        """Raises `EngineError` after a pass that failed: only a new engine core brings the ranks together
+        again."""
         if not self._in_step:
             raise EngineError("A pass has failed on this rank, and the other ranks are out of step with it.")

@@ -2,8 +2,9 @@
 
 Starting and stopping them (a *worker* is any of these processes):
 
-- `prestart`: starts a ring's workers before their configuration is known, so that they import meanwhile.
-- `launch`: a running ring: sends the configuration, waits until all are ready, notices a death, stops all.
+- `prestart`: starts workers before their configuration is known, so that they import meanwhile.
+- `engine_processes`: sends the configuration, waits until all are ready, notices a death, stops all.
+- `shares`: cores and GPUs of each replica.
 - `worker_start`: the entry point of every worker.
 - `worker_process`: what every worker does: read its orders, and exit when its parent is gone.
 - `ipc`: the sockets between the processes.

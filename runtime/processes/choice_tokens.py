@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ramify.engine_messages import ChoiceTokens
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Choices, Generate, Segment
-from ramify.ring_messages import ChoiceTokens
 
 MAX_SCORED_CHOICES = 1024
 TAIL = 128

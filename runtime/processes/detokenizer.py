@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from ramify.engine_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage
-from ramify.ring_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
-from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
+from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders

@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 
 import msgspec
 
-from ramify.ring_messages import flow_key
+from ramify.engine_messages import flow_key
 
 BARRIERS = frozenset(("FlushCache", "LoadLora", "UnloadLora"))
 

@@ -11,13 +11,13 @@ import asyncio
 import sys
 from pathlib import Path
 
+from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarReady
 from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.policy import prepare
 from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, take_orders

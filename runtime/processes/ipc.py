@@ -218,14 +218,15 @@ LONGEST_NAME = len("/ramify-xxxxxxxx/compiler-99999")
 
 
 def socket_folder() -> Path:
-    """A new private folder (mode 0700) for a ring's sockets: in TMPDIR, or in /tmp if TMPDIR is too long."""
+    """A new private folder (mode 0700) for an engine core's sockets: in TMPDIR, or in /tmp if TMPDIR is too
+    long."""
     usual = tempfile.gettempdir()
     fits = len(os.fsencode(usual)) + LONGEST_NAME <= LONGEST_PATH
     return Path(tempfile.mkdtemp(prefix="ramify-", dir=usual if fits else "/tmp"))
 
 
 class Sockets:
-    """The socket paths of one ring, in its private directory."""
+    """The socket paths of one engine core, in its private directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

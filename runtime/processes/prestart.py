@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.shares import Share, on_cpu, shares, whole
+from ramify.runtime.processes.shares import Share, on_cpu, shares, whole
 
 ROLES = {
     "scheduler": "scheduler.process",
@@ -40,7 +40,7 @@ def worker_env(config: EngineConfig) -> dict[str, str]:
 
 
 class PrestartedWorkers:
-    """The processes of one ring. The end of a ``with`` block kills those that no ring has taken.
+    """The processes of one engine core. The end of a ``with`` block kills those that nobody has taken.
 
     `share`: what they get of the machine where there are several replicas. None: they are the first one's.
     """

@@ -15,9 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
-from ramify.messages import ChatMessage, Generate, Preamble, Segment
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Detokenize,
     Failed,
     Ready,
@@ -27,6 +25,8 @@ from ramify.ring_messages import (
     Tokenize,
     ToTokenizer,
 )
+from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
+from ramify.messages import ChatMessage, Generate, Preamble, Segment
 from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling

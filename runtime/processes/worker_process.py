@@ -22,8 +22,8 @@ from types import TracebackType
 
 import msgspec
 
+from ramify.engine_messages import Ready
 from ramify.errors import EngineError, RamifyError
-from ramify.ring_messages import Ready
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.processes.ipc import Outbox
 from ramify.runtime.processes.prestart import start
@@ -38,7 +38,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a worker: one line of JSON on its standard input."""
 
     sockets: str
-    """The ring's socket directory."""
+    """The engine core's socket directory."""
     config: EngineConfig
     tokenizer: str
     """Folder of the tokenizer's files."""
@@ -93,7 +93,7 @@ def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
     """Read the orders and start watching the parent. A worker's `main` begins with this call.
 
     `remove_sockets`: remove the socket directory when the parent is gone. False for a worker whose parent is
-    another worker: the ring goes on using the sockets.
+    another worker: the engine core goes on using the sockets.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = _read_line(0)
@@ -128,7 +128,7 @@ def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
 def _report_unless_orphaned(
     sockets: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """An excepthook that prints nothing where the ring ended while this worker was still starting."""
+    """An excepthook that prints nothing where the engine core ended while this worker was still starting."""
     if sockets.exists():
         sys.__excepthook__(kind, error, trace)
 

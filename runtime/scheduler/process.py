@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.radix.observe.tree_log import TreeLog
-from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
@@ -44,13 +44,12 @@ from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap
-from ramify.runtime.scheduler.constraints.compiler_host import CompilerHost
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.constraints.healing import Healer
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.control import KVEventPublisher
+from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
+from ramify.runtime.scheduler.requests.constrained import Healer
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.scheduler.speculation.draft_check import check_draft, context_of
-from ramify.runtime.scheduler.tree_teller import TreeTeller
+from ramify.runtime.scheduler.speculation.draft_model import check_draft, context_of
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -142,10 +141,10 @@ def main() -> None:
 
     # With several replicas the frontend places requests by what their trees hold.
     publishes = config.kv_events is not None
-    teller = None
+    publisher = None
     if publishes or config.replicas > 1:
-        teller = TreeTeller(cache, frontend.send, tokens=publishes)
-    serve(scheduler, inbox, detokenizer, compiler, prepare, teller)
+        publisher = KVEventPublisher(cache, frontend.send, tokens=publishes)
+    serve(scheduler, inbox, detokenizer, compiler, prepare, publisher)
 
 
 @functools.cache
@@ -182,11 +181,11 @@ def serve(
     detokenizer: Outbox,
     compiler: CompilerHost,
     prepare: Callable[[], None],
-    teller: TreeTeller | None,
+    publisher: KVEventPublisher | None,
 ) -> None:
     """The loop: receive, step, send. Blocks only while there is nothing to do.
 
-    `prepare` is called once, when there has been nothing to do for `IDLE_S`. `teller` tells of the tree.
+    `prepare` is called once, when there has been nothing to do for `IDLE_S`. `publisher` tells of the tree.
     """
     prepared = False
     while True:
@@ -203,15 +202,15 @@ def serve(
                 if message.generation == compiler.generation:
                     scheduler.compiler_died()
             elif isinstance(message, GetTree):
-                if teller is not None:
-                    teller.tell_whole()
+                if publisher is not None:
+                    publisher.publish_whole()
             else:
                 scheduler.receive(message)
         output = scheduler.step()
         if output is not None:
             detokenizer.send(output)
-        if teller is not None:
-            teller.tell()
+        if publisher is not None:
+            publisher.publish_changes()
 
 
 def _load(

@@ -19,10 +19,10 @@ from ramify.grammar.retokenize import encode
 from ramify.loop import wait
 from ramify.messages import ChatMessage
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
-from tests.runtime.test_ring import children
+from tests.runtime.test_engine_processes import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 
@@ -139,4 +139,4 @@ def test_a_killed_compiler_costs_its_own_request_at_most(engine: Engine) -> None
     story, letters = wait(busy())
     assert len(story.ids) > 10
     assert re.fullmatch("[a-f]+", letters.text)
-    assert engine.pids == before, "the ring itself went on"
+    assert engine.pids == before, "the engine core itself went on"

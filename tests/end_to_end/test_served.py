@@ -16,7 +16,7 @@ import pytest
 
 import ramify as rm
 from tests.end_to_end.served import Served, serve
-from tests.runtime.test_ring import children, gone
+from tests.runtime.test_engine_processes import children, gone
 from tests.server.test_health import add_usage, totals
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]

@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
-from ramify.messages import Finish, Generate, TextChunk
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Abort,
     ExportPrefix,
     Failed,
@@ -25,22 +23,23 @@ from ramify.ring_messages import (
     Tokenize,
     TreeChange,
 )
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
+from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local, placement
-from ramify.runtime.fleet.mover import Mover
+from ramify.runtime.fleet import local, placement, supervisor
+from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.moves import MOST_LIMIT_S
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.frontend import supervisor
+from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.processes.ipc import Inbox, Outbox
+from tests.fleet.test_fleet import FakeEngine, Fleet, asked
 from tests.fleet.test_moves import PAGE_BYTES, Moving, moving  # noqa: F401
-from tests.fleet.test_rings import FakeRing, Fleet, asked
 
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
     return Fleet()
 
 
@@ -67,8 +66,8 @@ def bug_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_that_cannot_be_placed_fails(fleet: Fleet, bug_in_place: None) -> None:
     fleet.send(Generate(rid="bad", prompt=("text",)))
-    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
-    fleet.rings[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1, 2), tokens=()),)))
+    (question,) = [one for engine in fleet.engines for one in engine.take(Tokenize)]
+    fleet.engines[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1, 2), tokens=()),)))
     ends_by_name(fleet, "bad")
 
 
@@ -77,16 +76,16 @@ def test_those_behind_it_are_placed(fleet: Fleet, bug_in_place: None) -> None:
     fleet.kill(1)
     for rid in ("bad", "a", "b"):
         fleet.send(asked(rid))
-    fleet.rings[0].came_back()
+    fleet.engines[0].came_back()
     ends_by_name(fleet, "bad")
-    assert [one.rid for one in fleet.rings[0].take(Generate)] == ["a", "b"]
+    assert [one.rid for one in fleet.engines[0].take(Generate)] == ["a", "b"]
 
 
 def test_a_bug_of_the_mover_fails_its_request(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    def raises(self: Mover, *arguments: Any) -> bool:
+    def raises(self: KVConnector, *arguments: Any) -> bool:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(Mover, "_has_room", raises)
+    monkeypatch.setattr(KVConnector, "_has_room", raises)
     moving.send(asked("bad", 7))
     ends_by_name(moving, "bad")
     moving.send(Generate(rid="a", prompt=((5, 6, 7),)))
@@ -95,9 +94,9 @@ def test_a_bug_of_the_mover_fails_its_request(moving: Moving, monkeypatch: pytes
 
 def test_without_an_answer_of_the_source_the_request_computes(moving: Moving) -> None:  # noqa: F811
     def raises(message: Any) -> None:
-        raise EngineError("The ring is not running.")
+        raise EngineError("The engine core is not running.")
 
-    moving.rings[0].send = raises
+    moving.engines[0].send = raises
     moving.send(asked("a", 7))
     assert moving.sent() == ["a"]
     assert not moving.timers.due
@@ -112,7 +111,7 @@ def test_what_arrives_is_passed_on_though_it_cannot_be_counted(
     monkeypatch.setattr(Placement, "progress", raises)
     fleet.send(asked("a"))
     message = StepText(chunks=(TextChunk(rid="a", text="x", ids=(1,)),))
-    fleet.rings[fleet.home("a")].receive(message)
+    fleet.engines[fleet.home("a")].receive(message)
     assert fleet.got == [message]
 
 
@@ -162,7 +161,7 @@ def test_what_cannot_be_decoded_loses_no_other_message(tmp_path: Path) -> None:
 
 
 class Stub:
-    """A ring that encodes what it is sent."""
+    """An engine core that encodes what it is sent."""
 
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
@@ -183,34 +182,34 @@ class Stub:
 
 
 class Stubs:
-    """A `Frontend` with rings that are stubs: `rings` are all that were started."""
+    """A `Frontend` with engine cores that are stubs: `engines` are all that were started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.rings: list[Stub] = []
+        self.engines: list[Stub] = []
         stubs = self
 
-        async def start(self: RingSupervisor) -> None:
-            self._ring = Stub()  # type: ignore[assignment]
+        async def start(self: EngineSupervisor) -> None:
+            self._engine = Stub()  # type: ignore[assignment]
             self.info = model_info("")
             self._running = True
-            stubs.rings.append(self._ring)  # type: ignore[arg-type]
+            stubs.engines.append(self._engine)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(RingSupervisor, "_start_ring", start)
-        monkeypatch.setattr(RingSupervisor, "start", start)
+        monkeypatch.setattr(EngineSupervisor, "_start_engine", start)
+        monkeypatch.setattr(EngineSupervisor, "start", start)
         monkeypatch.setattr(Frontend, "max_prompt_tokens", 1000)
         monkeypatch.setattr(Frontend, "_model_names", lambda self: ("model",))
         self.frontend = Frontend(EngineConfig(device="cpu", max_running=8, **options))
 
     def supervisors(self) -> list[Any]:
-        ring: Any = self.frontend._ring
-        return [ring] if isinstance(ring, RingSupervisor) else list(ring._rings.values())
+        engine: Any = self.frontend._engine
+        return [engine] if isinstance(engine, EngineSupervisor) else list(engine._engines.values())
 
     async def kill(self, index: int = 0) -> None:
-        """Kill a ring, and wait until the next one is there."""
-        ring = self.supervisors()[index]
-        ring._worker_died("scheduler")
+        """Kill an engine core, and wait until the next one is there."""
+        engine = self.supervisors()[index]
+        engine._worker_died("scheduler")
         async with asyncio.timeout(5):
-            while ring.restarting:
+            while engine.restarting:
                 await asyncio.sleep(0)
 
 
@@ -229,14 +228,14 @@ def test_a_question_that_cannot_be_sent_fails_and_is_forgotten(
         assert not stubs.frontend._replies.waiting
         for index in range(replicas):
             await stubs.kill(index)
-        assert len(stubs.rings) == 2 * replicas
+        assert len(stubs.engines) == 2 * replicas
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("callback", ["_died", "_restarted"])
-def test_a_ring_comes_back_though_a_callback_raises(
+def test_an_engine_comes_back_though_a_callback_raises(
     replicas: int, callback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(*arguments: Any) -> bool:
@@ -245,11 +244,11 @@ def test_a_ring_comes_back_though_a_callback_raises(
     async def run() -> None:
         stubs = Stubs(monkeypatch, replicas=replicas)
         await stubs.frontend.start()
-        ring = stubs.supervisors()[0]
-        setattr(ring, callback, raises)
+        engine = stubs.supervisors()[0]
+        setattr(engine, callback, raises)
         await stubs.kill()
-        assert ring._ring is stubs.rings[-1]
-        assert len(stubs.rings) == replicas + 1
+        assert engine._engine is stubs.engines[-1]
+        assert len(stubs.engines) == replicas + 1
 
     asyncio.run(run())
 
@@ -274,14 +273,14 @@ def test_a_request_that_cannot_be_sent_again_fails_alone(
             raise ValueError("a bug")
 
         frontend._requests.outputs["bad"].rest = raises  # type: ignore[method-assign]
-        before = list(stubs.rings)
-        for ring in before:
-            ring.sent.clear()
+        before = list(stubs.engines)
+        for engine in before:
+            engine.sent.clear()
         for index in range(replicas):
             await stubs.kill(index)
         with pytest.raises(EngineError, match="a bug"):
             await tasks["bad"]
-        again = {one.rid for ring in stubs.rings for one in ring.sent if isinstance(one, Generate)}
+        again = {one.rid for engine in stubs.engines for one in engine.sent if isinstance(one, Generate)}
         assert again == {frontend._requests.outputs["good"].request.rid}
         tasks["good"].cancel()
 
@@ -292,7 +291,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.Monkey
     async def run() -> None:
         stubs = Stubs(monkeypatch)
         await stubs.frontend.start()
-        stubs.rings[0].refuses = Generate
+        stubs.engines[0].refuses = Generate
         chunks = stubs.frontend.generate(Generate(rid="r", prompt=((1,),)))
         with pytest.raises(EngineError, match="a bug"):
             await anext(chunks)
@@ -308,20 +307,20 @@ def asking(frontend: Frontend, rid: str) -> asyncio.Task[list[TextChunk]]:
     return asyncio.ensure_future(ask())
 
 
-def test_a_text_that_differs_ends_the_request_at_the_ring_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_differs_ends_the_request_at_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stubs = Stubs(monkeypatch)
         await stubs.frontend.start()
         task = asking(stubs.frontend, "r")
         await asyncio.sleep(0)
-        rid = stubs.rings[0].sent[0].rid
+        rid = stubs.engines[0].sent[0].rid
         stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid=rid, text="abc", ids=(1,)),)))
         await stubs.kill()
         for text in ("abX", "Y"):
             stubs.supervisors()[0]._handle(StepText(chunks=(TextChunk(rid=rid, text=text, ids=(1,)),)))
         with pytest.raises(WorkerDied, match="its text differs"):
             await task
-        assert [type(one) for one in stubs.rings[-1].sent] == [Generate, Abort]
+        assert [type(one) for one in stubs.engines[-1].sent] == [Generate, Abort]
 
     asyncio.run(run())
 
@@ -335,17 +334,17 @@ def test_a_suspect_that_waits_can_be_aborted(replicas: int, monkeypatch: pytest.
         tasks = {rid: asking(frontend, rid) for rid in ("a", "b")}
         await asyncio.sleep(0)
         for _ in range(2):
-            fleet: Any = frontend._ring
+            fleet: Any = frontend._engine
             rid = frontend._requests.outputs["a"].request.rid
             home = int(fleet._router.requests[rid].replica) if replicas > 1 else 0
             await stubs.kill(home)
         (waiting,) = frontend._requests.quarantine._waiting
-        before = sum(len(ring.sent) for ring in stubs.rings)
+        before = sum(len(engine.sent) for engine in stubs.engines)
         (rid,) = [key for key, one in frontend._requests.outputs.items() if one is waiting]
         assert frontend.abort(rid) == 1
         (chunk,) = await asyncio.wait_for(tasks.pop(rid), 5)
         assert chunk.finish == Finish(reason="abort")
-        assert sum(len(ring.sent) for ring in stubs.rings) == before
+        assert sum(len(engine.sent) for engine in stubs.engines) == before
         (other,) = tasks.values()
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
@@ -361,7 +360,7 @@ def test_where_one_replica_does_not_start_none_stays(monkeypatch: pytest.MonkeyP
         stubs = Stubs(monkeypatch, replicas=3)
         begun = 0
 
-        async def start(self: RingSupervisor) -> None:
+        async def start(self: EngineSupervisor) -> None:
             nonlocal begun
             begun += 1
             number = begun
@@ -373,10 +372,10 @@ def test_where_one_replica_does_not_start_none_stays(monkeypatch: pytest.MonkeyP
             except asyncio.CancelledError:
                 ended.append(number)
                 raise
-            self._ring = Stub()  # type: ignore[assignment]
+            self._engine = Stub()  # type: ignore[assignment]
             self.info = model_info("")
 
-        monkeypatch.setattr(RingSupervisor, "start", start)
+        monkeypatch.setattr(EngineSupervisor, "start", start)
         with pytest.raises(EngineError, match="out of memory"):
             await stubs.frontend.start()
         assert ended == [3]
@@ -384,15 +383,15 @@ def test_where_one_replica_does_not_start_none_stays(monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
-def test_an_image_that_is_written_after_its_move_has_ended_is_removed(moving: Moving) -> None:  # noqa: F811
+def test_a_snapshot_that_is_written_after_its_move_has_ended_is_removed(moving: Moving) -> None:  # noqa: F811
     moving.send(asked("a", 7))
-    (message,) = moving.rings[0].take(ExportPrefix)
+    (message,) = moving.engines[0].take(ExportPrefix)
     moving.kill(1)
-    Path(message.path).write_bytes(b"image")
+    Path(message.path).write_bytes(b"KV snapshot")
     moving.exported(message)
     assert not moving.files()
     moving.exported(message)
-    assert not moving.fleet.mover._late  # type: ignore[union-attr]
+    assert not moving.fleet.connector._late  # type: ignore[union-attr]
 
 
 def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +404,7 @@ def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.
     assert list(found._homes) == ["a", "d", "b"]
 
 
-def test_one_ring_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_engine_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stubs = Stubs(monkeypatch)
         told: list[Any] = []
@@ -415,7 +414,7 @@ def test_one_ring_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyP
         for change in changes:
             stubs.supervisors()[0]._handle(change)
         assert told == [changes[0], *changes[3:]]
-        assert [type(one) for one in stubs.rings[0].sent] == [GetTree]
+        assert [type(one) for one in stubs.engines[0].sent] == [GetTree]
         await stubs.kill()
         stubs.supervisors()[0]._handle(changes[0])
         assert told[3:] == [None, changes[0]]
@@ -424,13 +423,13 @@ def test_one_ring_holds_its_events_back_behind_a_gap(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_ring_is_stopped_beside_the_event_loop(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_stopped_beside_the_event_loop(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stubs = Stubs(monkeypatch, replicas=replicas)
         await stubs.frontend.start()
         threads: list[int] = []
-        for ring in stubs.rings:
-            ring.stop = lambda: threads.append(threading.get_ident())  # type: ignore[method-assign]
+        for engine in stubs.engines:
+            engine.stop = lambda: threads.append(threading.get_ident())  # type: ignore[method-assign]
         await stubs.frontend.aclose()
         assert len(threads) == replicas
         assert threading.get_ident() not in threads
@@ -451,20 +450,20 @@ def test_an_export_of_a_closed_engine_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) -> None:
     async def run() -> None:
-        for ring in fleet.rings:
-            ring.info = model_info("before")
-        fleet.fleet._members.info = fleet.rings[0].info
+        for engine in fleet.engines:
+            engine.info = model_info("before")
+        fleet.fleet._replica_set.info = fleet.engines[0].info
         for index, fingerprint in ((0, "after"), (1, "before")):
             fleet.kill(index)
-            fleet.rings[index].info = model_info(fingerprint)
-            fleet.rings[index].came_back()
+            fleet.engines[index].info = model_info(fingerprint)
+            fleet.engines[index].came_back()
         await asyncio.sleep(0)
-        assert fleet.rings[0].closed
+        assert fleet.engines[0].closed
         assert [one.state for one in fleet.fleet.replicas.values()] == ["gone", "up"]
         assert not fleet.gave_up
         fleet.kill(1)
-        fleet.rings[1].info = model_info("after")
-        fleet.rings[1].came_back()
+        fleet.engines[1].info = model_info("after")
+        fleet.engines[1].came_back()
         assert "another model" in fleet.gave_up[0].message
 
     asyncio.run(run())
@@ -477,17 +476,17 @@ def model_info(fingerprint: str) -> Any:
 def test_prompts_for_others_count_and_keep_suspects_away(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
-    monkeypatch.setattr(FakeRing, "page_bytes", PAGE_BYTES)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
+    monkeypatch.setattr(FakeEngine, "page_bytes", PAGE_BYTES)
     found = Moving(tmp_path, prefill_replicas=1, held=())
     found.send(asked("a", 7))
-    (prompt,) = found.rings[0].take(Generate)
-    rings = found.fleet
-    (move,) = rings.mover._moves.values()  # type: ignore[union-attr]
+    (prompt,) = found.engines[0].take(Generate)
+    engines = found.fleet
+    (move,) = engines.connector._moves.values()  # type: ignore[union-attr]
     assert move.move.limit_s == MOST_LIMIT_S, "its pace is a guess"
-    assert rings.requests_of("0") == 1
-    rings.send_alone(Generate(rid="suspect", prompt=((1, 2, 3),)))
-    assert rings._router.ward == "1"
+    assert engines.requests_of("0") == 1
+    engines.send_alone(Generate(rid="suspect", prompt=((1, 2, 3),)))
+    assert engines._router.isolation_replica == "1"
     drain = DrainOfPrompts(found, prompt)
     asyncio.run(drain.run())
     assert drain.waited == [True, True]
@@ -498,16 +497,16 @@ def test_a_suspect_finds_another_ward_when_its_own_goes(fleet: Fleet, dies: bool
     for rid, prompt in (("a", (1, 2)), ("b", (3, 4))):
         fleet.send(Generate(rid=rid, prompt=(prompt,)))
     fleet.fleet.send_alone(Generate(rid="suspect", prompt=((5, 6),)))
-    ward = int(fleet.fleet._router.ward or "")
-    other = 1 - ward
+    isolation_replica = int(fleet.fleet._router.isolation_replica or "")
+    other = 1 - isolation_replica
     rid = next(rid for rid in "ab" if fleet.home(rid) == other)
     ended = TextChunk(rid=rid, finish=Finish(reason="length"))
-    fleet.rings[other].receive(StepText(chunks=(ended,)))
+    fleet.engines[other].receive(StepText(chunks=(ended,)))
     assert not fleet.fleet._router.placed("suspect"), "its ward has another request"
     if dies:
-        fleet.kill(ward)
+        fleet.kill(isolation_replica)
     else:
-        asyncio.run(fleet.fleet._members.remove(str(ward)))
+        asyncio.run(fleet.fleet._replica_set.remove(str(isolation_replica)))
     assert fleet.home("suspect") == other
 
 
@@ -521,12 +520,12 @@ class DrainOfPrompts:
 
     async def run(self) -> None:
         found = self.fleet
-        found.fleet._members.before_leaving = None
+        found.fleet._replica_set.before_leaving = None
         task = asyncio.ensure_future(found.fleet.drain("0", 5.0))
         await asyncio.sleep(0)
         self.waited.append(not task.done())
         chunk = TextChunk(rid=self.prompt.rid, finish=Finish(reason="length"))
-        found.rings[0].receive(StepText(chunks=(chunk,)))
+        found.engines[0].receive(StepText(chunks=(chunk,)))
         await asyncio.sleep(0.01)
         self.waited.append(not task.done())
         found.exported(found.exporting())
@@ -534,19 +533,21 @@ class DrainOfPrompts:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_ring_that_hangs_with_a_request_is_replaced(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_with_a_request_is_replaced(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.002)
     monkeypatch.setattr(supervisor, "SILENT_S", 0.01)
 
     async def run() -> None:
         stubs = Stubs(monkeypatch, replicas=replicas)
         await stubs.frontend.start()
-        beats = [asyncio.ensure_future(ring._beat()) for ring in stubs.supervisors()]
+        beats = [asyncio.ensure_future(engine._beat()) for engine in stubs.supervisors()]
         await asyncio.sleep(0.1)
-        assert len(stubs.rings) == replicas, "nothing waits for them"
+        assert len(stubs.engines) == replicas, "nothing waits for them"
         task = asking(stubs.frontend, "r")
         async with asyncio.timeout(5):
-            while len(stubs.rings) == replicas:
+            while len(stubs.engines) == replicas:
                 await asyncio.sleep(0.001)
         for one in (task, *beats):
             one.cancel()
@@ -555,7 +556,7 @@ def test_a_ring_that_hangs_with_a_request_is_replaced(replicas: int, monkeypatch
 
 
 def test_prompts_are_tokenised_by_replicas_that_are_heard_from(fleet: Fleet) -> None:
-    fleet.rings[0].heartbeat_age_s = 1000.0
+    fleet.engines[0].heartbeat_age_s = 1000.0
     for rid in "abcd":
         fleet.send(Generate(rid=rid, prompt=("text",)))
-    assert [len(ring.take(Tokenize)) for ring in fleet.rings] == [0, 4]
+    assert [len(engine.take(Tokenize)) for engine in fleet.engines] == [0, 4]

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
-from ramify.messages import Finish, Generate, TextChunk
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Abort,
     ExportPrefix,
     Failed,
@@ -23,12 +21,14 @@ from ramify.ring_messages import (
     Transferred,
     TreeChange,
 )
+from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
+from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet import local
 from ramify.runtime.fleet.moves import MOST_LIMIT_S, MovePace, Need, choose
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.kv_transfer.files import ImageFolder
-from tests.fleet.test_rings import FakeRing, Fleet, asked
+from ramify.runtime.kv_transfer.files import SnapshotFolder
+from tests.fleet.test_fleet import FakeEngine, Fleet, asked
 
 PREFIX = tuple(range(1000))
 WHOLE = 992
@@ -74,41 +74,41 @@ class Moving(Fleet):
 
     def __init__(self, folder: Path, held: tuple[int, ...] = PREFIX, **options: Any) -> None:
         super().__init__(**options)
-        moves = self.fleet.mover
+        moves = self.fleet.connector
         assert moves is not None
         moves._later = self.timers
-        moves._store = ImageFolder(folder)
-        for ring in self.rings:
-            ring.page_bytes = PAGE_BYTES
+        moves._store = SnapshotFolder(folder)
+        for engine in self.engines:
+            engine.page_bytes = PAGE_BYTES
         ends = self.fleet._router._digests.page_ends(np.array(held, np.int32), "", 16)
-        self.rings[0].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+        self.engines[0].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
 
     def files(self) -> list[Path]:
-        moves = self.fleet.mover
+        moves = self.fleet.connector
         assert moves is not None
-        assert isinstance(moves._store, ImageFolder)
+        assert isinstance(moves._store, SnapshotFolder)
         return list(moves._store.path.iterdir())
 
     def exporting(self) -> ExportPrefix:
-        (message,) = self.rings[0].take(ExportPrefix)
-        Path(message.path).write_bytes(b"image")
+        (message,) = self.engines[0].take(ExportPrefix)
+        Path(message.path).write_bytes(b"KV snapshot")
         return message
 
     def exported(self, message: ExportPrefix) -> None:
         done = Transferred(tokens=WHOLE, bytes=62 * PAGE_BYTES)
-        self.rings[0].receive(Reply(rid=message.rid, transferred=done))
+        self.engines[0].receive(Reply(rid=message.rid, transferred=done))
 
     def imported(self, message: ExportPrefix) -> None:
         done = Transferred(tokens=WHOLE, bytes=62 * PAGE_BYTES)
-        self.rings[1].receive(Reply(rid=message.rid, transferred=done))
+        self.engines[1].receive(Reply(rid=message.rid, transferred=done))
 
     def sent(self) -> list[str]:
-        return [one.rid for one in self.rings[1].sent if isinstance(one, Generate)]
+        return [one.rid for one in self.engines[1].sent if isinstance(one, Generate)]
 
 
 @pytest.fixture
 def moving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
     place = Placement.place
     monkeypatch.setattr(
@@ -123,7 +123,7 @@ def test_a_request_waits_for_its_pages(moving: Moving) -> None:
     assert (len(message.ids), message.scope, message.skip) == (WHOLE, "", 0)
     assert not moving.sent()
     moving.exported(message)
-    assert moving.rings[1].take(ImportPrefix) == [ImportPrefix(rid=message.rid, path=message.path)]
+    assert moving.engines[1].take(ImportPrefix) == [ImportPrefix(rid=message.rid, path=message.path)]
     assert not moving.sent()
     before = moving.fleet._placement.work_of("1")
     moving.imported(message)
@@ -133,7 +133,7 @@ def test_a_request_waits_for_its_pages(moving: Moving) -> None:
     assert not moving.timers.due
     assert not moving.got, "the frontend hears nothing of it"
     chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
-    moving.rings[1].receive(StepText(chunks=(chunk,)))
+    moving.engines[1].receive(StepText(chunks=(chunk,)))
     assert moving.fleet._placement.work_of("1") == pytest.approx(0)
 
 
@@ -150,7 +150,7 @@ def test_siblings_wait_for_one_move(moving: Moving) -> None:
 
 def test_other_scopes_do_not_move(moving: Moving) -> None:
     moving.send(asked("a", 7, scope="mine"))
-    assert not moving.rings[0].take(ExportPrefix)
+    assert not moving.engines[0].take(ExportPrefix)
     assert moving.sent() == ["a"]
 
 
@@ -162,31 +162,31 @@ def test_after_a_refusal_the_request_computes(moving: Moving, when: str) -> None
         moving.exported(message)
     work = moving.fleet._placement.work_of("1")
     error = WorkerDied("no").to_info()
-    moving.rings[when == "import"].receive(Failed(rid=message.rid, error=error))
+    moving.engines[when == "import"].receive(Failed(rid=message.rid, error=error))
     assert moving.sent() == ["a"]
     assert moving.fleet._placement.work_of("1") == work
     assert not moving.files()
     assert not moving.got
 
 
-def test_a_replica_that_refuses_three_images_is_sent_no_more(moving: Moving) -> None:
-    wrong = InvalidRequest("The image cannot be used: it is of another model.")
+def test_a_replica_that_refuses_three_snapshots_is_sent_no_more(moving: Moving) -> None:
+    wrong = InvalidRequest("The KV snapshot cannot be used: it is of another model.")
     prompts = {
         rid: tuple(range(start, start + 320))
         for start, rid in zip(range(0, 2880, 320), "abcdefghi", strict=True)
     }
     for number, ids in enumerate(prompts.values()):
         ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
-        moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+        moving.engines[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
 
     def send(rid: str) -> list[Any]:
         moving.send(Generate(rid=rid, prompt=(prompts[rid],)))
-        return moving.rings[0].take(ExportPrefix)
+        return moving.engines[0].take(ExportPrefix)
 
     def refuse(rid: str, error: RamifyError) -> None:
         (message,) = send(rid)
         moving.exported(message)
-        moving.rings[1].receive(Failed(rid=message.rid, error=error.to_info()))
+        moving.engines[1].receive(Failed(rid=message.rid, error=error.to_info()))
 
     for rid in "ab":
         refuse(rid, wrong)
@@ -198,7 +198,7 @@ def test_a_replica_that_refuses_three_images_is_sent_no_more(moving: Moving) -> 
     assert send("h") == []
     assert moving.sent() == list("abcdefgh")
     moving.kill(1)
-    moving.rings[1].came_back()
+    moving.engines[1].came_back()
     assert send("i"), "it may be another one now"
 
 
@@ -210,7 +210,7 @@ def test_after_its_time_limit_the_request_computes(moving: Moving) -> None:
     moving.send(asked("b", 8))
     assert moving.sent() == ["a", "b"], "nothing waits for a move that is late"
     moving.exported(message)
-    assert not moving.rings[1].take(ImportPrefix)
+    assert not moving.engines[1].take(ImportPrefix)
     assert not moving.files()
     assert moving.sent() == ["a", "b"]
 
@@ -238,19 +238,19 @@ def test_requests_that_are_aborted_while_they_wait(moving: Moving) -> None:
         moving.send(asked(rid, ord(rid)))
     message = moving.exporting()
     moving.send(Abort(rid="a"))
-    assert not moving.rings[1].sent
+    assert not moving.engines[1].sent
     moving.exported(message)
-    moving.rings[1].take(ImportPrefix)
+    moving.engines[1].take(ImportPrefix)
     moving.imported(message)
-    assert [type(one) for one in moving.rings[1].sent] == [Generate, Abort, Generate], "in this order"
-    moving.rings[1].sent.clear()
+    assert [type(one) for one in moving.engines[1].sent] == [Generate, Abort, Generate], "in this order"
+    moving.engines[1].sent.clear()
     moving.send(asked("c", 99))
     moving.send(Abort(rid="c"))
-    assert [type(one) for one in moving.rings[1].sent] == [Generate, Abort]
+    assert [type(one) for one in moving.engines[1].sent] == [Generate, Abort]
 
 
 def test_without_room_nothing_moves(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ImageFolder, "room", lambda self: 10 * PAGE_BYTES)
+    monkeypatch.setattr(SnapshotFolder, "room", lambda self: 10 * PAGE_BYTES)
     moving.send(asked("a", 7))
     assert moving.sent() == ["a"]
 
@@ -259,8 +259,8 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
     other, third = PREFIX[::-1], PREFIX[500:] + PREFIX[:500]
     for number, ids in enumerate((other, third)):
         ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
-        moving.rings[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
-    monkeypatch.setattr("ramify.runtime.fleet.mover.MOST_BYTES", 100 * PAGE_BYTES)
+        moving.engines[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+    monkeypatch.setattr("ramify.runtime.fleet.kv_connector.MOST_BYTES", 100 * PAGE_BYTES)
 
     def send(rid: str, *ids: int) -> bool:
         """Whether it waits for pages."""
@@ -272,18 +272,18 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
     assert not send("b", *other, 7), "62 pages are on their way, and it has as many"
     moving.timers.due[0]()
     assert moving.sent() == ["b", "a"]
-    assert not send("c", *other, 8), "the source may write the first image still"
+    assert not send("c", *other, 8), "the source may write the first KV snapshot still"
     moving.exported(message)
-    monkeypatch.setattr("ramify.runtime.fleet.mover.MOST_BYTES", 10 * PAGE_BYTES)
+    monkeypatch.setattr("ramify.runtime.fleet.kv_connector.MOST_BYTES", 10 * PAGE_BYTES)
     assert send("d", *third, 9), "one alone may be larger"
 
 
 def test_room_is_counted_once(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images that are not written yet do not show in what is free."""
+    """KV snapshots that are not written yet do not show in what is free."""
     other = PREFIX[::-1]
     ends = moving.fleet._router._digests.page_ends(np.array(other, np.int32), "", 16)
-    moving.rings[0].receive(TreeChange(epoch=1, number=2, added=tuple(ends)))
-    monkeypatch.setattr(ImageFolder, "room", lambda self: 130 * PAGE_BYTES)
+    moving.engines[0].receive(TreeChange(epoch=1, number=2, added=tuple(ends)))
+    monkeypatch.setattr(SnapshotFolder, "room", lambda self: 130 * PAGE_BYTES)
     moving.send(asked("a", 7))
     moving.send(Generate(rid="b", prompt=((*other, 7),)))
     assert moving.sent() == ["b"]
@@ -312,14 +312,14 @@ def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving)
     )
 
     async def drain() -> None:
-        moves = moving.fleet.mover
+        moves = moving.fleet.connector
         assert moves is not None
         leaving = asyncio.ensure_future(moves.evacuate("0"))
         await asyncio.sleep(0)
-        (question,) = moving.rings[0].take(GetPrefixes)
-        moving.rings[0].receive(Reply(rid=question.rid, prefixes=held))
+        (question,) = moving.engines[0].take(GetPrefixes)
+        moving.engines[0].receive(Reply(rid=question.rid, prefixes=held))
         for prefix in (ids[0], ids[1], ids[2]):
-            while not any(isinstance(one, ExportPrefix) for one in moving.rings[0].sent):
+            while not any(isinstance(one, ExportPrefix) for one in moving.engines[0].sent):
                 await asyncio.sleep(0)
             message = moving.exporting()
             assert message.ids == prefix
@@ -328,18 +328,18 @@ def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving)
         await leaving
 
     asyncio.run(drain())
-    assert len(moving.rings[1].take(ImportPrefix)) == 3
+    assert len(moving.engines[1].take(ImportPrefix)) == 3
     assert moving.fleet._placement._homes == {"p": "1"}
     assert not moving.files()
 
 
 def test_a_replica_that_dies_while_it_drains_keeps_nobody_waiting(moving: Moving) -> None:
     async def drain() -> None:
-        moves = moving.fleet.mover
+        moves = moving.fleet.connector
         assert moves is not None
         leaving = asyncio.ensure_future(moves.evacuate("0"))
         await asyncio.sleep(0)
-        moving.rings[0].take(GetPrefixes)
+        moving.engines[0].take(GetPrefixes)
         moving.kill(0)
         await leaving
 
@@ -353,27 +353,27 @@ def test_a_replica_that_dies_while_it_drains_keeps_nobody_waiting(moving: Moving
 @pytest.fixture
 def roles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
     """The first of two replicas computes prompts."""
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
-    monkeypatch.setattr(FakeRing, "page_bytes", PAGE_BYTES)
+    monkeypatch.setattr(FakeEngine, "page_bytes", PAGE_BYTES)
     return Moving(tmp_path, prefill_replicas=1, held=())
 
 
 def prefill(roles: Moving) -> Generate:
-    (prompt,) = roles.rings[0].take(Generate)
+    (prompt,) = roles.engines[0].take(Generate)
     assert isinstance(prompt, Generate)
     return prompt
 
 
 def computed(roles: Moving, prompt: Generate, reason: Any = "length") -> None:
-    roles.rings[0].receive(StepText(chunks=(TextChunk(rid=prompt.rid, finish=Finish(reason=reason)),)))
+    roles.engines[0].receive(StepText(chunks=(TextChunk(rid=prompt.rid, finish=Finish(reason=reason)),)))
 
 
 def test_a_prompt_is_computed_on_one_replica_and_decoded_on_the_other(roles: Moving) -> None:
     roles.send(asked("a", 7, scope="s"))
     prompt = prefill(roles)
     assert (prompt.prompt, prompt.scope, prompt.sampling.max_tokens) == ((PREFIX[:WHOLE],), "s", 0)
-    assert not roles.rings[0].take(ExportPrefix)
+    assert not roles.engines[0].take(ExportPrefix)
     assert not roles.sent()
     computed(roles, prompt)
     assert roles.fleet._placement.work_of("0") == pytest.approx(0)
@@ -402,10 +402,10 @@ def test_a_prefill_that_is_late_is_given_up(roles: Moving) -> None:
     prompt = prefill(roles)
     roles.timers.due[0]()
     assert roles.sent() == ["a"]
-    assert roles.rings[0].take(Abort) == [Abort(rid=prompt.rid)]
+    assert roles.engines[0].take(Abort) == [Abort(rid=prompt.rid)]
     computed(roles, prompt, "abort")
-    assert not roles.rings[0].take(ExportPrefix)
-    assert not roles.fleet.mover._moves
+    assert not roles.engines[0].take(ExportPrefix)
+    assert not roles.fleet.connector._moves
     assert roles.fleet._placement.work_of("0") == pytest.approx(0)
 
 
@@ -413,8 +413,8 @@ def test_an_abort_ends_the_prefill(roles: Moving) -> None:
     roles.send(asked("a", 7))
     prompt = prefill(roles)
     roles.send(Abort(rid="a"))
-    assert [type(one) for one in roles.rings[1].sent] == [Generate, Abort]
-    assert roles.rings[0].take(Abort) == [Abort(rid=prompt.rid)]
+    assert [type(one) for one in roles.engines[1].sent] == [Generate, Abort]
+    assert roles.engines[0].take(Abort) == [Abort(rid=prompt.rid)]
 
 
 def test_without_its_partner_a_replica_does_both(roles: Moving) -> None:
@@ -425,7 +425,7 @@ def test_without_its_partner_a_replica_does_both(roles: Moving) -> None:
     assert roles.sent() == ["a"]
     roles.send(asked("b", 8))
     assert roles.sent() == ["a", "b"]
-    roles.rings[0].came_back()
+    roles.engines[0].came_back()
     roles.kill(1)
     roles.send(asked("c", 9))
     assert prefill(roles).rid == "c"
@@ -456,7 +456,7 @@ def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
     roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))
     prefill(roles)
     roles.kill(0)
-    roles.rings[0].came_back()
+    roles.engines[0].came_back()
     roles.send(Generate(rid="c", prompt=(PREFIX[1:],)))
     first, second, anew = roles.timers.seconds
     assert first == anew == MOST_LIMIT_S
@@ -464,8 +464,8 @@ def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
 
 
 def test_roles_need_pages_that_can_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
-    monkeypatch.setattr(FakeRing, "page_bytes", 0)
+    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
+    monkeypatch.setattr(FakeEngine, "page_bytes", 0)
     with pytest.raises(UnsupportedField, match="linear attention"):
         Fleet(prefill_replicas=1)
     with pytest.raises(ValueError, match="divided among ranks"):

@@ -1,4 +1,4 @@
-"""A request that kills whatever ring it is in fails, and those beside it lose nothing."""
+"""A request that kills whatever engine core it is in fails, and those beside it lose nothing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Abort, StepText
 from ramify.errors import WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
-from ramify.ring_messages import Abort, StepText
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.supervisor import RESTART_LIMIT, EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.runtime.frontend.supervisor import RESTART_LIMIT, RingSupervisor
 
 LENGTH = 100
 """Tokens of each output."""
 KILLS_AT = 40
 
 
-class Ring:
+class FakeEngine:
     """Says one token of each request at a step; a request whose prompt is (666,) kills it at `KILLS_AT`."""
 
-    def __init__(self, owner: RingSupervisor) -> None:
+    def __init__(self, owner: EngineSupervisor) -> None:
         self.pids: dict[str, int] = {}
         self.owner = owner
         self.said: dict[str, int] = {}
@@ -65,16 +65,16 @@ class Ring:
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("poisons", [1, 2])
 def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rings: list[Ring] = []
+    engines: list[FakeEngine] = []
 
-    async def start(self: RingSupervisor) -> None:
-        self._ring = Ring(self)  # type: ignore[assignment]
+    async def start(self: EngineSupervisor) -> None:
+        self._engine = FakeEngine(self)  # type: ignore[assignment]
         self.info: Any = SimpleNamespace(fingerprint="", page_size=16)
         self._running = True
-        rings.append(self._ring)  # type: ignore[arg-type]
+        engines.append(self._engine)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RingSupervisor, "_start_ring", start)
-    monkeypatch.setattr(RingSupervisor, "start", start)
+    monkeypatch.setattr(EngineSupervisor, "_start_engine", start)
+    monkeypatch.setattr(EngineSupervisor, "start", start)
     monkeypatch.setattr(Frontend, "max_prompt_tokens", 1000)
     rounds = 0
 
@@ -92,8 +92,8 @@ def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.
         while not all(task.done() for task in tasks + late):
             rounds += 1
             assert rounds < 100_000, "something waits for ever"
-            for ring in rings:
-                ring.step()
+            for engine in engines:
+                engine.step()
             if rounds % 50 == 0 and len(late) < 6:  # others come in meanwhile
                 late.append(asyncio.ensure_future(asked(frontend, f"late{rounds}", 7)))
             await asyncio.sleep(0)
@@ -104,4 +104,6 @@ def test_only_what_kills_fails(replicas: int, poisons: int, monkeypatch: pytest.
     found = asyncio.run(run())
     assert [type(one) for one in found[:poisons]] == [WorkerDied] * poisons
     assert found[poisons:] == [list(range(LENGTH))] * len(found[poisons:])
-    assert len(rings) > replicas + RESTART_LIMIT - 1, "rings died, and deaths with a known cause do not count"
+    assert len(engines) > replicas + RESTART_LIMIT - 1, (
+        "engine cores died, and deaths with a known cause do not count"
+    )

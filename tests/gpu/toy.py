@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder
@@ -20,7 +20,7 @@ from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.token_graphs import buckets
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 

@@ -13,6 +13,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile import keywords, policy
 from ramify.grammar.compile.child_jobs import Answer
@@ -25,7 +26,6 @@ from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.loop import wait
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from tests.grammar.test_compile_jobs import EXPONENTIAL, job_of, run
 from tests.grammar.vocabularies import CONTROL, STOP, compiled, mask_of, takes, tiny, tokenise
 

@@ -15,6 +15,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.grammar.compile.child_jobs import (
     Answer,
     CompileJobs,
@@ -28,7 +29,6 @@ from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
 from ramify.loop import wait
-from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from tests.grammar.vocabularies import accepts, tiny
 
 pytestmark = pytest.mark.slow

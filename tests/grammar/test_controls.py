@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ramify.constraint import with_controls as standing
+from ramify.engine_messages import CompileGrammar, GrammarReady
 from ramify.grammar.compile.job import answer
 from ramify.grammar.engine.controls import with_controls
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Matcher, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.tool_calls.formats import HARMONY
 from ramify.tool_calls.grammar import FREE, Tool, calls_or_answer

@@ -6,11 +6,11 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.grammar.compile.job import answer
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.ring_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
-from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
+from ramify.runtime.scheduler.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 
 A, B, C = (constraint.choices([letter]) for letter in "abc")

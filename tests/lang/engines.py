@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from ramify.engine_messages import Submit
 from ramify.lang.backends.base import Backend
 from ramify.messages import Generate, ModelInfo, TextChunk, Usage
-from ramify.ring_messages import Submit
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams

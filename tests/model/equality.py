@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ramify.ring_messages import LoadLora
+from ramify.engine_messages import LoadLora
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model

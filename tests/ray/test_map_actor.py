@@ -26,7 +26,7 @@ def ask(s, question):
 
 def gave_up(request: Any) -> str:
     if request.prompt[0] == "last":
-        raise EngineClosed("The ring died four times within a minute.")
+        raise EngineClosed("The engine core died four times within a minute.")
     return "yes"
 
 
@@ -49,7 +49,7 @@ def run_actor(folder: str) -> None:
         os._exit(3)  # also where an error got here
 
 
-def test_an_actor_whose_ring_has_given_up_ends_and_keeps_its_rows(tmp_path: Path) -> None:
+def test_an_actor_whose_engine_has_given_up_ends_and_keeps_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     process = multiprocessing.get_context("spawn").Process(target=run_actor, args=(str(tmp_path),))
     process.start()

@@ -18,8 +18,8 @@ from ramify.ray.fleet import ListedFleet
 from ramify.ray.installed import require
 from ramify.ray.options import read_options
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.processes.chunks import joined
 from ramify.sampling_params import SamplingParams
 from tests.ray.waiting import wait_until
 from tests.runtime.tiny import write_tiny
@@ -33,7 +33,7 @@ numbers = itertools.count()
 
 
 class Replicas:
-    """Two replicas, a frontend, and the bytes of the images that passed between them."""
+    """Two replicas, a frontend, and the bytes of the KV snapshots that passed between them."""
 
     def __init__(self, ray: Any, serve: Any, folder: Path) -> None:
         from ramify.ray.app import HandleTransport, replicas
@@ -45,14 +45,14 @@ class Replicas:
         handle = serve.run(
             replicas(self.deployment), name=NAME, route_prefix=None, external_scaler_enabled=True
         )
-        self.images: list[Any] = []
+        self.snapshots: list[Any] = []
         self.damaged = False
         watch = self._watched
 
         class Watched(HandleTransport):
             async def export(self, *arguments: Any) -> tuple[bytes, Any]:
-                answer, image = await super().export(*arguments)
-                return answer, watch(image)
+                answer, snapshot = await super().export(*arguments)
+                return answer, watch(snapshot)
 
         fleet = functools.partial(
             ListedFleet,
@@ -64,12 +64,12 @@ class Replicas:
         wait(self.frontend.start())
         wait_until(lambda: len(self.up) == 2, 60)
 
-    def _watched(self, image: Any) -> Any:
-        (data,) = self._ray.get(image)
-        self.images.append(data)
+    def _watched(self, snapshot: Any) -> Any:
+        (data,) = self._ray.get(snapshot)
+        self.snapshots.append(data)
         if self.damaged:
-            image = [self._ray.put(data[:-1] + bytes([data[-1] ^ 1]))]
-        return image
+            snapshot = [self._ray.put(data[:-1] + bytes([data[-1] ^ 1]))]
+        return snapshot
 
     @property
     def up(self) -> list[str]:
@@ -100,7 +100,7 @@ class Replicas:
 
     def told(self, name: str) -> None:
         """Wait until the frontend knows of pages that the replica `name` holds."""
-        fleet: Any = self.frontend._ring
+        fleet: Any = self.frontend._engine
         wait_until(lambda: fleet._placement._index._trees[name].digests, 60)
 
     def stats(self, name: str) -> Any:
@@ -144,12 +144,12 @@ def test_a_prompt_is_cached_on_the_replica_to_which_it_is_moved(
     assert (computed.usage.cached_tokens, moved.usage.cached_tokens) == (0, WHOLE)
     assert moved.text == computed.text
     assert replicas.stats(first).exported_tokens == replicas.stats(second).imported_tokens == WHOLE
-    (image,) = replicas.images
-    assert isinstance(image, bytes)
-    assert image.startswith(b"RMFYKVIM")
+    (snapshot,) = replicas.snapshots
+    assert isinstance(snapshot, bytes)
+    assert snapshot.startswith(b"RMFYKVIM")
 
 
-def test_a_damaged_image_is_refused_and_its_request_computes(
+def test_a_damaged_snapshot_is_refused_and_its_request_computes(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = replicas.up

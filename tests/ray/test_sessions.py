@@ -1,4 +1,5 @@
-"""Sessions between frontends and replicas without Ray: a fake ring behind each, and calls in this process."""
+"""Sessions between frontends and replicas without Ray: a fake engine core behind each, and calls in this
+process."""
 
 from __future__ import annotations
 
@@ -11,15 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.errors import EngineError, UnsupportedField, WorkerDied
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk
-from ramify.ray import host, listed
-from ramify.ray.fleet import ListedFleet
-from ramify.ray.host import RingHost
-from ramify.ray.images import RemoteImages
-from ramify.ray.ring import RemoteRing
-from ramify.ray.wire import NoSession, decode_item, encode_message, session_id
-from ramify.ring_messages import (
+from ramify.engine_messages import (
     Abort,
     EndProgram,
     Failed,
@@ -32,8 +25,16 @@ from ramify.ring_messages import (
     TreeChange,
     UnloadLora,
 )
+from ramify.errors import EngineError, UnsupportedField, WorkerDied
+from ramify.messages import Finish, Generate, ModelInfo, TextChunk
+from ramify.ray import host, listed
+from ramify.ray.fleet import ListedFleet
+from ramify.ray.host import EngineHost
+from ramify.ray.remote_engine import RemoteEngine
+from ramify.ray.snapshots import RemoteSnapshots
+from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.ring import HEARTBEAT, SILENT_S, RingEvents
+from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents
 
 INFO = ModelInfo(
     name="m",
@@ -52,8 +53,8 @@ INFO = ModelInfo(
 PAGE_BYTES = 16 * 22_500
 
 
-class FakeRing:
-    """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
+class FakeEngine:
+    """A `EngineSupervisor` without an engine core: `sent` is what would have gone into it."""
 
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
@@ -87,7 +88,7 @@ class FakeRing:
         return [one.rid.rpartition("/")[2] for one in self.sent if isinstance(one, kind)]
 
     def of(self, rid: str) -> str:
-        """The id in the ring of the last message whose id is `rid` to its frontend."""
+        """The id in the engine core of the last message whose id is `rid` to its frontend."""
         found: list[str] = [getattr(one, "rid", "") for one in self.sent]
         return [one for one in found if one.rpartition("/")[2] == rid][-1]
 
@@ -96,17 +97,17 @@ class Calls:
     """A `Transport` within this process."""
 
     def __init__(self) -> None:
-        self.hosts: dict[str, RingHost] = {}
+        self.hosts: dict[str, EngineHost] = {}
         self.killed: dict[str, asyncio.Event] = {}
         self.lose = 0
         """Calls that fail."""
 
-    async def add(self, name: str) -> FakeRing:
-        self.hosts[name] = made = RingHost(EngineConfig(), FakeRing)
+    async def add(self, name: str) -> FakeEngine:
+        self.hosts[name] = made = EngineHost(EngineConfig(), FakeEngine)
         self.killed[name] = asyncio.Event()
         await made.start()
-        ring: FakeRing = made._ring
-        return ring
+        engine: FakeEngine = made._engine
+        return engine
 
     async def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         items = self.hosts[replica].session(session)
@@ -141,8 +142,8 @@ class Calls:
             raise NoSession
         return found
 
-    async def import_(self, replica: str, session: str, message: bytes, image: Any) -> bytes:
-        found = await self.hosts[replica].import_(session, message, image)
+    async def import_(self, replica: str, session: str, message: bytes, snapshot: Any) -> bytes:
+        found = await self.hosts[replica].import_(session, message, snapshot)
         if self.killed[replica].is_set() or found is None:
             raise NoSession
         return found
@@ -161,11 +162,11 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Reader:
-    """One frontend's session with a `RingHost`."""
+    """One frontend's session with a `EngineHost`."""
 
-    def __init__(self, ring_host: RingHost, name: str) -> None:
+    def __init__(self, engine_host: EngineHost, name: str) -> None:
         self.got: list[Any] = []
-        self.host, self.name = ring_host, name
+        self.host, self.name = engine_host, name
         self.number = 0
         self.task = asyncio.ensure_future(self._read())
 
@@ -180,22 +181,23 @@ class Reader:
         )
 
 
-async def opened(calls: Calls, *names: str) -> tuple[FakeRing, list[Reader]]:
-    ring = await calls.add("a")
-    readers = [Reader(calls.hosts["a"], name) for name in names]
+async def opened(calls: Calls, *frontends: str) -> tuple[FakeEngine, list[Reader]]:
+    """An engine core, and the first session of each frontend."""
+    engine = await calls.add("a")
+    readers = [Reader(calls.hosts["a"], session_id(name, 0)) for name in frontends]
     await until(lambda: all(reader.got for reader in readers))
-    return ring, readers
+    return engine, readers
 
 
 async def test_each_frontend_gets_the_chunks_of_its_own_requests() -> None:
-    ring, (one, two) = await opened(Calls(), "one", "two")
+    engine, (one, two) = await opened(Calls(), "one", "two")
     ends = [one.send(Generate(rid="1")), two.send(Generate(rid="2"))]
-    await until(lambda: ring.rids() == ["1", "2"])
+    await until(lambda: engine.rids() == ["1", "2"])
     chunks = tuple(
-        TextChunk(rid=ring.of(rid), text=rid, ids=(1,), finish=Finish(reason="stop")) for rid in "12"
+        TextChunk(rid=engine.of(rid), text=rid, ids=(1,), finish=Finish(reason="stop")) for rid in "12"
     )
-    ring.receive(StepText(chunks=chunks))
-    ring.receive(TreeChange(epoch=1, number=1, added=(5,)))
+    engine.receive(StepText(chunks=chunks))
+    engine.receive(TreeChange(epoch=1, number=1, added=(5,)))
     assert await asyncio.gather(*ends) == [True, True], "the calls last as long as the requests"
     await until(lambda: len(one.got) == len(two.got) == 3)
     assert [one.got[1].chunks[0].text, two.got[1].chunks[0].text] == ["1", "2"]
@@ -203,58 +205,58 @@ async def test_each_frontend_gets_the_chunks_of_its_own_requests() -> None:
 
 
 async def test_calls_that_overtake_one_another_arrive_in_order() -> None:
-    ring, (one,) = await opened(Calls(), "one")
+    engine, (one,) = await opened(Calls(), "one")
     await one.send(Abort(rid="1"), number=2)
     await one.send(EndProgram(program="p"), number=3)
-    assert ring.sent == []
+    assert engine.sent == []
     ended = one.send(Generate(rid="1"), number=1)
-    await until(lambda: ring.sent)
-    assert [type(message) for message in ring.sent] == [Generate, Abort, EndProgram]
-    ring.say("1", "", last=True)
+    await until(lambda: engine.sent)
+    assert [type(message) for message in engine.sent] == [Generate, Abort, EndProgram]
+    engine.say("1", "", last=True)
     await ended
 
 
 async def test_a_frontend_that_goes_away_leaves_nothing_running() -> None:
-    ring, (one, two) = await opened(Calls(), "one", "two")
+    engine, (one, two) = await opened(Calls(), "one", "two")
     for reader, rid in ((one, "1"), (two, "2")):
         reader.send(Generate(rid=rid))
         reader.send(LoadLora(rid=f"load-{rid}", name="lora", path="/p"))
         await until(lambda reader=reader: reader.number == 2)
         if reader is one:
-            await until(lambda: ring.rids(LoadLora) == ["load-1"])
-            ring.receive(Reply(rid=ring.of("load-1"), lora="r"))
+            await until(lambda: engine.rids(LoadLora) == ["load-1"])
+            engine.receive(Reply(rid=engine.of("load-1"), lora="r"))
     await until(lambda: two.got[1:] == [Reply(rid="load-2", lora="r")])
-    assert ring.rids(LoadLora) == ["load-1"], "the second frontend has found it loaded"
+    assert engine.rids(LoadLora) == ["load-1"], "the second frontend has found it loaded"
     one.task.cancel()
-    await until(lambda: ring.rids(Abort) == ["1"])
-    assert not ring.rids(UnloadLora), "the other frontend has it still"
+    await until(lambda: engine.rids(Abort) == ["1"])
+    assert not engine.rids(UnloadLora), "the other frontend has it still"
     two.task.cancel()
-    await until(lambda: ring.rids(Abort) == ["1", "2"])
-    assert [one.name for one in ring.sent if isinstance(one, UnloadLora)] == ["lora"]
+    await until(lambda: engine.rids(Abort) == ["1", "2"])
+    assert [one.name for one in engine.sent if isinstance(one, UnloadLora)] == ["lora"]
 
 
 async def test_an_adapter_that_is_loaded_for_a_frontend_that_is_gone_is_unloaded() -> None:
-    ring, (one,) = await opened(Calls(), "one")
+    engine, (one,) = await opened(Calls(), "one")
     one.send(LoadLora(rid="load", name="lora", path="/p"))
-    await until(lambda: ring.rids(LoadLora) == ["load"])
+    await until(lambda: engine.rids(LoadLora) == ["load"])
     one.task.cancel()
     await asyncio.gather(one.task, return_exceptions=True)
-    ring.receive(Reply(rid=ring.of("load"), lora="r"))
-    await until(lambda: [each.name for each in ring.sent if isinstance(each, UnloadLora)] == ["lora"])
+    engine.receive(Reply(rid=engine.of("load"), lora="r"))
+    await until(lambda: [each.name for each in engine.sent if isinstance(each, UnloadLora)] == ["lora"])
 
 
 async def test_a_silent_frontend_is_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(host, "time", types.SimpleNamespace(monotonic=lambda: now))
-    ring, (one, two) = await opened(Calls(), "one", "two")
+    engine, (one, two) = await opened(Calls(), "one", "two")
     one.send(Generate(rid="1"))
-    await until(lambda: ring.rids() == ["1"])
+    await until(lambda: engine.rids() == ["1"])
     now += SILENT_S + 1
     two.send(GetStats(rid=HEARTBEAT))
     await until(lambda: calls_heard(two))
-    ring.receive(Reply(rid=HEARTBEAT))
-    await until(lambda: ring.rids(Abort) == ["1"])
-    assert ring.rids(GetStats) == [], "heartbeats stay outside"
+    engine.receive(Reply(rid=HEARTBEAT))
+    await until(lambda: engine.rids(Abort) == ["1"])
+    assert engine.rids(GetStats) == [], "heartbeats stay outside"
     await one.task
     assert not two.task.done()
     two.task.cancel()
@@ -265,12 +267,12 @@ def calls_heard(reader: Reader) -> bool:
 
 
 async def test_clients_may_give_the_ids_of_heartbeats_and_of_other_frontends_requests() -> None:
-    ring, (one, two) = await opened(Calls(), "one", "two")
+    engine, (one, two) = await opened(Calls(), "one", "two")
     ends = [reader.send(Generate(rid="heartbeat")) for reader in (one, two)]
-    await until(lambda: ring.rids() == ["heartbeat"] * 2)
-    first, second = (message.rid for message in ring.sent)
-    ring.receive(Failed(rid=second, error=EngineError("no").to_info()))
-    ring.receive(StepText(chunks=(TextChunk(rid=first, text="x", finish=Finish(reason="stop")),)))
+    await until(lambda: engine.rids() == ["heartbeat"] * 2)
+    first, second = (message.rid for message in engine.sent)
+    engine.receive(Failed(rid=second, error=EngineError("no").to_info()))
+    engine.receive(StepText(chunks=(TextChunk(rid=first, text="x", finish=Finish(reason="stop")),)))
     assert await asyncio.gather(*ends) == [True, True]
     await until(lambda: len(one.got) == len(two.got) == 2)
     assert one.got[1].chunks[0].rid == two.got[1].rid == "heartbeat"
@@ -281,19 +283,19 @@ async def test_clients_may_give_the_ids_of_heartbeats_and_of_other_frontends_req
 
 async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
     """A stream that breaks on the frontend's side alone leaves its session behind on the replica."""
-    ring, (old, other) = await opened(Calls(), session_id("f", 0), session_id("g", 0))
+    engine, (old, other) = await opened(Calls(), "f", "g")
     old.send(Generate(rid="r"))
     other.send(Generate(rid="s"))
-    await until(lambda: ring.rids() == ["r", "s"])
+    await until(lambda: engine.rids() == ["r", "s"])
     new = Reader(old.host, session_id("f", 1))
     await until(lambda: new.got)
-    assert ring.rids(Abort) == ["r"]
-    before = ring.of("r")
+    assert engine.rids(Abort) == ["r"]
+    before = engine.of("r")
     await old.task
     ended = new.send(Generate(rid="r"))
-    await until(lambda: ring.rids() == ["r", "s", "r"])
-    ring.receive(StepText(chunks=(TextChunk(rid=before, text="late", finish=Finish(reason="abort")),)))
-    ring.say("r", "again", last=True)
+    await until(lambda: engine.rids() == ["r", "s", "r"])
+    engine.receive(StepText(chunks=(TextChunk(rid=before, text="late", finish=Finish(reason="abort")),)))
+    engine.say("r", "again", last=True)
     assert await ended
     await until(lambda: len(new.got) == 2)
     assert new.got[1].chunks[0].text == "again"
@@ -302,14 +304,32 @@ async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
         reader.task.cancel()
 
 
-async def test_a_ring_that_is_gone_fails_the_health_check() -> None:
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+async def test_of_sessions_that_wait_for_the_engine_only_the_newest_lives(numbers: tuple[int, int]) -> None:
+    """Both were opened while the engine core was down; the calls may overtake one another."""
     calls = Calls()
-    ring = await calls.add("a")
+    engine = await calls.add("a")
+    engine.died(WorkerDied("dead"))
+    readers = {number: Reader(calls.hosts["a"], session_id("f", number)) for number in numbers}
+    await asyncio.sleep(0)
+    engine.restarted()
+    await readers[0].task
+    await until(lambda: readers[1].got)
+    assert readers[0].got[-1] == Goodbye(reason="The frontend has a newer session.")
+    engine.receive(TreeChange(epoch=1, number=1, added=(5,)))
+    await until(lambda: len(readers[1].got) == 2)
+    assert not await calls.hosts["a"].send(readers[0].name, 1, encode_message(GetTree()))
+    readers[1].task.cancel()
+
+
+async def test_an_engine_that_is_gone_fails_the_health_check() -> None:
+    calls = Calls()
+    engine = await calls.add("a")
     calls.hosts["a"].check()
-    ring.heartbeat_age_s = SILENT_S + 1
+    engine.heartbeat_age_s = SILENT_S + 1
     with pytest.raises(EngineError, match="silent"):
         calls.hosts["a"].check()
-    ring.gave_up(EngineError("no more"))
+    engine.gave_up(EngineError("no more"))
     with pytest.raises(EngineError, match="no more"):
         calls.hosts["a"].check()
 
@@ -317,18 +337,18 @@ async def test_a_ring_that_is_gone_fails_the_health_check() -> None:
 async def test_what_is_no_message_is_refused() -> None:
     _, (one,) = await opened(Calls(), "one")
     wrong = msgspec.msgpack.encode({"type": "Generate", "rid": "wrong", "scope": 7})
-    assert await one.host.send("one", 1, wrong)
+    assert await one.host.send(one.name, 1, wrong)
     await until(lambda: len(one.got) == 2)
     assert isinstance(one.got[1], Failed)
     assert (one.got[1].rid, "scope" in one.got[1].error.message) == ("wrong", True)
     one.task.cancel()
 
 
-# --- a frontend's ring --------------------------------------------------------------------------
+# --- a frontend's engine core --------------------------------------------------------------------------
 
 
 class Events:
-    """What a `RemoteRing` has told its fleet."""
+    """What a `RemoteEngine` has told its fleet."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -341,54 +361,54 @@ class Events:
         self.returns += 1
 
     @property
-    def events(self) -> RingEvents:
-        return RingEvents(self.got.append, self._died, self._restarted, lambda error: None)
+    def events(self) -> EngineEvents:
+        return EngineEvents(self.got.append, self._died, self._restarted, lambda error: None)
 
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.ray.ring.RETRY_S", 0)
+    monkeypatch.setattr("ramify.ray.remote_engine.RETRY_S", 0)
 
 
 @pytest.mark.usefixtures("no_pauses")
-async def test_a_ring_that_restarts_begins_a_new_session() -> None:
+async def test_an_engine_that_restarts_begins_a_new_session() -> None:
     calls, events = Calls(), Events()
-    ring = await calls.add("a")
-    remote = RemoteRing("a", calls, RemoteImages(), events.events)
+    engine = await calls.add("a")
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
     await remote.start()
     assert remote.info == INFO
-    await until(lambda: ring.sent == [GetTree()])
+    await until(lambda: engine.sent == [GetTree()])
     remote.send(Generate(rid="1"))
-    await until(lambda: ring.rids() == ["1"])
-    ring.died(WorkerDied("dead"))
+    await until(lambda: engine.rids() == ["1"])
+    engine.died(WorkerDied("dead"))
     await until(lambda: events.deaths == 1)
     assert remote.restarting
-    ring.say("1", "late")
+    engine.say("1", "late")
     remote.send(Generate(rid="2"))
-    ring.restarted()
+    engine.restarted()
     await until(lambda: events.returns == 1)
-    ring.say("1", "later")
+    engine.say("1", "later")
     remote.send(Generate(rid="3"))
-    await until(lambda: ring.rids() == ["1", "3"])
+    await until(lambda: engine.rids() == ["1", "3"])
     assert events.got == [], "nothing of a request that goes on elsewhere"
     await remote.aclose()
-    await until(lambda: ring.rids(Abort) == ["3"])
+    await until(lambda: engine.rids(Abort) == ["3"])
 
 
 async def test_a_handler_that_raises_does_not_end_the_session() -> None:
     calls, events = Calls(), Events()
-    ring = await calls.add("a")
+    engine = await calls.add("a")
 
     def receive(message: Any) -> None:
         events.got.append(message)
         if len(events.got) == 1:
             raise ValueError("a bug")
 
-    remote = RemoteRing("a", calls, RemoteImages(), events.events._replace(receive=receive))
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events._replace(receive=receive))
     await remote.start()
     changes = [TreeChange(epoch=1, number=number, added=(number,)) for number in (1, 2)]
     for change in changes:
-        ring.receive(change)
+        engine.receive(change)
     await until(lambda: events.got == changes)
     assert not events.deaths
     await remote.aclose()
@@ -397,15 +417,15 @@ async def test_a_handler_that_raises_does_not_end_the_session() -> None:
 @pytest.mark.usefixtures("no_pauses")
 async def test_a_lost_call_ends_the_session() -> None:
     calls, events = Calls(), Events()
-    ring = await calls.add("a")
-    remote = RemoteRing("a", calls, RemoteImages(), events.events)
+    engine = await calls.add("a")
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
     await remote.start()
     remote.send(Generate(rid="1"))
-    await until(lambda: ring.rids() == ["1"])
+    await until(lambda: engine.rids() == ["1"])
     calls.lose = 1
     remote.send(Abort(rid="1"))
     await until(lambda: events.deaths == 1 and events.returns == 1)
-    assert ring.rids(Abort) == ["1"], "by the replica"
+    assert engine.rids(Abort) == ["1"], "by the replica"
     await remote.aclose()
 
 
@@ -421,7 +441,7 @@ async def test_messages_about_a_request_are_no_part_of_it() -> None:
 
     calls = Watched()
     await calls.add("a")
-    remote = RemoteRing("a", calls, RemoteImages(), Events().events)
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), Events().events)
     await remote.start()
     request.set("some client's")
     remote.send(Abort(rid="1"))
@@ -451,12 +471,12 @@ class Fleet:
             gave_up=lambda error: None,
         )
 
-    async def start(self) -> dict[str, FakeRing]:
-        rings = {name: await self.calls.add(name) for name in "ab"}
+    async def start(self) -> dict[str, FakeEngine]:
+        engines = {name: await self.calls.add(name) for name in "ab"}
         self.listed.update(["a", "b"])
         await self.fleet.start()
         await until(lambda: self.up == ["a", "b"])
-        return rings
+        return engines
 
     @property
     def up(self) -> list[str]:
@@ -468,11 +488,11 @@ class Fleet:
 
 async def test_a_killed_replica_loses_its_requests_to_others() -> None:
     fleet = Fleet()
-    rings = await fleet.start()
+    engines = await fleet.start()
     for index in range(4):
         fleet.place(f"r{index}", 100 * index)
-    await until(lambda: sum(len(ring.rids()) for ring in rings.values()) == 4)
-    of_a = rings["a"].rids()
+    await until(lambda: sum(len(engine.rids()) for engine in engines.values()) == 4)
+    of_a = engines["a"].rids()
     assert len(of_a) == 2, "placement by least work"
     fleet.calls.killed["a"].set()
     await until(lambda: fleet.lost == [of_a])
@@ -488,16 +508,16 @@ async def test_a_killed_replica_loses_its_requests_to_others() -> None:
 
 async def test_a_replica_that_is_not_listed_any_more_drains() -> None:
     fleet = Fleet()
-    rings = await fleet.start()
+    engines = await fleet.start()
     fleet.place("r", 0)
-    await until(lambda: rings["a"].rids() == ["r"])
+    await until(lambda: engines["a"].rids() == ["r"])
     replica = types.SimpleNamespace(replica_id=types.SimpleNamespace(unique_id="a"))
     fleet.listed.update(["b"])
     await until(lambda: fleet.fleet.replicas["a"].draining)
     assert fleet.listed.kept([replica], ["b"]) == [replica], "calls about its requests still get there"
     fleet.place("s", 0)
-    await until(lambda: rings["b"].rids() == ["s"])
-    rings["a"].say("r", "text", last=True)
+    await until(lambda: engines["b"].rids() == ["s"])
+    engines["a"].say("r", "text", last=True)
     await until(lambda: list(fleet.fleet.replicas) == ["b"])
     assert fleet.got[-1].chunks[0].text == "text"
     assert fleet.lost in ([], [[]]), "it has ended there"
@@ -507,12 +527,12 @@ async def test_a_replica_that_is_not_listed_any_more_drains() -> None:
 
 async def test_what_does_not_end_in_time_goes_on_elsewhere() -> None:
     fleet = Fleet(drain_s=0.0)
-    rings = await fleet.start()
+    engines = await fleet.start()
     fleet.place("r", 0)
-    await until(lambda: rings["a"].rids() == ["r"])
+    await until(lambda: engines["a"].rids() == ["r"])
     fleet.listed.update(["b"])
     await until(lambda: ["r"] in fleet.lost)
-    await until(lambda: rings["a"].rids(Abort) == ["r"])
+    await until(lambda: engines["a"].rids(Abort) == ["r"])
     await fleet.fleet.aclose()
 
 
@@ -528,7 +548,7 @@ async def test_replicas_are_added_and_stopped_by_ray_alone() -> None:
 
 async def test_without_replicas_requests_wait() -> None:
     fleet = Fleet()
-    rings = await fleet.start()
+    engines = await fleet.start()
     assert fleet.fleet.max_prompt_tokens == 98
     fleet.listed.update([])
     await until(lambda: not fleet.fleet.replicas)
@@ -536,7 +556,7 @@ async def test_without_replicas_requests_wait() -> None:
     assert fleet.fleet.restarting
     fleet.place("r", 0)
     fleet.listed.update(["a"])
-    await until(lambda: rings["a"].rids() == ["r"])
+    await until(lambda: engines["a"].rids() == ["r"])
     await fleet.fleet.aclose()
 
 

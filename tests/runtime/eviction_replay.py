@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.ring_messages import Submit
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.programs import Programs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 

@@ -8,7 +8,7 @@ import pytest
 
 from ramify.runtime import cores
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.shares import shares
+from ramify.runtime.processes.shares import shares
 
 
 def test_they_are_those_of_the_affinity() -> None:

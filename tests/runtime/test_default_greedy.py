@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
@@ -98,7 +98,7 @@ def test_scheduled(
         assert local.cache.counts().evicted > 0
 
 
-def test_through_the_ring(expected: list[Greedy], prompts: list[list[int]]) -> None:
+def test_through_the_engine(expected: list[Greedy], prompts: list[list[int]]) -> None:
     segments = [(tuple(prompt),) for prompt in prompts]
     with Engine(dtype="float32") as engine:
         for round_ in range(2):  # cold, then from the cache

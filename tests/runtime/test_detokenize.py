@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from ramify.engine_messages import StepOutput, TokenChunk
 from ramify.messages import Finish, TokenLogprobs
-from ramify.ring_messages import StepOutput, TokenChunk
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.processes.text_stream import REPLACEMENT, TextStream
 from ramify.sampling_params import SamplingParams

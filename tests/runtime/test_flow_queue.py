@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ramify.engine_messages import Abort, EndProgram, FlushCache, GetStats
 from ramify.messages import Generate, Message, ProgramHint
-from ramify.ring_messages import Abort, EndProgram, FlushCache, GetStats
 from ramify.runtime.processes.flow_queue import FlowQueue
 
 

@@ -1,4 +1,5 @@
-"""The engine's life without its processes: closed before the start, and a ring that cannot be replaced."""
+"""The engine's life without its processes: closed before the start, and an engine core that cannot be
+replaced."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.engine_messages import Abort, Failed, GetStats, StepText
 from ramify.errors import (
     EngineClosed,
     EngineError,
@@ -23,12 +25,11 @@ from ramify.errors import (
     WorkerDied,
 )
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
-from ramify.ring_messages import Abort, Failed, GetStats, StepText
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.sampling_params import SamplingParams
 
 
@@ -48,61 +49,61 @@ def test_an_engine_that_was_closed_before_its_start_does_not_start(
     assert not started
 
 
-def supervisor(**callbacks: Any) -> RingSupervisor:
-    """One without a ring."""
+def supervisor(**callbacks: Any) -> EngineSupervisor:
+    """One without an engine core."""
     usual: dict[str, Any] = {
         "receive": lambda message: None,
         "died": lambda error: False,
         "restarted": lambda: None,
         "gave_up": lambda error: None,
     }
-    return RingSupervisor(EngineConfig(), None, **(usual | callbacks))
+    return EngineSupervisor(EngineConfig(), None, **(usual | callbacks))
 
 
 def test_any_error_in_a_restart_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fails(self: RingSupervisor) -> None:
+    async def fails(self: EngineSupervisor) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(RingSupervisor, "_start_ring", fails)
+    monkeypatch.setattr(EngineSupervisor, "_start_engine", fails)
     told: list[EngineError] = []
-    ring = supervisor(name="7", gave_up=told.append)
+    engine = supervisor(name="7", gave_up=told.append)
 
     async def restart() -> None:
-        ring._running = True
-        ring._worker_died("scheduler")
-        assert ring._restart is not None
-        await asyncio.wait([ring._restart])
+        engine._running = True
+        engine._worker_died("scheduler")
+        assert engine._restart is not None
+        await asyncio.wait([engine._restart])
 
     asyncio.run(restart())
     assert "no more processes" in str(told[0])
     assert all(line.startswith("replica 7: ") for line in caplog.messages)
     assert "The scheduler process died" in caplog.messages[0]
-    assert not ring.restarting
+    assert not engine.restarting
 
 
 @pytest.mark.parametrize(("deaths", "closes"), [(1, False), (2, False), (3, True)])
-def test_a_ring_that_dies_while_starting_is_started_once_more(
+def test_an_engine_that_dies_while_starting_is_started_once_more(
     deaths: int, closes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts: list[int] = []
 
-    async def start(self: RingSupervisor) -> None:
+    async def start(self: EngineSupervisor) -> None:
         starts.append(1)
         if len(starts) <= deaths:
             raise WorkerDied("The scheduler process ended with code -9 while starting.")
 
-    monkeypatch.setattr(RingSupervisor, "_start_ring", start)
+    monkeypatch.setattr(EngineSupervisor, "_start_engine", start)
     told: list[EngineError] = []
     restarted: list[bool] = []
-    ring = supervisor(gave_up=told.append, restarted=lambda: restarted.append(True))
+    engine = supervisor(gave_up=told.append, restarted=lambda: restarted.append(True))
 
     async def restart() -> None:
-        ring._running = True
-        ring._worker_died("scheduler")
-        assert ring._restart is not None
-        await asyncio.wait([ring._restart])
+        engine._running = True
+        engine._worker_died("scheduler")
+        assert engine._restart is not None
+        await asyncio.wait([engine._restart])
 
     asyncio.run(restart())
     assert len(starts) == min(deaths + 1, 3)
@@ -117,7 +118,7 @@ def test_a_ring_that_dies_while_starting_is_started_once_more(
 
 
 class _Sockets:
-    """A ring's end that refuses what msgpack refuses, and the ids in `breaks`."""
+    """An engine core's end that refuses what msgpack refuses, and the ids in `breaks`."""
 
     def __init__(self, breaks: str = "") -> None:
         self.breaks = breaks
@@ -131,17 +132,17 @@ class _Sockets:
 
 
 def test_a_text_that_cannot_be_sent_is_refused_while_a_suspect_runs_alone() -> None:
-    ring = supervisor()
+    engine = supervisor()
     sockets = _Sockets(breaks="b")
-    ring._ring = sockets  # type: ignore[assignment]
-    ring.send_alone(Generate(rid="suspect", prompt=("Q",)))
-    ring.send(Generate(rid="a", prompt=("Q",)))
+    engine._engine = sockets  # type: ignore[assignment]
+    engine.send_alone(Generate(rid="suspect", prompt=("Q",)))
+    engine.send(Generate(rid="a", prompt=("Q",)))
     with pytest.raises(UnicodeEncodeError):
-        ring.send(Generate(rid="bad", prompt=("\ud800",)))
+        engine.send(Generate(rid="bad", prompt=("\ud800",)))
     for rid in "bc":
-        ring.send(Generate(rid=rid, prompt=("Q",)))
+        engine.send(Generate(rid=rid, prompt=("Q",)))
     assert sockets.sent == ["suspect"]
-    ring.end_alone()
+    engine.end_alone()
     assert sockets.sent == ["suspect", "a", "c"], "one that fails keeps none behind it"
 
 
@@ -151,7 +152,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[Frontend, li
     frontend = Frontend(EngineConfig(max_running=8, **config))
     monkeypatch.setattr(frontend, "_closed", None)
     sent: list[Any] = []
-    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    monkeypatch.setattr(frontend._engine, "send", sent.append)
     return frontend, sent
 
 

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from tokenizers import pre_tokenizers
 
+from ramify.engine_messages import CompileGrammar, StepOutput, TokenChunk
 from ramify.errors import InvalidRequest
 from ramify.grammar.compile.job import answer
 from ramify.messages import Finish, Generate, TextChunk
-from ramify.ring_messages import CompileGrammar, StepOutput, TokenChunk
-from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, Chat, take_chat
 from ramify.runtime.server.openai.turn_parser import Turn, TurnFormat, parse_turn, parser_of

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.engine_messages import PageRun, TreeChange
 from ramify.errors import EngineError
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.tree_log import TreeLog
-from ramify.ring_messages import PageRun, TreeChange
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.kv_events import BlockStored, HeldBlocks, KVEvents
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.ipc import Publisher
-from ramify.runtime.scheduler.tree_teller import TreeTeller
+from ramify.runtime.scheduler.control import KVEventPublisher
 from tests.runtime.kv_subscriber import Prefix, Subscriber
 
 PAGE = 4
@@ -48,7 +48,7 @@ class Replica:
         self.held: list[TreeChange] = []
         log = TreeLog(PAGE, tokens=True)
         self.cache = PrefixCache(60, PAGE, log=log)
-        self.teller = TreeTeller(self.cache, self.held.append, tokens=True)
+        self.publisher = KVEventPublisher(self.cache, self.held.append, tokens=True)
 
     def request(self, text: np.ndarray, scope: str) -> None:
         lock = self.cache.acquire(self.cache.match(text, scope))
@@ -59,14 +59,14 @@ class Replica:
         self.cache.release(lock)
 
     def tell(self) -> None:
-        self.teller.tell()
+        self.publisher.publish_changes()
         while self.held:
             self.told(self.held.pop(0))
 
     def prefixes(self) -> set[Prefix]:
         """Every prefix of whole pages in the tree, by its nodes."""
         found: set[Prefix] = set()
-        stack: list[Any] = [(root, ()) for root in self.cache._tree.roots.values()]
+        stack: list[Any] = [(root, ()) for root in self.cache.tree.roots.values()]
         while stack:
             node, before = stack.pop()
             tokens = before + tuple(np.frombuffer(node.tokens, np.int32).tolist())
@@ -164,7 +164,7 @@ def test_a_whole_is_told_as_the_difference(published: Published) -> None:
     replica.tell()  # lost
     replica.told = lambda change: published.events.told("a", change)
     replica.request(np.arange(40, dtype=np.int32), "")
-    replica.teller.tell_whole()
+    replica.publisher.publish_whole()
     whole = replica.held[-1]
     assert whole.whole
     published.events.told("a", whole)
@@ -172,7 +172,7 @@ def test_a_whole_is_told_as_the_difference(published: Published) -> None:
     assert set(published.subscriber.blocks.values()) == replica.prefixes()
     replica.cache.flush()
     replica.request(np.arange(100, 112, dtype=np.int32), "")
-    replica.teller.tell_whole()
+    replica.publisher.publish_whole()
     published.events.told("a", replica.held[-1])
     published.catch_up()
     assert set(published.subscriber.blocks.values()) == replica.prefixes()
@@ -290,7 +290,7 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
     cache.commit(lock, range(8), cache.allocate(2) or [])
     assert set(log._added.values()) == {None}
     sent: list[TreeChange] = []
-    TreeTeller(cache, sent.append).tell()
+    KVEventPublisher(cache, sent.append).publish_changes()
     assert len(sent[0].added) == 2
     assert sent[0].runs == ()
 
@@ -312,14 +312,14 @@ def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
     held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
     return (
         f"the frontend has change {frontend._tree.number}, the publisher has {events.publisher._number}"
-        f" messages, the subscriber {subscriber.last + 1}; the ring was heard"
+        f" messages, the subscriber {subscriber.last + 1}; the engine core was heard"
         f" {frontend.heartbeat_age_s:.1f} s ago; blocks: {held}"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_an_engine_and_the_death_of_its_ring(tiny_folder: Path) -> None:
+def test_an_engine_and_the_death_of_its_engine(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "threads": 1, "page_size": PAGE}
     prompt = list(range(3, 30))
     with (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ramify.engine_messages import ChoiceTokens, LoadLora, Reply, UnloadLora
 from ramify.errors import EngineError, InvalidRequest, NotFound, RamifyError, WorkerDied, is_transient
 from ramify.messages import Continuation
-from ramify.ring_messages import ChoiceTokens, LoadLora, Reply, UnloadLora
 from ramify.runtime.frontend.loras import Answer, Loras
 from tests.model.adapters import merge, write_adapter
 from tests.runtime.local import LocalScheduler
@@ -133,8 +133,7 @@ def test_another_adapter_under_the_same_name_finds_no_old_kv(tuned: Tuned) -> No
 def test_requests_outlive_the_unloading_of_their_adapter(tuned: Tuned) -> None:
     local = started(tuned)
     rid = local.submit(PROMPTS[0], max_tokens=TOKENS, lora="all")
-    for _ in range(4):
-        local.step()
+    local.step(4)
     local.scheduler.receive(UnloadLora(rid="u", name="all"))
     refused = local.submit(PROMPTS[1], max_tokens=2, lora="all")
     # The slot is not given to another adapter while the request runs.
@@ -176,7 +175,7 @@ def test_unknown_and_repeated_names_are_refused(tuned: Tuned) -> None:
 
 
 def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> None:
-    """Its adapter's name has other files in the next ring."""
+    """Its adapter's name has other files in the next engine core."""
     local = started(tuned)
     revisions = {name: reply.lora for name, reply in zip(tuned.adapters, local.replies, strict=True)}
     ids = tuple(tuned.answers["all"][0])
@@ -191,7 +190,7 @@ def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> No
     assert is_transient(error)
 
 
-class Ring:
+class FakeEngine:
     """Answers the questions of `Loras` when it is told to."""
 
     def __init__(self) -> None:
@@ -216,14 +215,14 @@ class Ring:
 
 def test_an_adapter_is_listed_whose_loading_was_cancelled() -> None:
     async def main() -> None:
-        ring = Ring()
-        loading = asyncio.create_task(ring.loras.load("x", "folder"))
+        engine = FakeEngine()
+        loading = asyncio.create_task(engine.loras.load("x", "folder"))
         await asyncio.sleep(0)
         loading.cancel()
         await asyncio.wait([loading])
-        await ring.answer("1")
+        await engine.answer("1")
         assert loading.cancelled()
-        assert ring.loras.revision("x") == "1"
+        assert engine.loras.revision("x") == "1"
 
     asyncio.run(main())
 
@@ -246,20 +245,22 @@ def test_an_adapter_of_another_model_is_told(
     assert caplog.messages == ["the LoRA adapter a is of x/Other-7B, and the model is SmolLM2-135M-Instruct"]
 
 
-def test_what_a_new_ring_cannot_load_is_gone_unless_that_ring_died(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_new_engine_cannot_load_is_gone_unless_that_engine_died(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
-        ring = Ring()
+        engine = FakeEngine()
         names = ("kept", "changed", "broken", "invalid")
         for name in names:
-            loading = asyncio.create_task(ring.loras.load(name, "folder"))
+            loading = asyncio.create_task(engine.loras.load(name, "folder"))
             await asyncio.sleep(0)
-            await ring.answer("1")
+            await engine.answer("1")
             await loading
-        ring.loras.restore()
-        assert [message.name for message, _ in ring.asked] == list(names)
+        engine.loras.restore()
+        assert [message.name for message, _ in engine.asked] == list(names)
         for result in (WorkerDied("It died."), "2", EngineError("A bug."), InvalidRequest("No such folder.")):
-            await ring.answer(result)
-        assert {name: lora.revision for name, lora in ring.loras.loaded.items()} == {
+            await engine.answer(result)
+        assert {name: lora.revision for name, lora in engine.loras.loaded.items()} == {
             "kept": "1",
             "changed": "2",
         }

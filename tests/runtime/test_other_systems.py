@@ -18,11 +18,10 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor import memory
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.fleet import shares
 from ramify.runtime.inspect import machine
 from ramify.runtime.kv_transfer import files
 from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.processes import worker_start
+from ramify.runtime.processes import shares, worker_start
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 SHAPE = {
@@ -120,18 +119,18 @@ def test_kv_pages_need_no_huge_pages(without: str, monkeypatch: pytest.MonkeyPat
     assert torch.equal(pool.read_pages([2, 0]), data)
 
 
-def test_without_shared_memory_images_are_temporary_files(
+def test_without_shared_memory_snapshots_are_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: Path
 ) -> None:
     monkeypatch.setattr(files, "SHARED_MEMORY", missing)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = files.ImageFolder()
+    folder = files.SnapshotFolder()
     assert folder.path.parent == tmp_path
-    image = Path(folder.new())
-    image.write_bytes(b"pages")
+    snapshot = Path(folder.new())
+    snapshot.write_bytes(b"pages")
     assert folder.has_room(5)
     folder.close()
-    assert not image.exists()
+    assert not snapshot.exists()
 
 
 def test_without_a_boot_id_the_cache_takes_what_is_complete(

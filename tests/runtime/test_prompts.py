@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ramify.constraint import ebnf
+from ramify.engine_messages import Abort, ToTokenizer
 from ramify.errors import InvalidConstraint, InvalidRequest, WorkerDied
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
-from ramify.ring_messages import Abort, ToTokenizer
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import prompts_of, segments_of
@@ -164,7 +164,7 @@ def test_nothing_wrong_is_sent(monkeypatch: pytest.MonkeyPatch, call: Any, field
         ({"constraint": 'root ::= "a"'}, "constraint"),
     ],
 )
-def test_the_frontend_refuses_what_the_ring_cannot_read(wrong: Any, field: str) -> None:
+def test_the_frontend_refuses_what_the_engine_cannot_read(wrong: Any, field: str) -> None:
     frontend = Frontend(EngineConfig(max_running=8))
     frontend._closed = None
     with pytest.raises(InvalidRequest) as refused:

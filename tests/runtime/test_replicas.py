@@ -19,14 +19,14 @@ from ramify.errors import UnsupportedField, WorkerDied
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.fleet.fleet import ReplicaFleet
+from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.local import LocalFleet
-from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
-from ramify.runtime.fleet.rings import RingFleet
-from ramify.runtime.frontend.chunks import joined
-from ramify.runtime.kv_transfer.files import ImageFolder
-from ramify.runtime.server.app import create_app
+from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.processes.chunks import joined
+from ramify.runtime.server.app.app import create_app
 from ramify.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -47,9 +47,9 @@ def equal_paces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1.0)
 
 
-def fleet_of(engine: Engine) -> RingFleet:
-    fleet = engine._frontend._ring
-    assert isinstance(fleet, RingFleet)
+def fleet_of(engine: Engine) -> ReplicaFleet:
+    fleet = engine._frontend._engine
+    assert isinstance(fleet, ReplicaFleet)
     return fleet
 
 
@@ -64,7 +64,7 @@ def round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
         return name
 
     monkeypatch.setattr(Placement, "place", place)
-    monkeypatch.setattr(Mover, "fetch", lambda *arguments: False)
+    monkeypatch.setattr(KVConnector, "fetch", lambda *arguments: False)
 
 
 @rm.function
@@ -109,7 +109,7 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     fleet, place, text = fleet_of(engine), Placement.place, "m" * 300
     whole = 288  # tokens of the whole pages
     assert isinstance(fleet, LocalFleet)
-    assert fleet.mover is not None
+    assert fleet.connector is not None
 
     async def held_by(name: str, *, some: bool = True) -> None:
         while bool(fleet._placement._index._trees[name].digests) != some:
@@ -136,8 +136,8 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     wait(fleet.drain("0", 60))
     left = answer("1")
     assert (left.usage.cached_tokens, left.text) == (299, computed.text), "its output has come along"
-    assert isinstance(fleet.mover._store, ImageFolder)
-    assert not list(fleet.mover._store.path.iterdir())
+    assert isinstance(fleet.connector._store, SnapshotFolder)
+    assert not list(fleet.connector._store.path.iterdir())
     assert wait(fleet.add_one()) == "0"
 
 
@@ -194,13 +194,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of(engine)
     moved: list[str] = []
-    lost = fleet._members._lost
+    lost = fleet._replica_set._lost
 
     def move(error: WorkerDied, rids: list[str]) -> None:
         moved.extend(rids)
         lost(error, rids)
 
-    monkeypatch.setattr(fleet._members, "_lost", move)
+    monkeypatch.setattr(fleet._replica_set, "_lost", move)
     round_robin(monkeypatch)  # so that each replica has eight
 
     async def streams(kill: str | None) -> dict[str, list[TextChunk]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ramify.engine_messages import GetSnapshot, QueueShare, Snapshot
 from ramify.messages import ProgramHint
-from ramify.ring_messages import GetSnapshot, QueueShare, Snapshot
 from tests.runtime.local import LocalScheduler
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Ready
 from ramify.errors import EngineError
-from ramify.ring_messages import Ready
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.processes.launch import Ring
+from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import ROLES, PrestartedWorkers
 
 SCHEDULER = """
@@ -31,7 +31,7 @@ def test_the_scheduler_imports_what_only_constraints_need_later() -> None:
     subprocess.run([sys.executable, "-c", SCHEDULER], check=True)
 
 
-def test_workers_that_no_ring_has_taken_are_ended() -> None:
+def test_workers_that_no_engine_has_taken_are_ended() -> None:
     with PrestartedWorkers(EngineConfig()) as workers:
         processes = dict(workers._processes)
     assert processes.keys() == ROLES.keys()
@@ -51,11 +51,13 @@ def test_a_worker_that_ends_before_the_others_are_ready_ends_the_start(tmp_path:
     async def run() -> None:
         files = ModelFiles("model", tmp_path, tmp_path)
         workers: Any = Waiting()
-        ring = Ring(EngineConfig(), files, workers, receive=lambda message: None, died=lambda role: None)
-        start = asyncio.ensure_future(ring.start())
+        engine = EngineProcesses(
+            EngineConfig(), files, workers, receive=lambda message: None, died=lambda role: None
+        )
+        start = asyncio.ensure_future(engine.start())
         await asyncio.sleep(0)
-        ring._handle(Ready(role="tokenizer", pid=ring.pids["tokenizer"]))
-        ring._processes["tokenizer"].kill()
+        engine._handle(Ready(role="tokenizer", pid=engine.pids["tokenizer"]))
+        engine._processes["tokenizer"].kill()
         with pytest.raises(EngineError, match="tokenizer process ended"):
             await asyncio.wait_for(start, 10.0)
 

@@ -1,4 +1,5 @@
-"""A ring of two ranks over gloo: the tokens of one rank, also after a killed rank; and what is refused."""
+"""An engine core of two ranks over gloo: the tokens of one rank, also after a killed rank; and what is
+refused."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.engine_messages import LoadLora
 from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
-from ramify.ring_messages import LoadLora
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.batch import ForwardBatch
-from ramify.runtime.fleet import shares
-from ramify.runtime.fleet.shares import Share
-from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.model.config import ModelConfig, Shard
 from ramify.runtime.model.load import read_config
 from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.parallel import checks
 from ramify.runtime.parallel.checks import check_ranks
 from ramify.runtime.parallel.ranks import Ranks
+from ramify.runtime.processes import shares
+from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.ipc import Sockets
+from ramify.runtime.processes.shares import Share
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import assert_same, greedy
@@ -104,13 +105,13 @@ def test_a_killed_rank_loses_nothing(engine: Engine) -> None:
     whole = joined(wait(stream("whole", False)))
     broken = joined(wait(asyncio.wait_for(stream("broken", True), 120)))
     assert (broken.ids, broken.text, broken.finish) == (whole.ids, whole.text, whole.finish)
-    assert not set(before.values()) & set(engine.pids.values()), "the whole ring begins anew"
+    assert not set(before.values()) & set(engine.pids.values()), "the whole engine core begins anew"
 
 
 def test_a_failed_pass_ends_the_process_instead_of_the_requests(
     tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks wait for sums that do not come: what runs goes on in the next ring."""
+    """The other ranks wait for sums that do not come: what runs goes on in the next engine core."""
     local = LocalScheduler(tiny_model)
     local.runner.ranks = Ranks(0, 1, Sockets(tmp_path))
     rid = local.submit(PROMPTS[0], max_tokens=8)

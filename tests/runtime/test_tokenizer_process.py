@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import ChoiceTokens, Detokenize, Tokenize
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Choices, Generate, Preamble, ProgramHint, Thinking, ToolCall
-from ramify.ring_messages import ChoiceTokens, Detokenize, Tokenize
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams

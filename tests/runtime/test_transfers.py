@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.engine_messages import ExportPrefix, ImportPrefix, Reply
 from ramify.messages import Finish
-from ramify.ring_messages import ExportPrefix, ImportPrefix, Reply
 from ramify.runtime.kv_transfer import files
-from ramify.runtime.kv_transfer.files import ImageFolder
-from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter
+from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, SnapshotWriter
 from ramify.runtime.scheduler import transfers
+from ramify.runtime.scheduler.requests.limits import Tuning
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_model, write_tiny
 
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 256, 120)]
 WHOLE = 112
 """Tokens of the whole pages of `PROMPT`, 16 each."""
+PAGE_BY_PAGE = Tuning(piece_bytes=1)
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
 """Keys and values, layers, heads, rows, dimensions, float32."""
 
@@ -65,7 +67,7 @@ def unused(local: LocalScheduler) -> bool:
 
 
 @pytest.fixture
-def image(make: Any, tmp_path: Path) -> Path:
+def snapshot(make: Any, tmp_path: Path) -> Path:
     """Of `PROMPT`."""
     local = make()
     local.complete([PROMPT], max_tokens=1)
@@ -74,11 +76,11 @@ def image(make: Any, tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def test_an_import_is_as_good_as_computing(make: Any, image: Path) -> None:
+def test_an_import_is_as_good_as_computing(make: Any, snapshot: Path) -> None:
     sampling = {"max_tokens": 40, "ignore_eos": True}
     (computed,) = make().complete([PROMPT], **sampling)
     local = make()
-    assert moved(import_(local, image)) == (WHOLE, 7)
+    assert moved(import_(local, snapshot)) == (WHOLE, 7)
     assert local.cache.counts().evictable == 7
     (taken,) = local.complete([PROMPT], **sampling)
     assert taken.ids == computed.ids
@@ -104,11 +106,11 @@ def test_the_bits_are_those_that_were_computed(
     assert found[0].equal(found[1])
 
 
-def test_only_what_is_missing_travels(make: Any, image: Path, tmp_path: Path) -> None:
+def test_only_what_is_missing_travels(make: Any, snapshot: Path, tmp_path: Path) -> None:
     local, other = make(), make()
     local.complete([PROMPT[:70]], max_tokens=1)
-    assert moved(import_(local, image)) == (WHOLE, 3), "4 pages were there"
-    assert moved(import_(local, image)) == (WHOLE, 0)
+    assert moved(import_(local, snapshot)) == (WHOLE, 3), "4 pages were there"
+    assert moved(import_(local, snapshot)) == (WHOLE, 0)
     assert moved(export(local, tmp_path / "end", skip=64)) == (WHOLE, 3)
     assert "the tree holds 0 pages" in import_(other, tmp_path / "end")
     other.complete([PROMPT[:70]], max_tokens=1)
@@ -149,7 +151,7 @@ def refused(local: LocalScheduler, path: Path) -> str:
 
 
 class InMemory:
-    """An image in memory, to be read."""
+    """A KV snapshot in memory, to be read."""
 
     def __init__(self, data: bytearray) -> None:
         self._data = data
@@ -159,9 +161,9 @@ class InMemory:
         return self._data[offset : offset + size]
 
 
-def test_every_flipped_bit_is_found(make: Any, image: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_flipped_bit_is_found(make: Any, snapshot: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In each byte before the pages, and in pages at random."""
-    data = image.read_bytes()
+    data = snapshot.read_bytes()
     start = len(data) - 7 * PAGE_BYTES
     rng = random.Random(0)
     places = [*range(start), *(rng.randrange(start, len(data)) for _ in range(200))]
@@ -169,25 +171,25 @@ def test_every_flipped_bit_is_found(make: Any, image: Path, caplog: pytest.LogCa
     for place in places:
         garbled = bytearray(data)
         garbled[place] ^= 1 << rng.randrange(8)
-        with pytest.raises(BadImage):
-            ImageReader(InMemory(garbled)).pages(0, 7)
+        with pytest.raises(BadSnapshot):
+            SnapshotReader(InMemory(garbled)).pages(0, 7)
     for place in (3, 40, start - 5, len(data) - 1):
         garbled = bytearray(data)
         garbled[place] ^= 1
-        image.write_bytes(garbled)
+        snapshot.write_bytes(garbled)
         caplog.clear()
-        refused(make(), image)
+        refused(make(), snapshot)
         assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("size", [0, 10, 24, 60, 400, -1, 1])
-def test_a_torn_or_longer_file_is_refused(make: Any, image: Path, size: int) -> None:
-    data = image.read_bytes()
-    image.write_bytes(data + b"\0" if size == 1 else data[:size])
-    refused(make(), image)
+def test_a_torn_or_longer_file_is_refused(make: Any, snapshot: Path, size: int) -> None:
+    data = snapshot.read_bytes()
+    snapshot.write_bytes(data + b"\0" if size == 1 else data[:size])
+    refused(make(), snapshot)
 
 
-def test_an_image_that_was_never_finished_is_refused(make: Any, tmp_path: Path) -> None:
+def test_a_snapshot_that_was_never_finished_is_refused(make: Any, tmp_path: Path) -> None:
     """All pages are written, and not the magic number, which `finish` writes last."""
     local = make()
     local.complete([PROMPT], max_tokens=1)
@@ -224,20 +226,20 @@ def test_an_export_that_cannot_begin_gives_everything_back(
 
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr("ramify.runtime.scheduler.transfers.ImageWriter", raises)
+    monkeypatch.setattr("ramify.runtime.scheduler.transfers.SnapshotWriter", raises)
     assert "a bug" in str(export(local, tmp_path / "image"))
     assert unused(local)
     assert not (tmp_path / "image").exists()
 
 
-def test_other_models_and_engines_are_refused(make: Any, image: Path, tmp_path: Path) -> None:
+def test_other_models_and_engines_are_refused(make: Any, snapshot: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "other", seed=1)
     same = shutil.copytree(write_tiny(tmp_path / "tiny"), tmp_path / "elsewhere")
-    assert "of another model" in refused(LocalScheduler(tmp_path / "other"), image)
-    assert "of another model" in refused(make(dtype="bfloat16"), image)
-    assert "of another model" in refused(make(page_size=8), image)
-    assert "of another model" in refused(make(context_length=256), image)
-    assert moved(import_(LocalScheduler(same), image)) == (WHOLE, 7), "the same files in another folder"
+    assert "of another model" in refused(LocalScheduler(tmp_path / "other"), snapshot)
+    assert "of another model" in refused(make(dtype="bfloat16"), snapshot)
+    assert "of another model" in refused(make(page_size=8), snapshot)
+    assert "of another model" in refused(make(context_length=256), snapshot)
+    assert moved(import_(LocalScheduler(same), snapshot)) == (WHOLE, 7), "the same files in another folder"
 
 
 def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
         file = files.NewFile(str(path))
         page_bytes = local.runner.pool.page_bytes
         fields = {"identity": identity, "scope": "", "page_size": 16, "page_bytes": page_bytes} | more
-        writer = ImageWriter(file, ids=np.array(ids, np.int32), first_page=0, **fields)
+        writer = SnapshotWriter(file, ids=np.array(ids, np.int32), first_page=0, **fields)
         writer.write_pages(bytes(len(ids) // fields["page_size"] * fields["page_bytes"]))
         writer.finish()
         file.close(keep=True)
@@ -262,21 +264,21 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
     assert moved(import_(make(), written([]))) == (0, 0)
 
 
-def test_files_are_private_and_new(make: Any, image: Path, tmp_path: Path) -> None:
+def test_files_are_private_and_new(make: Any, snapshot: Path, tmp_path: Path) -> None:
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    before = image.read_bytes()
-    assert image.stat().st_mode & 0o777 == 0o600
-    assert "exists" in export(local, image)
-    assert image.read_bytes() == before
+    before = snapshot.read_bytes()
+    assert snapshot.stat().st_mode & 0o777 == 0o600
+    assert "exists" in export(local, snapshot)
+    assert snapshot.read_bytes() == before
     (tmp_path / "link").symlink_to(tmp_path / "target")
     assert "exists" in export(local, tmp_path / "link")
     assert not (tmp_path / "target").exists()
     (tmp_path / "link").unlink()
-    (tmp_path / "link").symlink_to(image)
+    (tmp_path / "link").symlink_to(snapshot)
     refused(make(), tmp_path / "link")
-    image.chmod(0o640)
-    assert "no private file" in refused(make(), image)
+    snapshot.chmod(0o640)
+    assert "no private file" in refused(make(), snapshot)
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert "no private file" in refused(make(), tmp_path / "pipe")
     refused(make(), tmp_path / "none")
@@ -297,20 +299,19 @@ def test_a_full_disk_fails_the_export_alone(
     assert unused(local)
 
 
-def test_caches_that_share_nothing_refuse(make: Any, image: Path, tiny_model: Any) -> None:
-    assert "naive" in refused(make(prefix_cache="naive"), image)
-    assert "cannot be told apart" in refused(LocalScheduler(tiny_model), image)
+def test_caches_that_share_nothing_refuse(make: Any, snapshot: Path, tiny_model: Any) -> None:
+    assert "naive" in refused(make(prefix_cache="naive"), snapshot)
+    assert "cannot be told apart" in refused(LocalScheduler(tiny_model), snapshot)
 
 
 # --- beside requests ----------------------------------------------------------------------------
 
 
-def test_steps_go_on_between_the_pieces(make: Any, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = make()
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
+def test_steps_go_on_between_the_pieces(make: Any, snapshot: Path) -> None:
+    local = make(tuning=PAGE_BY_PAGE)
     running = local.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
     local.step()
-    local.scheduler.receive(ImportPrefix(rid="t", path=str(image)))
+    local.scheduler.receive(ImportPrefix(rid="t", path=str(snapshot)))
     lengths = []
     while not local.replies:
         assert local.cache.match(PROMPT).length == 0, "all of it or nothing"
@@ -321,7 +322,7 @@ def test_steps_go_on_between_the_pieces(make: Any, image: Path, monkeypatch: pyt
     local.run()
 
 
-def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, image: Path) -> None:
+def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, snapshot: Path) -> None:
     local = make(num_pages=12)
     local.complete([[9] * 60], max_tokens=1)
     lock = local.cache.acquire(local.cache.match([9] * 60))
@@ -330,7 +331,7 @@ def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, image: Pat
     local.complete([[8] * 30], max_tokens=1)
     running = local.submit([7] * 16, max_tokens=14, ignore_eos=True)
     local.step()
-    assert moved(import_(local, image))[0] < WHOLE
+    assert moved(import_(local, snapshot))[0] < WHOLE
     assert local.cache.match([9] * 60).length == 60
     assert local.scheduler.stats().retractions == 0
     assert local.results[running].finish == Finish(reason="length")
@@ -338,18 +339,17 @@ def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, image: Pat
     full.submit([7] * 100, max_tokens=8, ignore_eos=True)
     full.submit([6] * 10, max_tokens=3, ignore_eos=True)
     full.step()
-    assert "No page is free" in import_(full, image)
+    assert "No page is free" in import_(full, snapshot)
 
 
 def test_an_import_gives_way_to_running_requests(
-    make: Any, image: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = make(num_pages=9)
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
+    local = make(num_pages=9, tuning=PAGE_BY_PAGE)
     running = local.submit([7] * 10, max_tokens=90, ignore_eos=True)
     local.step()
     monkeypatch.setattr(transfers.Transfers, "_read", lambda self, arriving: None)  # a slow disk
-    local.scheduler.receive(ImportPrefix(rid="t", path=str(image)))
+    local.scheduler.receive(ImportPrefix(rid="t", path=str(snapshot)))
     while not local.failures:
         local.step()
     assert "needed the pages" in local.failures[0].error.message
@@ -358,13 +358,10 @@ def test_an_import_gives_way_to_running_requests(
     assert local.scheduler.stats().retractions == 0
 
 
-def test_pages_that_are_exported_are_not_evicted(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = make(num_pages=15)
+def test_pages_that_are_exported_are_not_evicted(make: Any, tmp_path: Path) -> None:
+    local = make(num_pages=15, tuning=PAGE_BY_PAGE)
     local.complete([PROMPT], max_tokens=1)
     (want,) = make().complete([PROMPT], max_tokens=8)
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
     local.scheduler.receive(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(tmp_path / "image")))
     local.step()
     local.submit([5] * 110, max_tokens=10, ignore_eos=True)
@@ -379,12 +376,12 @@ def test_pages_that_are_exported_are_not_evicted(
 
 
 def test_a_draft_model_computes_what_was_imported(
-    make: Any, tiny_folder: Path, image: Path, tmp_path: Path
+    make: Any, tiny_folder: Path, snapshot: Path, tmp_path: Path
 ) -> None:
     """Imported pages hold none of its keys, whatever they held before."""
     local = make(draft=tiny_folder, speculation=True, num_pages=12)
     local.complete([[5] * 100], max_tokens=20, ignore_eos=True)
-    assert moved(import_(local, image)) == (WHOLE, 7)
+    assert moved(import_(local, snapshot)) == (WHOLE, 7)
     (got,) = local.complete([PROMPT], max_tokens=24, ignore_eos=True)
     (want,) = make().complete([PROMPT], max_tokens=24, ignore_eos=True)
     assert got.ids == want.ids
@@ -426,14 +423,14 @@ def test_random_moves_between_two_trees_change_no_output(make: Any, tmp_path: Pa
 
 
 def test_a_folder_of_the_dead_is_removed_and_one_of_the_living_stays(tmp_path: Path) -> None:
-    first = ImageFolder(tmp_path)
+    first = SnapshotFolder(tmp_path)
     assert first.path.stat().st_mode & 0o777 == 0o700
     Path(first.new()).write_bytes(b"x")
-    second = ImageFolder(tmp_path)
+    second = SnapshotFolder(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     os.close(first._lock)  # as the kernel does at a death
     first._lock = -1
-    third = ImageFolder(tmp_path)
+    third = SnapshotFolder(tmp_path)
     assert set(tmp_path.iterdir()) == {second.path, third.path}
     for folder in (second, third):
         folder.close()
@@ -442,10 +439,10 @@ def test_a_folder_of_the_dead_is_removed_and_one_of_the_living_stays(tmp_path: P
     assert third.new() != third.new()
 
 
-def test_pages_of_ranks_are_refused_by_name(make: Any, image: Path) -> None:
+def test_pages_of_ranks_are_refused_by_name(make: Any, snapshot: Path) -> None:
     """Each rank has a part of every page."""
     local = make()
     assert local.scheduler.transfers.page_bytes == PAGE_BYTES
     local.scheduler.transfers.ranks = 2
     assert local.scheduler.transfers.page_bytes == 0
-    assert "tensor_parallel is 2" in refused(local, image)
+    assert "tensor_parallel is 2" in refused(local, snapshot)

@@ -12,8 +12,8 @@ import pytest
 
 from ramify.loop import new_loop
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.watchdog import LoopWatchdog
 
 
@@ -141,10 +141,10 @@ def test_the_code_that_blocks_a_loop_is_named() -> None:
 
 
 def test_a_frontend_is_watched_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(self: RingSupervisor) -> None:
+    async def start(self: EngineSupervisor) -> None:
         pass
 
-    monkeypatch.setattr(RingSupervisor, "start", start)
+    monkeypatch.setattr(EngineSupervisor, "start", start)
 
     async def run() -> None:
         frontend, before = Frontend(EngineConfig()), set(threading.enumerate())

@@ -14,6 +14,7 @@ import numpy as np
 from fastapi import APIRouter
 
 from ramify.constraint import Constraint
+from ramify.engine_messages import QueueShare, Snapshot, TokenIds, TreeNode
 from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.loop import new_loop
 from ramify.messages import (
@@ -28,13 +29,12 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
-from ramify.ring_messages import QueueShare, Snapshot, TokenIds, TreeNode
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.fleet.ring import ReplicaStatus, State
+from ramify.runtime.fleet.replica import ReplicaStatus, State
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
-from ramify.runtime.model.lora.names import unknown
-from ramify.runtime.server.serve import bind, run_server
+from ramify.runtime.lora_names import unknown
+from ramify.runtime.server.app.serve import bind, run_server
 from ramify.text import token_text
 from tests.model.harmony import marks_in
 

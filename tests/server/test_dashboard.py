@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.engine_messages import TreeNode
 from ramify.errors import EngineError, WorkerDied
-from ramify.ring_messages import TreeNode
 from tests.browser import needs_browser, rendered, words
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from ramify.errors import InvalidConstraint, WorkerDied
-from ramify.kernels.lora import MOST_SLOTS
+from ramify.kernels.weights.lora import MOST_SLOTS
 from ramify.runtime.server.admin import health
-from ramify.runtime.server.admin.metrics import MOST_LORAS, Metrics
 from ramify.runtime.server.errors import log_error
+from ramify.runtime.server.metrics import MOST_LORAS, Metrics
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
@@ -32,7 +32,7 @@ def test_probes(http: httpx.Client, frontend: FakeFrontend) -> None:
         return http.get("/livez").status_code, http.get("/readyz").status_code
 
     assert statuses() == (200, 200)
-    frontend.healthy = False  # the ring restarts
+    frontend.healthy = False  # the engine core restarts
     assert statuses() == (200, 503)
     frontend.gave_up = True
     assert statuses() == (503, 503)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.engine_messages import TokenIds
 from ramify.messages import Generate
-from ramify.ring_messages import TokenIds
 from ramify.runtime.server.openai import tokenize
 from tests.server.fake_frontend import EOS, MODEL, FakeFrontend
 

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from ramify import __version__
+from ramify.engine_messages import Snapshot
 from ramify.errors import RamifyError
 from ramify.html.template import fill
 from ramify.messages import SchedulerStats
-from ramify.ring_messages import Snapshot
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import FrontendProtocol, Service
 
@@ -28,7 +28,7 @@ QUEUED = 40
 MAX_AGE_S = 0.5
 """A snapshot younger than this is shown again, however many dashboards are open."""
 WAIT_S = 1.5
-"""How long a response waits for the scheduler, which replies between two steps."""
+"""Seconds for which a response waits for the scheduler, which replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):
@@ -63,7 +63,7 @@ class SnapshotCache:
             stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
             self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
-            pass  # The ring restarts or is closed. The dashboard shows the age of its figures.
+            pass  # The engine core restarts or is closed. The dashboard shows the age of its figures.
         finally:
             self._request = None
 
@@ -71,7 +71,7 @@ class SnapshotCache:
 @router.get("/")
 async def page(request: Request) -> Response:
     """The dashboard's HTML, without figures."""
-    name = Service.of(request).model_name
+    name = Service.serving(request).model_name
     template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
 
@@ -80,7 +80,7 @@ async def page(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
     listed."""
-    service = Service.of(request)
+    service = Service.serving(request)
     snapshots = request.app.state.snapshots
     assert isinstance(snapshots, SnapshotCache)
     latest = await snapshots.latest()

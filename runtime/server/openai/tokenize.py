@@ -19,9 +19,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.engine_messages import TokenIds
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
-from ramify.ring_messages import TokenIds
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread
@@ -43,7 +43,7 @@ _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     _take_model(fields, service)
     special: bool | None = fields.take("add_special_tokens", bool)
@@ -80,7 +80,7 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     _take_model(fields, service)
     given: list[int | list[int]] | None = fields.take("tokens", list[int | list[int]])

@@ -1,0 +1,137 @@
+"""Cached pages between machines: objects of Ray's store, which the frontend names, but never reads.
+
+    frontend ──▶ source    export: its engine core writes a file, which becomes an object      ─▶ a
+    reference to it
+    frontend ──▶ target    import: the object is pulled to its machine, and is a file there for its engine
+    core
+
+The object is the KV snapshot's bytes as they are (`ramify.runtime.kv_transfer.snapshot`); Ray pickles no
+bytes. The engine core that takes it checks it as it checks a file on its own machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from ramify.engine_messages import INTERNAL, ExportPrefix, Failed, ImportPrefix, Reply, Texts
+from ramify.errors import EngineError, InvalidRequest, RamifyError, WorkerDied, from_info
+from ramify.runtime.frontend.kv_snapshots import KVSnapshots
+from ramify.runtime.frontend.tasks import Tasks
+
+
+class RemoteSnapshots:
+    """A frontend's references to the KV snapshots on their way, by name; a `SnapshotStore`. Ray frees a KV
+    snapshot when the last reference to it is gone."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[str, Any] = {}
+
+    def new(self) -> str:
+        name = secrets.token_hex(8)
+        self._snapshots[name] = None
+        return name
+
+    def has_room(self, size: int) -> bool:
+        """The replicas look on their own machines."""
+        return True
+
+    def put(self, name: str, snapshot: Any) -> None:
+        """What a transport calls the KV snapshot. Nothing where it is not needed any more."""
+        if name in self._snapshots:
+            self._snapshots[name] = snapshot
+
+    def get(self, name: str) -> Any:
+        """Raises KeyError."""
+        return self._snapshots[name]
+
+    def remove(self, snapshot: str) -> None:
+        self._snapshots.pop(snapshot, None)
+
+    def close(self) -> None:
+        self._snapshots.clear()
+
+
+class ReplicaSnapshots:
+    """A replica's exports and imports. They go on to their end where the caller has gone away, so that no
+    file stays.
+
+    send : sends a message into the engine core
+    """
+
+    def __init__(self, send: Callable[[ExportPrefix | ImportPrefix], None]) -> None:
+        self._send = send
+        self._snapshots = KVSnapshots(self._post, self._new_rid)
+        self._asked: dict[str, asyncio.Future[Reply]] = {}
+        self._name = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._tasks = Tasks()
+
+    async def export(
+        self, message: ExportPrefix, page_bytes: int, page_size: int
+    ) -> tuple[Reply | Failed, bytes | None]:
+        """The answer to `message`, and the KV snapshot: None where it failed.
+
+        page_bytes, page_size : bytes and tokens of a page of this engine core
+        """
+        # Twice: as a file, and as an object in the same shared memory.
+        room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // page_size
+        try:
+            work = self._snapshots.export(message.ids, message.scope, message.skip, room=room)
+            done, snapshot = await self._tasks.finish(work)
+        except (RamifyError, OSError) as error:
+            return _failed(message.rid, error), None
+        return Reply(rid=message.rid, transferred=done), snapshot
+
+    async def import_(self, message: ImportPrefix, snapshot: object) -> Reply | Failed:
+        """The answer to `message`, whose path means nothing here."""
+        try:
+            if not isinstance(snapshot, bytes):
+                raise InvalidRequest(
+                    f"The KV snapshot cannot be used: it is {type(snapshot).__name__}, not bytes."
+                )
+            done = await self._tasks.finish(self._snapshots.import_(snapshot))
+        except (RamifyError, OSError) as error:
+            return _failed(message.rid, error)
+        return Reply(rid=message.rid, transferred=done)
+
+    def answered(self, answer: Reply | Texts | Failed) -> bool:
+        """Take an answer of the engine core; False where it is none to these messages."""
+        found = self._asked.pop(answer.rid, None)
+        if found is None:
+            return False
+        if not found.done():
+            if isinstance(answer, Reply):
+                found.set_result(answer)
+            elif isinstance(answer, Failed):
+                found.set_exception(from_info(answer.error))
+        return True
+
+    def engine_lost(self, reason: str) -> None:
+        """What has been asked of the engine core gets no answer."""
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(WorkerDied(reason))
+
+    async def aclose(self) -> None:
+        self.engine_lost("The replica has been stopped.")
+        await self._tasks.cancel()
+        self._snapshots.close()
+
+    async def _post(self, message: ExportPrefix | ImportPrefix) -> Reply:
+        asked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._asked[message.rid] = asked
+        self._send(message)
+        return await asked
+
+    def _new_rid(self) -> str:
+        return f"{INTERNAL}image-{self._name}-{next(self._numbers)}"
+
+
+def _failed(rid: str, error: RamifyError | OSError) -> Failed:
+    found = error if isinstance(error, RamifyError) else EngineError(str(error))
+    return Failed(rid=rid, error=found.to_info())

@@ -1,0 +1,462 @@
+"""Moves cached pages between replicas, and lets requests wait for them.
+
+    a request for replica 1    ExportPrefix → replica 0 ─ KV snapshot ─ ImportPrefix → replica 1    the
+    request
+
+The KV snapshot is a file in shared memory on one machine, and an object of Ray's store on a cluster
+(`SnapshotStore`).
+
+A request waits as it waits for its grammar: others go on. When the time that computing takes has passed, when
+a replica refuses or dies, it is sent without the pages, and computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from ramify.engine_messages import (
+    INTERNAL,
+    Abort,
+    ExportPrefix,
+    Failed,
+    GetPrefixes,
+    HeldPrefix,
+    ImportPrefix,
+    Reply,
+    Texts,
+    ToTokenizer,
+)
+from ramify.errors import InvalidRequest
+from ramify.messages import Generate
+from ramify.radix.digest import Digests
+from ramify.runtime.faults import errors_logged
+from ramify.runtime.fleet.moves import (
+    LEAST_TOKENS,
+    MOST_LIMIT_S,
+    Move,
+    MovePace,
+    Need,
+    choose,
+    limited,
+)
+from ramify.runtime.fleet.placement import Placement, Work
+from ramify.runtime.fleet.replica import Later, Timer
+from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.kv_transfer.store import SnapshotStore
+from ramify.sampling_params import SamplingParams
+
+log = logging.getLogger("ramify")
+
+
+PATIENCE = 4.0
+"""Times the expected time that a prompt may take on a replica for prompts."""
+_NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
+MOST_BYTES = 2 << 30
+"""Of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray cluster
+each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
+EVACUATE_S = 10.0
+"""For the prefixes of a replica that drains."""
+EVACUATED_TOKENS = 1 << 16
+PREFIXES = f"{INTERNAL}prefixes"
+"""The id of the question for them."""
+MOST_REFUSALS = 3
+"""KV snapshots in a row that a replica refuses of another one before nothing is moved between the two any
+more: on machines with other processors the same model has other keys and values."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _InProgress:
+    move: Move
+    target: str
+    end: int
+    """The digest of the last page."""
+    snapshot: str
+    """Its name in the store."""
+    bytes: int
+    began: float
+    waiting: list[tuple[str, Callable[[], None]]]
+    """Requests, and what sends each."""
+    export: ExportPrefix | None = None
+    """Sent when the source has computed the prompt."""
+    prefill: bool = False
+    """The source computes the prompt first."""
+    exporting: bool = False
+    """The source has been asked for the KV snapshot and has not answered."""
+    importing: bool = False
+    timer: Timer | None = None
+
+
+class KVConnector:
+    """The moves in progress.
+
+    send : sends a message to a replica that is up
+    page_bytes : of one page, 0 where replicas do not transfer pages
+    make_store : where the KV snapshots lie; called with the first move
+    later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        send: Callable[[str, ToTokenizer], None],
+        page_bytes: Callable[[], int],
+        make_store: Callable[[], SnapshotStore] = SnapshotFolder,
+        clock: Callable[[], float] = time.monotonic,
+        later: Later | None = None,
+    ) -> None:
+        self._placement = placement
+        self._send = send
+        self._page_bytes = page_bytes
+        self._clock = clock
+        self._later = later
+        self._pace = MovePace()
+        self._moves: dict[str, _InProgress] = {}
+        self._late: dict[str, _InProgress] = {}
+        """Moves that have ended while their KV snapshot may be written still, until the source has
+        answered."""
+        self._make_store = make_store
+        self._store: SnapshotStore | None = None
+        self._refusals: dict[tuple[str, str], int] = {}
+        """By source and target: KV snapshots that were refused, one after the other."""
+        self._digests = Digests()
+        self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
+        """By replica: what `evacuate` waits for."""
+        self._name = secrets.token_hex(8)
+        self._numbers = itertools.count()
+
+    def seconds_for(self, pages: int) -> float:
+        """For pages to come from another replica, as measured; infinite where they do not."""
+        page_bytes = self._page_bytes()
+        return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
+
+    def fetch(
+        self,
+        target: str,
+        work: Work,
+        request: Generate,
+        ids: Sequence[int],
+        scope: str,
+        then: Callable[[], None],
+    ) -> bool:
+        """Move to `target` what the prompt of `work`, which is placed there, lacks, if that pays, or if there
+        are replicas that compute prompts.
+
+        ids, scope : of the prompt of `request`, as the tree has them
+
+        True where `then` is called once, later; False where the request is to be sent at once.
+        """
+        page_bytes = self._page_bytes()
+        if not work.digests or not page_bytes or needs_states(request):
+            return False
+        now, size = self._clock(), self._placement.page_size
+        held = self._placement.held(target, work.digests)
+        expected = (work.tokens - self._placement.missing(work.rid)) // size
+        if joined := self._joined(target, work.digests[held:]):
+            joined.waiting.append((work.rid, then))
+            return True
+        need = Need(held, max(held, expected), self._placement.pace(target, now))
+        sources = [
+            (name, pages)
+            for name, pages in self._placement.others(target, work.digests)
+            if self._takes(target, name)
+        ]
+        move = choose(need, sources, self._pace, size, page_bytes)
+        if move is None:
+            return self._prefill(target, work, request, ids, scope, need, then)
+        if not self._has_room(move, target):
+            return False
+        self._start(move, target, work.digests[move.end - 1], ids, scope, (work.rid, then))
+        return True
+
+    def _prefill(
+        self,
+        target: str,
+        work: Work,
+        request: Generate,
+        ids: Sequence[int],
+        scope: str,
+        need: Need,
+        then: Callable[[], None],
+    ) -> bool:
+        """Let a replica for prompts compute the whole pages that `target` lacks, and move them there."""
+        end, now = len(work.digests), self._clock()
+        gained = (end - need.expected) * self._placement.page_size
+        if gained < LEAST_TOKENS:
+            return False
+        rid = self._new_rid()
+        tokens = end * self._placement.page_size
+        part = dataclasses.replace(work, rid=rid, tokens=tokens, output=0.0, program="")
+        source = self._placement.place_prefill(part, now)
+        if source is None:
+            return False
+        # Its queue, which has this prompt by now, at its pace.
+        queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
+        # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
+        # touched.
+        limit_s = limited(PATIENCE * queue_s) if self._placement.answered(source) else MOST_LIMIT_S
+        move = Move(source, need.held, end, gained, limit_s)
+        if source == target or not self._has_room(move, target):
+            self._placement.ended(rid)
+            return False
+        prompt = msgspec.structs.replace(
+            Generate(rid=rid, prompt=(tuple(ids[:tokens]),), sampling=_NO_TOKENS),
+            scope=request.scope,
+            lora=request.lora,
+            lora_revision=request.lora_revision,
+            priority=request.priority,
+        )
+        self._start(move, target, work.digests[-1], ids, scope, (work.rid, then), rid, prompt)
+        return True
+
+    def prefilled(self, rid: str) -> None:
+        """A request has ended: if it was a prompt computed for another replica, export it."""
+        found = self._moves.get(rid)
+        if found is None or found.export is None:
+            return
+        self._placement.progress(rid, 0, self._clock())
+        message, found.export, found.began = found.export, None, self._clock()
+        if found.waiting:
+            self._ask(rid, found.move.source, message)
+        else:
+            self._end(rid, 0)
+
+    def prompts(self, name: str) -> int:
+        """How many prompts the replica computes for others, or has computed and exports."""
+        moves = self._moves.values()
+        return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
+
+    def asked_of(self, name: str) -> list[str]:
+        """The requests that wait for a prompt which the replica computes."""
+        moves = self._moves.values()
+        computing = [one for one in moves if one.export is not None and one.move.source == name]
+        return [rid for one in computing for rid, _ in one.waiting]
+
+    def forget(self, rid: str) -> None:
+        """The request `rid`, which may wait here, is aborted: send it at once."""
+        for found in list(self._moves.values()):
+            if [rid] == [waiting for waiting, _ in found.waiting]:
+                self._release(found, 0)
+
+    async def evacuate(self, name: str) -> None:
+        """Move what the tree of `name` holds and programs will need to where their next requests will go.
+
+        Leased prefixes come first; what is cheaper to compute stays. Takes `EVACUATE_S` at most.
+        """
+        until = self._clock() + EVACUATE_S
+        takers = [taker for taker in self._placement.takers() if taker != name]
+        if not takers or not self._page_bytes():
+            return
+        self._asked[name] = asked = asyncio.get_running_loop().create_future()
+        self._send(name, GetPrefixes(rid=PREFIXES, most=EVACUATED_TOKENS))
+        try:
+            prefixes = await asyncio.wait_for(asked, EVACUATE_S)
+        except TimeoutError:
+            return
+        homes: dict[str, str] = {}
+        for prefix in prefixes:
+            program = prefix.owners[0] if prefix.owners else ""
+            if program not in homes:
+                takers.append(takers.pop(0))
+                homes[program] = takers[-1]
+            if program:
+                self._placement.settle(program, homes[program])
+            left_s = until - self._clock()
+            if left_s <= 0 or not self._placement.has(name):
+                return
+            await self._take_over(name, homes[program], prefix, left_s)
+
+    async def _take_over(self, name: str, target: str, prefix: HeldPrefix, left_s: float) -> None:
+        """Move one prefix from `name` to `target`, if that pays."""
+        if not self._placement.has(target) or not self._takes(target, name):
+            return
+        size, page_bytes = self._placement.page_size, self._page_bytes()
+        digests = self._digests.page_ends(np.array(prefix.ids, np.int32), prefix.scope, size)
+        held = self._placement.held(target, digests)
+        need = Need(held, held, self._placement.pace(target, self._clock()))
+        move = choose(need, [(name, len(digests))], self._pace, size, page_bytes)
+        if move is None or not self._has_room(move, target):
+            return
+        done = asyncio.Event()
+        move = dataclasses.replace(move, limit_s=min(move.limit_s, left_s))
+        self._start(move, target, digests[-1], prefix.ids, prefix.scope, ("", done.set))
+        await done.wait()
+
+    def _has_room(self, move: Move, target: str) -> bool:
+        """There is a store for the KV snapshot, with room for it beside those on their way."""
+        size = self._size(move)
+        others = [*self._moves.values(), *self._late.values()]
+        for name in (move.source, target):
+            at_once = sum(one.bytes for one in others if name in (one.move.source, one.target))
+            if at_once and at_once + size > MOST_BYTES:
+                return False
+        try:
+            self._store = self._store or self._make_store()
+            return self._store.has_room(size + sum(one.bytes for one in others))
+        except OSError as error:
+            log.warning("cached pages are not moved: %s", error)
+            return False
+
+    def _size(self, move: Move) -> int:
+        return (move.end - move.first) * self._page_bytes()
+
+    def _start(
+        self,
+        move: Move,
+        target: str,
+        end: int,
+        ids: Sequence[int],
+        scope: str,
+        waiting: tuple[str, Callable[[], None]],
+        rid: str = "",
+        prompt: Generate | None = None,
+    ) -> None:
+        """`prompt`: computed by the source first."""
+        assert self._store is not None
+        rid = rid or self._new_rid()
+        snapshot, now = self._store.new(), self._clock()
+        found = _InProgress(move, target, end, snapshot, self._size(move), now, [waiting])
+        self._moves[rid] = found
+        later = self._later or asyncio.get_running_loop().call_later
+        found.timer = later(move.limit_s, lambda: self._release(found, 0))
+        size = self._placement.page_size
+        message = ExportPrefix(
+            rid=rid,
+            ids=tuple(ids[: move.end * size]),
+            scope=scope,
+            path=found.snapshot,
+            skip=move.first * size,
+        )
+        found.prefill = prompt is not None
+        found.export = None if prompt is None else message
+        self._ask(rid, move.source, prompt or message)
+
+    def _ask(self, rid: str, name: str, message: ToTokenizer) -> None:
+        """Send a message of the move `rid`, which ends where that fails."""
+        try:
+            self._send(name, message)
+            self._moves[rid].exporting = isinstance(message, ExportPrefix)
+        except Exception:
+            log.exception("cached pages are not moved: replica %s could not be asked", name)
+            self._end(rid, 0)
+
+    def _new_rid(self) -> str:
+        return f"{INTERNAL}move-{self._name}-{next(self._numbers)}"
+
+    def answered(self, name: str, answer: Reply | Texts | Failed) -> bool:
+        """Take the answer of a replica; False where it is not about a move."""
+        if answer.rid == PREFIXES:
+            self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
+            return True
+        if answer.rid in self._late:
+            self._remove(self._late.pop(answer.rid).snapshot)
+            return True
+        found = self._moves.get(answer.rid)
+        if found is None:
+            return False
+        found.exporting = False
+        done = answer.transferred if isinstance(answer, Reply) else None
+        if found.importing:
+            self._count_refusal(found, answer)
+            if done is not None:
+                self._pace.learn(self._clock() - found.began, done.bytes)
+            self._end(answer.rid, 0 if done is None else found.move.gained)
+        elif done is None or not found.waiting:
+            self._end(answer.rid, 0)  # nobody waits for it any more, or there is nothing to import
+        else:
+            found.importing = True
+            self._ask(answer.rid, found.target, ImportPrefix(rid=answer.rid, path=found.snapshot))
+        return True
+
+    def _takes(self, target: str, source: str) -> bool:
+        """`target` has not refused the last KV snapshots of `source`."""
+        return self._refusals.get((source, target), 0) < MOST_REFUSALS
+
+    def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
+        pair = found.move.source, found.target
+        if not isinstance(answer, Failed):
+            self._refusals.pop(pair, None)
+        elif answer.error.code == InvalidRequest.code:
+            self._refusals[pair] = self._refusals.get(pair, 0) + 1
+            if not self._takes(found.target, found.move.source):
+                message = answer.error.message
+                log.warning("cached pages are not moved from %s to %s any more: %s", *pair, message)
+
+    def left(self, name: str) -> None:
+        """A replica takes no messages any more."""
+        self._tell(name, ())
+        self._refusals = {pair: count for pair, count in self._refusals.items() if name not in pair}
+        for rid, found in list(self._moves.items()):
+            if name in (found.target, found.move.source):
+                self._end(rid, 0)
+        for rid in [rid for rid, one in self._late.items() if one.move.source == name]:
+            self._remove(self._late.pop(rid).snapshot)
+
+    def close(self) -> None:
+        """Forget all moves and remove their KV snapshots."""
+        for found in self._moves.values():
+            if found.timer is not None:
+                found.timer.cancel()
+        self._moves.clear()
+        self._late.clear()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _tell(self, name: str, prefixes: Sequence[HeldPrefix]) -> None:
+        asked = self._asked.pop(name, None)
+        if asked is not None and not asked.done():
+            asked.set_result(prefixes)
+
+    def _joined(self, target: str, missing: Sequence[int]) -> _InProgress | None:
+        """A move to `target` that brings some of the pages which end with the digests `missing`."""
+        wanted = set(missing)
+        moves = self._moves.values()
+        return next(
+            (one for one in moves if one.waiting and one.target == target and one.end in wanted), None
+        )
+
+    def _end(self, rid: str, gained: int) -> None:
+        found = self._moves.pop(rid)
+        with errors_logged("ending a move"):
+            self._placement.ended(rid)
+        self._remove(found.snapshot)
+        if found.exporting:
+            self._late[rid] = found
+        self._release(found, gained)
+
+    def _remove(self, snapshot: str) -> None:
+        if self._store is not None:
+            with errors_logged("removing a KV snapshot"):
+                self._store.remove(snapshot)
+
+    def _release(self, found: _InProgress, gained: int) -> None:
+        """Send the requests that wait; each has `gained` tokens fewer to compute."""
+        if found.timer is not None:
+            found.timer.cancel()
+            found.timer = None
+        if found.export is not None and not gained and self._placement.has(found.move.source):
+            rid = next((rid for rid, one in self._moves.items() if one is found), None)
+            if rid is not None:  # its time limit has passed
+                with errors_logged("aborting a prompt"):
+                    self._send(found.move.source, Abort(rid=rid))
+        waiting, found.waiting = found.waiting, []
+        for rid, send in waiting:
+            with errors_logged("counting pages that have come"):
+                self._placement.fetched(rid, gained, self._clock())
+            send()
+
+
+def needs_states(request: Generate) -> bool:
+    """The answer is read off the prompt's hidden states, which are computed anyway."""
+    return request.pooling is not None or request.sampling.prompt_logprobs_start is not None

@@ -1,0 +1,275 @@
+"""Keeps one engine core of workers running: start, heartbeat, and a new engine core when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ramify.engine_messages import Abort, GetStats, ToFrontend, ToTokenizer
+from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
+from ramify.messages import Generate, ModelInfo
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.faults import errors_logged
+from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S
+from ramify.runtime.model.fingerprint import fingerprint
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
+from ramify.runtime.processes.engine_processes import EngineProcesses
+from ramify.runtime.processes.prestart import PrestartedWorkers
+from ramify.runtime.processes.shares import Share
+
+log = logging.getLogger("ramify")
+
+RESTART_LIMIT = 3
+"""After more deaths than this within RESTART_WINDOW_S, those of starting workers included, the supervisor
+gives up."""
+RESTART_WINDOW_S = 60.0
+
+
+class EngineSupervisor:
+    """Owns the engine core. All callbacks run on the event loop that `start` ran on.
+
+    Parameters
+    ----------
+    workers
+        Processes for the first engine core, if they were started early.
+    share
+        What its processes get of the machine, where there are several replicas.
+    name
+        Of the replica, where there are several; the log says it.
+    receive
+        Called with every message from the engine core.
+    died
+        Called with the error for requests that cannot be run again, when a worker has died. It returns
+        whether a request is known to be the cause; then the death does not count for `RESTART_LIMIT`.
+    restarted
+        Called when a new engine core is ready.
+    gave_up
+        Called with the reason when there is no new engine core.
+    busy
+        Whether anything waits for the engine core's answer: then silence of `SILENT_S` is a death.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        workers: PrestartedWorkers | None,
+        *,
+        share: Share | None = None,
+        name: str = "",
+        receive: Callable[[ToFrontend], None],
+        died: Callable[[WorkerDied], bool],
+        restarted: Callable[[], None],
+        gave_up: Callable[[EngineError], None],
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._share = share
+        self._of = f"replica {name}: " if name else ""
+        self._receive = receive
+        self._died = died
+        self._restarted = restarted
+        self._gave_up = gave_up
+        self._busy = busy
+        self._unheard = 0
+        """Heartbeats since the last message. Time in which this process itself stood still does not count."""
+        self._engine: EngineProcesses | None = None
+        self._last_message = 0.0
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._restart_times: collections.deque[float] = collections.deque()
+        self._held: list[ToTokenizer] | None = None
+        """Messages that wait while requests run alone; None while none does."""
+        self._alone: set[str] = set()
+        self._running = False
+        """An engine core was started, and neither `close_now` was called nor a restart has failed."""
+        self._draft_files: ModelFiles | None = None
+        self.info: ModelInfo | None = None
+        self.max_prompt_tokens = 0
+        self.page_bytes = 0
+
+    async def start(self) -> None:
+        """Find the model's files and start the engine core. Raises when either fails."""
+        weights = self._config.load_format != "dummy"
+        self._files = await asyncio.to_thread(resolve, self._config.model, weights=weights)
+        if self._config.draft_model is not None:
+            self._draft_files = await asyncio.to_thread(resolve, self._config.draft_model, weights=weights)
+        await self._start_engine()
+        self._heartbeat = asyncio.create_task(self._beat())
+
+    async def aclose(self) -> None:
+        self._running = False
+        engine, self._engine = self._engine, None
+        if engine is not None:  # not on the event loop: its processes have seconds to end
+            engine.disconnect()
+            await asyncio.to_thread(engine.stop)
+        for task in (self._heartbeat, self._restart):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._heartbeat = self._restart = None
+
+    def close_now(self) -> None:
+        """The part of `aclose` that needs no running event loop."""
+        self._running = False
+        # Unset first: at the interpreter's exit the heartbeat may run at the same time, in the loop's thread.
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
+
+    def send(self, message: ToTokenizer) -> None:
+        """Send a message to the engine core; dropped while there is none. Raises what encoding it raises."""
+        if (
+            self._held is not None
+            and isinstance(message, Generate | Abort)
+            and message.rid not in self._alone
+        ):
+            msgspec.msgpack.encode(message)  # raises at once what sending it would raise later
+            self._held.append(message)
+        elif self._engine is not None:
+            self._engine.send(message)
+
+    def send_alone(self, request: Generate) -> None:
+        """Send a request to a new engine core, and hold back all others but such ones until `end_alone`."""
+        if self._held is None:
+            self._held, self._alone = [], set()
+        self._alone.add(request.rid)
+        self.send(request)
+
+    def end_alone(self) -> None:
+        """Send the requests that were held back."""
+        held, self._held = self._held or [], None
+        for message in held:
+            with errors_logged("sending a request that was held back"):
+                self.send(message)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by role."""
+        return {} if self._engine is None else self._engine.pids
+
+    @property
+    def restarting(self) -> bool:
+        return self._restart is not None
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last message from the engine core."""
+        return time.monotonic() - self._last_message
+
+    def _handle(self, message: ToFrontend) -> None:
+        self._last_message = time.monotonic()
+        self._unheard = 0
+        self._receive(message)
+
+    async def _start_engine(self) -> None:
+        workers, self._workers = self._workers or PrestartedWorkers(self._config, self._share), None
+        engine = EngineProcesses(
+            self._config,
+            self._files,
+            workers,
+            draft_files=self._draft_files,
+            receive=self._handle,
+            died=self._worker_died,
+        )
+        ready = await engine.start()
+        info = ready["scheduler"].model_info
+        assert info is not None
+        self.info = msgspec.structs.replace(
+            info,
+            chat_format=ready["tokenizer"].chat_format,
+            fingerprint=fingerprint(self._files, self._config, info),
+        )
+        self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
+        self.page_bytes = ready["scheduler"].page_bytes
+        self._engine = engine
+        self._unheard = 0
+        self._running = True
+        self._last_message = time.monotonic()
+
+    def _worker_died(self, role: str) -> None:
+        """Replace the whole engine core: without one worker the state of the others is worthless."""
+        if not self._running or self._restart is not None:
+            return
+        self._begin_restart(f"The {role} process died")
+
+    def _begin_restart(self, reason: str) -> None:
+        log.error("%s%s; restarting the engine core", self._of, reason)
+        self._restart = asyncio.create_task(self._replace_engine(reason))
+
+    async def _replace_engine(self, reason: str) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            # A late chunk of a request that is about to be sent again would repeat its text.
+            engine.disconnect()
+        self._held = None
+        error = WorkerDied(f"{reason} while this request was running.", remedy="Send it again.")
+        explained = False
+        with errors_logged("telling of a death"):
+            explained = self._died(error)
+        began = time.monotonic()
+        try:
+            if engine is not None:
+                await asyncio.to_thread(engine.stop)
+            if not explained:
+                self._count_death()
+            await self._start_in_tries()
+        except Exception as failure:
+            if isinstance(failure, RamifyError):
+                log.error("%sthe engine core could not be restarted: %s", self._of, failure)
+            else:
+                log.exception("%sthe engine core could not be restarted", self._of)
+            self._running = False
+            if not isinstance(failure, WorkerDied) or failure.transient:
+                failure = EngineClosed(
+                    f"The engine has closed: {failure}",
+                    remedy="Restart the engine or server; its log says why.",
+                )
+            self._gave_up(failure)
+        else:
+            log.warning("%sthe engine core is ready again after %.1f s", self._of, time.monotonic() - began)
+            with errors_logged("telling of a new engine core"):
+                self._restarted()
+        finally:
+            self._restart = None
+
+    async def _start_in_tries(self) -> None:
+        """Start the engine core once more where one of its processes dies while starting."""
+        for _ in range(RESTART_LIMIT - 1):
+            try:
+                await self._start_engine()
+                return
+            except WorkerDied as failure:
+                log.error("%s%s Starting the engine core once more", self._of, failure)
+                self._count_death()
+        await self._start_engine()
+
+    def _count_death(self) -> None:
+        """Raise `WorkerDied` after more than `RESTART_LIMIT` deaths within `RESTART_WINDOW_S`."""
+        now = time.monotonic()
+        self._restart_times.append(now)
+        while now - self._restart_times[0] > RESTART_WINDOW_S:
+            self._restart_times.popleft()
+        if len(self._restart_times) > RESTART_LIMIT:
+            raise WorkerDied(
+                f"Workers died {len(self._restart_times)} times within {RESTART_WINDOW_S:g} s.",
+                remedy="Restart the engine or server; its log says why they died.",
+                transient=False,
+            )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._unheard += 1
+            silent = self._unheard > SILENT_S / HEARTBEAT_S
+            if silent and self._running and self._restart is None and self._busy():
+                self._begin_restart(f"The engine core said nothing for {SILENT_S:g} s")
+                continue
+            with contextlib.suppress(EngineError):  # the engine core was stopped at this moment
+                self.send(GetStats(rid=HEARTBEAT))
