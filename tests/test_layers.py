@@ -19,7 +19,6 @@ from tests.test_borders import MODULES, imports, ours
 
 PENDING = {
     "ramify",
-    "ramify.grammar",
     "ramify.lang",
     "ramify.runtime",
 }
