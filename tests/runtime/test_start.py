@@ -21,7 +21,7 @@ SCHEDULER = """
 import sys
 import ramify.runtime.scheduler.process
 late = ("transformers", "llguidance", "fastapi")
-grammar = ("engine.load", "compile.policy", "automaton.token_trie")
+grammar = ("engine.load", "compile.policy", "automaton.masks.token_trie")
 late += tuple(f"ramify.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]
 """
