@@ -219,8 +219,8 @@ class KVConnector:
         self._start(move, target, work.digests[-1], ids, scope, (work.rid, then), rid, prompt)
         return True
 
-    def prefilled(self, rid: str) -> None:
-        """A request has ended: if it was a prompt computed for another replica, export it."""
+    def prompt_computed(self, rid: str) -> None:
+        """Export the prompt of a request that has ended, if it was computed for another replica."""
         found = self._moves.get(rid)
         if found is None or found.export is None:
             return
@@ -232,21 +232,25 @@ class KVConnector:
             self._end(rid, 0)
 
     def prompts(self, name: str) -> int:
-        """How many prompts the replica computes for others, or has computed and exports."""
+        """Number of prompts that the replica computes for others, or has computed and exports."""
         moves = self._moves.values()
         return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
 
     def asked_of(self, name: str) -> list[str]:
-        """The requests that wait for a prompt which the replica computes."""
+        """Ids of the requests that wait for a prompt which the replica computes."""
         moves = self._moves.values()
         computing = [one for one in moves if one.export is not None and one.move.source == name]
         return [rid for one in computing for rid, _ in one.waiting]
 
-    def forget(self, rid: str) -> None:
-        """The request `rid`, which may wait here, is aborted: send it at once."""
+    def stop_waiting(self, rid: str) -> None:
+        """Send the request `rid` at once, which is aborted, if it waits here. Others go on waiting."""
         for found in list(self._moves.values()):
-            if [rid] == [waiting for waiting, _ in found.waiting]:
+            own = [waiting for waiting in found.waiting if waiting[0] == rid]
+            if own == found.waiting:
                 self._release(found, 0)
+            elif own:
+                found.waiting = [waiting for waiting in found.waiting if waiting[0] != rid]
+                self._send_waiting(own, 0)
 
     async def evacuate(self, name: str) -> None:
         """Move what the tree of `name` holds and programs will need to where their next requests will go.
@@ -451,6 +455,9 @@ class KVConnector:
                 with errors_logged("aborting a prompt"):
                     self._send(found.move.source, Abort(rid=rid))
         waiting, found.waiting = found.waiting, []
+        self._send_waiting(waiting, gained)
+
+    def _send_waiting(self, waiting: Sequence[tuple[str, Callable[[], None]]], gained: int) -> None:
         for rid, send in waiting:
             with errors_logged("counting pages that have come"):
                 self._placement.fetched(rid, gained, self._clock())

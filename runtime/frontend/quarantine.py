@@ -51,13 +51,6 @@ class Quarantine:
                 self._waiting.append(output)
         self.next()
 
-    def forget(self) -> None:
-        """The engine core has died that all requests were in."""
-        self._waiting.clear()
-        if self._probe is not None:
-            self._waiting.append(self._probe)
-        self._probe = None
-
     def waits(self, output: OutputQueue) -> bool:
         """The request waits here to be sent."""
         return any(output is waiting for waiting in self._waiting)

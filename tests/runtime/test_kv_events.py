@@ -311,8 +311,8 @@ def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
     assert events is not None
     held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
     return (
-        f"the frontend has change {frontend._tree.number}, the publisher has {events.publisher._number}"
-        f" messages, the subscriber {subscriber.last + 1}; the engine core was heard"
+        f"the publisher has {events.publisher._number} messages, the subscriber"
+        f" {subscriber.last + 1}; the engine core was heard"
         f" {frontend.heartbeat_age_s:.1f} s ago; blocks: {held}"
     )
 
