@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import random
@@ -33,7 +34,8 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import dummy_model, load_model
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.processes.worker_start import GC_THRESHOLDS
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
@@ -203,14 +205,15 @@ class LocalEngine:
         with self._decoding(prompts, steps * rounds) as warm:
             seconds, unsettled, before = [], 0, self._positions()
             for _ in range(rounds):
-                self._wait()
-                began = time.perf_counter()
-                for _ in range(steps):
-                    work = self._work()
-                    self._scheduler.step()
-                    unsettled += self._work() != work
-                self._wait()
-                seconds.append((time.perf_counter() - began) / steps)
+                with collecting_as_workers_do():
+                    self._wait()
+                    began = time.perf_counter()
+                    for _ in range(steps):
+                        work = self._work()
+                        self._scheduler.step()
+                        unsettled += self._work() != work
+                    self._wait()
+                    seconds.append((time.perf_counter() - began) / steps)
             after = self._positions()
             if after - before != rounds * steps * len(prompts):
                 raise RuntimeError(
@@ -276,7 +279,7 @@ class LocalEngine:
 
     def _positions(self) -> int:
         """The running requests' tokens."""
-        return sum(request.length for request in self._scheduler._requests.running)
+        return sum(request.length for request in self._scheduler.requests.running)
 
     def _device_time(self) -> float:
         """Seconds of one pass over a token of each running request, with logits and the sampler's kernels.
@@ -285,7 +288,7 @@ class LocalEngine:
         is the one before it, whose pass takes the same time.
         """
         extensions = []
-        for request in self._scheduler._requests.running:
+        for request in self._scheduler.requests.running:
             stop = min(request.length, len(request.pages.ids) * self._page_size)
             extensions.append(Extension(request.ids, stop - 1, stop, request.pages.ids))
         batch = pack(extensions, self._page_size)
@@ -341,6 +344,20 @@ class LocalEngine:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def collecting_as_workers_do() -> Iterator[None]:
+    """The garbage collector as in a worker process (`worker_start`); a full collection takes 50 ms."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _array(prompt: Sequence[int]) -> np.ndarray:

@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import ramify as rm
-from ramify.lang.calls.chat import chatml
+from ramify.lang.prompt.chat import chatml
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, Usage
 
 REPEATS = 5
@@ -96,7 +96,7 @@ def least(
 
 def serve() -> None:
     """Serve `Instant`; a line on standard input is answered with the processor time so far."""
-    from ramify.program_route import router
+    from ramify.programs.route import router
     from tests.server.fake_frontend import FakeFrontend, LiveServer
 
     class StubFrontend(FakeFrontend):

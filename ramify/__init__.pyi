@@ -47,12 +47,12 @@ from ramify.lang.calls.choices import (
 )
 from ramify.lang.graph.conditions import repeat as repeat
 from ramify.lang.graph.conditions import when as when
-from ramify.lang.program.fork import ForkGroup as ForkGroup
 from ramify.lang.program.run import set_default_backend as set_default_backend
-from ramify.lang.program.state import ProgramState as ProgramState
+from ramify.lang.state.fork import ForkGroup as ForkGroup
+from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
-from ramify.runtime.engine import Engine as Engine
+from ramify.runtime.engine.engine import Engine as Engine
 
 __version__: str

@@ -21,7 +21,7 @@ def tables() -> tuple[Rows, Rows]:
     """Cells of the parts and of the visits, without headings."""
     section = PAGE.read_text().split(f"\n{HEADING}\n")[1].split("\n## ")[0]
     found = re.findall(r"(?:^\|.*\|\n)+", section, re.MULTILINE)
-    parts, visits = (
+    parts, visits, *_ = (
         [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
         for table in found
     )

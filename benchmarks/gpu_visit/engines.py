@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.engine import CONFIGS, Row, Sizes, decodes, engine_config
 from benchmarks.engine_local import LocalEngine
-from benchmarks.gpu_visit import expected
+from benchmarks.gpu_visit import earlier
 from benchmarks.gpu_visit.figures import Figures
 
 TINY = Sizes(batches=(1, 2), context=20, steps=1, prompt=24, chunk=16, branches=2, prefixes=(128,))
@@ -52,13 +52,13 @@ def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
 
 
 def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
-    """A row of `benchmarks.engine` with its floor and its prediction; `of` goes before the case's name."""
+    """A row of `benchmarks.engine` with its floor and an earlier time; `of` begins the case's name."""
     row = dict(row)
     case = row.pop("case")
     if "of_roofline" in row:
         row["floor_s"] = row["of_roofline"] * row["seconds"]
-    predicted = {} if of else expected.seconds(case, row["seconds"])
-    figures.add(f"{of}{case}", **row, **predicted)
+    before = {} if of else earlier.compared(case, row["seconds"])
+    figures.add(f"{of}{case}", **row, **before)
 
 
 def add_decodes(

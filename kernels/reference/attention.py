@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.arguments.checks import check_attention, check_lengths
 
 
 def paged_attention(
@@ -79,8 +79,8 @@ def paged_attention(
         scores = torch.einsum("hgqd,hkd->hgqk", queries.float(), keys.float()) * scale
         if soft_cap > 0.0:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        position = torch.arange(length - (high - low), length)[:, None]
-        key_position = torch.arange(length)[None, :]
+        position = torch.arange(length - (high - low), length, device=q.device)[:, None]
+        key_position = torch.arange(length, device=q.device)[None, :]
         hidden = key_position > position
         if window > 0:
             hidden |= key_position <= position - window

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_float8
-from ramify.kernels.quantised import QuantisedWeight
+from ramify.kernels.arguments.checks import check_float8
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 MOST, LEAST = 448.0, 1e-20
 """The largest float8_e4m3fn; the least maximum of inputs that share a factor."""
@@ -28,9 +28,10 @@ def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
     wide = torch.nn.functional.pad(x.float(), (0, weight.padded - weight.inputs))
     groups = wide.unflatten(1, (-1, weight.activation_group or weight.padded))
     top = groups.abs().amax(2).clamp(min=LEAST)
-    inverse = top.new_tensor(MOST) / top  # a float's division by a tensor is rounded twice
+    # Tensors on both sides: torch divides by a float, and a float by a tensor, with two roundings on CUDA.
+    inverse = top.new_tensor(MOST) / top
     numbers = (groups * inverse[:, :, None]).clamp(-MOST, MOST).to(torch.float8_e4m3fn)
-    return numbers.flatten(1), (top / MOST).t().contiguous()
+    return numbers.flatten(1), (top / top.new_tensor(MOST)).t().contiguous()
 
 
 def float8_matmul(

@@ -20,12 +20,14 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from triton import knobs
@@ -36,7 +38,7 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ramify.kernels.triton import interpret
+from ramify.kernels.triton.launching import interpret
 
 
 class Form(NamedTuple):
@@ -252,15 +254,21 @@ class _NotLoaded:
 
 
 @contextlib.contextmanager
-def _libcuda() -> Iterator[None]:
-    """Launchers are linked against the driver's library, or an empty one where there is no driver."""
+def driver_library() -> Iterator[None]:
+    """Launchers are linked against the driver's library.
+
+    Where there is no driver, a library of empty functions with the same names stands for it: a linker drops a
+    library of which nothing is used, and such a launcher does not load on the machine with a GPU."""
     try:
         nvidia.libcuda_dirs()
     except (AssertionError, OSError, subprocess.CalledProcessError):
-        with tempfile.TemporaryDirectory() as folder:
-            library = ["-shared", "-o", f"{folder}/libcuda.so.1", "-x", "c", os.devnull]
+        with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope():
+            sources = Path(nvidia.__file__).parent.glob("driver.*")
+            names = {name for path in sources for name in re.findall(r"\bcu[A-Z]\w+", path.read_text())}
+            code = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
+            library = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1", "-x", "c", "-"]
             with contextlib.suppress(OSError):  # without a compiler, which the launchers miss as well
-                subprocess.run([os.environ.get("CC", "cc"), *library], check=False)
+                subprocess.run([os.environ.get("CC", "cc"), *library], input=code, text=True, check=False)
             knobs.nvidia.libcuda_path = folder
             yield
     else:
@@ -271,7 +279,7 @@ def _worker(capability: int) -> None:
     """Compiles a form for each line of the input; answers each with a line: null, or the failure."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers print as well
-    with absent(capability), _libcuda():
+    with absent(capability), driver_library():
         for line in sys.stdin:
             failure = None
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_visit import expected
+from benchmarks.gpu_visit import earlier
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
 from benchmarks.gpu_visit.parts import profile, versions
@@ -134,18 +134,11 @@ def test_a_wrong_kernel_fails_its_case_alone(tmp_path: Path) -> None:
     assert rows["twins: log-probabilities, top 20"][0]["equal"]
 
 
-def test_predictions_are_beside_what_was_found() -> None:
-    card = "NVIDIA H100 80GB HBM3"
-    assert expected.seconds("decode 1 x 1024", 7e-3, card) == {
-        "expected": (6.8e-3, 7.2e-3),
-        "found": 7e-3,
-        "miss": 0.0,
-        "source": "estimates",
-    }
-    assert expected.seconds("decode 1 x 1024", 7.92e-3, card)["miss"] == pytest.approx(0.1)
-    assert expected.of_ceiling("o, 16 rows", 0.52, card)["miss"] == pytest.approx(-0.2)
-    assert expected.of_ceiling("o, 256 rows", 0.5, card) == {}
-    assert expected.seconds("decode 1 x 1024", 7e-3, "another card") == {}
+def test_an_earlier_visits_time_is_beside_a_new_one() -> None:
+    card = "NVIDIA H200"
+    assert earlier.compared("prefill 4096", 0.1122, card) == {"longer": pytest.approx(0.1)}
+    assert earlier.compared("decode 3 x 1024", 7e-3, card) == {}
+    assert earlier.compared("decode 1 x 1024", 7e-3, "another card") == {}
 
 
 def test_the_log_of_a_server_tells_of_its_start() -> None:

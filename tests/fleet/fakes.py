@@ -12,7 +12,7 @@ import numpy as np
 from ramify.engine_messages import StepText
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import Finish, Generate, LimitHint, ModelInfo, ProgramHint, TextChunk
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.replica import FleetEvents

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.triton import activation, kv_store, matmul, norm, rope
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NORM_SHAPES = [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64), (2, 4096), (33, 1, 128)]
@@ -53,12 +53,13 @@ def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def assert_as_good(result: Tensor, torchs: Tensor, exact: Tensor) -> None:
-    """At most twice the error of torch at the same dtype, both against float64."""
+    """At most three times the error of torch at the same dtype, both against float64. On an H100 cuBLAS sums
+    4,096 float32 products in parts, and has half the error of a sum in order."""
     if not exact.numel():
         return
     floor = torch.finfo(result.dtype).eps * exact.abs().max()
     error, other = ((each.double() - exact).abs().max() for each in (result, torchs))
-    assert error <= 2 * other + 0.5 * floor, f"{error:.3g} against torch's {other:.3g}"
+    assert error <= 3 * other + 0.5 * floor, f"{error:.3g} against torch's {other:.3g}"
     assert error <= 8 * floor, "torch at this dtype is far off itself"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton.backends.nvidia import driver as nvidia
 
 from ramify.cli.pull import FORM_OPTIONS
 from ramify.errors import UnsupportedField
@@ -38,6 +39,16 @@ def files(tmp_path: Path) -> ModelFiles:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SHAPE, "architectures": ["Qwen3ForCausalLM"]}))
     return ModelFiles("tiny", folder, folder)
+
+
+def test_what_is_built_without_a_driver_depends_on_the_drivers_library(tmp_path: Path) -> None:
+    built = tmp_path / "launcher.so"
+    code = "int cuCtxGetCurrent(void *); int launch(void) { return cuCtxGetCurrent(0); }"
+    with ahead.driver_library():
+        folders = [f"-L{folder}" for folder in nvidia.libcuda_dirs()]
+        command = ["cc", "-shared", "-fPIC", "-Wl,--as-needed", "-o", str(built), "-x", "c", "-"]
+        subprocess.run([*command, *folders, "-l:libcuda.so.1"], input=code, text=True, check=True)
+    assert b"libcuda.so.1" in built.read_bytes()
 
 
 def launch_norms(size: int = 576) -> None:

@@ -14,7 +14,7 @@ import ramify as rm
 from ramify.bounds import Bounds
 from ramify.errors import BudgetExceeded, InvalidRequest
 from ramify.graph import Gen, Graph
-from ramify.program_route import router
+from ramify.programs.route import router
 from tests.lang.compiling import line_of, refusal
 from tests.lang.remote import ScriptedFrontend
 from tests.server.conftest import LiveServer

@@ -6,7 +6,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.lang.calls.options import NAMES, SPELLINGS, read_options
+from ramify.sampling_options import NAMES, SPELLINGS, read_options
 from ramify.sampling_params import SamplingParams
 
 
@@ -67,6 +67,19 @@ def test_wrong_options_are_refused_where_they_are_written(given, error, field):
         assert refused.value.field == field
 
 
+def test_an_engine_takes_the_options_of_gen(engine):
+    completion = engine.complete("a", max_new_tokens=2, sampling_seed=1, stop="zz", ignore_eos=True)
+    assert completion.usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("call", ["complete", "complete_many"])
+def test_an_engine_refuses_an_option_by_name(engine, call):
+    for wrong, error in (({"colour": 1}, UnsupportedField), ({"max_tokens": "4"}, InvalidRequest)):
+        with pytest.raises(error) as refused:
+            getattr(engine, call)(["a", "b"], **wrong)
+        assert [refused.value.field] == list(wrong)
+
+
 def test_every_sampling_field_is_an_option():
     assert set(SamplingParams.__struct_fields__) <= NAMES
     assert set(SPELLINGS.values()) <= set(SamplingParams.__struct_fields__)
@@ -120,7 +133,8 @@ def test_a_run_refuses_what_neither_it_nor_the_program_knows():
 )
 def test_constraints_whose_value_stays_text(given, kind, source):
     node = rm.gen("x", **given)
-    assert (node.constraint.kind, node.constraint.source) == (kind, source)
+    constraint = node.wire.constraint
+    assert (constraint.kind, constraint.source) == (kind, source)
     assert node.parse("as it is") == "as it is"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError
-from ramify.lang.program.streaming import _VariableText
+from ramify.lang.state.streaming import _VariableText
 from tests.lang.backends import Breaking, Holding
 
 PLAIN = "<|im_start|>{}\n{}<|im_end|>\n"

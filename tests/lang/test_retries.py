@@ -10,7 +10,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.calls.retries import describe
+from ramify.lang.program.retries import describe
 from ramify.messages import ChatFormat
 from tests.lang.backends import Holding
 

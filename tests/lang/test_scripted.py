@@ -12,7 +12,7 @@ import pytest
 
 import ramify as rm
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.chat import chatml
+from ramify.lang.prompt.chat import chatml
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from tests.lang.chat_templates import TEMPLATES
 from tests.model.test_chat_format import tokenizer

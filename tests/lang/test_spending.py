@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +12,11 @@ import pytest
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
+from ramify.loop import wait
 from ramify.messages import Finish, Generate, SchedulerStats, TextChunk, Usage
 from tests.lang.backends import Holding
+from tests.lang.engines import OPTIONS
 
 
 class Counting(ScriptedBackend):
@@ -96,6 +99,41 @@ def test_a_backend_that_does_not_answer_the_abort_is_closed(monkeypatch: pytest.
     assert isinstance(state.error().__cause__, RequestTimeout)
     assert state.usage.completion_tokens == 1
     assert backend.closed == 1
+
+
+class Unsent(Counting):
+    """A backend that is cancelled before it has sent the request, and has nothing to abort."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+            yield TextChunk(rid=request.rid)
+        finally:
+            self.closed += 1
+
+    async def abort(self, rid: str) -> bool:
+        self.rids.append(rid)
+        return False
+
+
+def test_a_request_that_was_not_sent_ends_without_waiting_for_its_last_chunk(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 3600.0)
+    backend = Unsent()
+
+    @rm.function
+    def program(s):
+        s += "Count: " + rm.gen("x")
+        backend.started.block()
+        raise ValueError("of the body")
+
+    with pytest.raises(ValueError, match="of the body"):
+        program.run(backend=backend)
+    assert len(backend.rids) == backend.closed == 1
+
+
+def test_an_engine_that_has_not_started_has_sent_nothing(model_folder: Path):
+    assert wait(rm.Engine(str(model_folder), **OPTIONS).abort("r")) is False
 
 
 def test_without_abort_the_tokens_that_have_come_are_counted():

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import ramify as rm
 from ramify import retry
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
-from ramify.lang.calls.thinking import PLAIN, ThoughtSplitter
+from ramify.lang.prompt.thinking import PLAIN, ThoughtSplitter
 from ramify.messages import ChatFormat, Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
 from ramify.retry import Retry
 from ramify.runtime.model.tokenizer.chat_format import chat_format

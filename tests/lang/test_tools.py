@@ -15,8 +15,8 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.program.event import Event
-from ramify.lang.tools import steps
+from ramify.lang.common.event import Event
+from ramify.lang.program import tool_steps as steps
 from ramify.lang.tools.forms import JsonCalls
 from ramify.lang.tools.tool import read_docstring
 from ramify.lang.trace.report import report_data

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 import ramify as rm
-from ramify.lang.calls.transcript import Piece
+from ramify.lang.prompt.transcript import Piece
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, _common
 from ramify.lang.trace.tokens import Span, Tokens, tokens_of

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize, quantize
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:  # importing it takes seconds from a cold disk, and `random_blocks` needs none of it
+    from transformers import PreTrainedModel
 
 _HALVES = {
     0: "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS",

@@ -32,7 +32,7 @@ from ramify.errors import (
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
@@ -346,8 +346,7 @@ SCRIPT = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from ramify.runtime.processes.chunks import joined
-from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
 engine.complete("x", max_tokens=2)
 print("ready", flush=True)

@@ -25,7 +25,7 @@ from ramify.errors import (
 )
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
 from tests.fleet.fakes import FakeEngine, Served

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_timing import Timer
-from benchmarks.gpu_visit import expected
 from benchmarks.gpu_visit.device import device_of, free
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
@@ -61,7 +60,6 @@ def run(figures: Figures) -> None:
                     bound=bound,
                     of_ceiling=share,
                     captured=found["torch"].captured,
-                    **expected.of_ceiling(case, share),
                 )
                 del made
             free(device)

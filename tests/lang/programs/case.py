@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.lang.program.function import Function
+from ramify.lang.functions.function import Function
 
 
 @dataclass(frozen=True)
