@@ -62,13 +62,13 @@ PATIENCE = 4.0
 """Times the expected time that a prompt may take on a replica for prompts."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray cluster
-each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
+"""Bytes of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray
+cluster each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
 EVACUATE_S = 10.0
-"""For the prefixes of a replica that drains."""
+"""Seconds in which the prefixes of a draining replica may move."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
-"""The id of the question for them."""
+"""Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
 """KV snapshots in a row that a replica refuses of another one before nothing is moved between the two any
 more: on machines with other processors the same model has other keys and values."""
@@ -81,17 +81,17 @@ class _InProgress:
     end: int
     """The digest of the last page."""
     snapshot: str
-    """Its name in the store."""
+    """Name of the KV snapshot in the store."""
     bytes: int
     began: float
     waiting: list[tuple[str, Callable[[], None]]]
-    """Requests, and what sends each."""
+    """Ids of the requests that wait, with a function that sends each."""
     export: ExportPrefix | None = None
     """Sent when the source has computed the prompt."""
     prefill: bool = False
     """The source computes the prompt first."""
     exporting: bool = False
-    """The source has been asked for the KV snapshot and has not answered."""
+    """Whether the source has been asked for the KV snapshot and has not answered."""
     importing: bool = False
     timer: Timer | None = None
 
@@ -100,8 +100,8 @@ class KVConnector:
     """The moves in progress.
 
     send : sends a message to a replica that is up
-    page_bytes : of one page, 0 where replicas do not transfer pages
-    make_store : where the KV snapshots lie; called with the first move
+    page_bytes : gives the bytes of one page, 0 where replicas do not transfer pages
+    make_store : makes the place for the KV snapshots; called with the first move
     later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
     """
 
@@ -128,15 +128,16 @@ class KVConnector:
         self._make_store = make_store
         self._store: SnapshotStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
-        """By source and target: KV snapshots that were refused, one after the other."""
+        """(source, target) → number of KV snapshots that were refused, one after the other."""
         self._digests = Digests()
         self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
-        """By replica: what `evacuate` waits for."""
+        """Replica → its prefixes, for which `evacuate` waits."""
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
 
     def seconds_for(self, pages: int) -> float:
-        """For pages to come from another replica, as measured; infinite where they do not."""
+        """Seconds in which `pages` pages come from another replica, as measured; infinite where they do
+        not."""
         page_bytes = self._page_bytes()
         return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
@@ -297,7 +298,7 @@ class KVConnector:
         await done.wait()
 
     def _has_room(self, move: Move, target: str) -> bool:
-        """There is a store for the KV snapshot, with room for it beside those on their way."""
+        """Whether there is a store with room for the KV snapshot beside those on their way."""
         size = self._size(move)
         others = [*self._moves.values(), *self._late.values()]
         for name in (move.source, target):
@@ -325,7 +326,7 @@ class KVConnector:
         rid: str = "",
         prompt: Generate | None = None,
     ) -> None:
-        """`prompt`: computed by the source first."""
+        """Start a move. `prompt`: a request that the source computes first."""
         assert self._store is not None
         rid = rid or self._new_rid()
         snapshot, now = self._store.new(), self._clock()
@@ -358,7 +359,7 @@ class KVConnector:
         return f"{INTERNAL}move-{self._name}-{next(self._numbers)}"
 
     def answered(self, name: str, answer: Reply | Texts | Failed) -> bool:
-        """Take the answer of a replica; False where it is not about a move."""
+        """Take a replica's answer. Returns False where it is not about a move."""
         if answer.rid == PREFIXES:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
@@ -383,7 +384,7 @@ class KVConnector:
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """`target` has not refused the last KV snapshots of `source`."""
+        """Whether `target` has not refused the last KV snapshots of `source`."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -397,7 +398,7 @@ class KVConnector:
                 log.warning("cached pages are not moved from %s to %s any more: %s", *pair, message)
 
     def left(self, name: str) -> None:
-        """A replica takes no messages any more."""
+        """End the moves of a replica that takes no messages any more."""
         self._tell(name, ())
         self._refusals = {pair: count for pair, count in self._refusals.items() if name not in pair}
         for rid, found in list(self._moves.items()):

@@ -23,8 +23,8 @@ gone        it will not come back by itself
 
 
 HEARTBEAT_S = 2.0
-"""How often a scheduler is asked for its counters, so that a message comes back even from an idle engine
-core."""
+"""Seconds between two heartbeats: the scheduler is asked for its counters, so that even an idle engine core
+sends a message."""
 HEARTBEAT = f"{INTERNAL}heartbeat"
 """Id of these control calls; their answers only show that the engine core lives."""
 SILENT_S = 30.0
@@ -102,7 +102,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_age_s: float
     """Seconds since its last message."""
     pids: dict[str, int]
-    """Its processes by role."""
+    """Role → process id."""
 
 
 def status_of(name: str, engine: EngineCore, state: State, requests: int) -> ReplicaStatus:
@@ -117,7 +117,8 @@ MakeEngine = Callable[[EngineEvents], EngineCore]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Replica:
-    """An engine core of the fleet. `up`: it takes messages. `left`: it is not in the fleet any more."""
+    """An engine core of the fleet, with its state. `up`: it takes messages. `left`: the fleet has removed
+    it."""
 
     engine: EngineCore
     up: bool = False
@@ -125,7 +126,7 @@ class Replica:
     gone: bool = False
     left: bool = False
     loras: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Its LoRA adapters: name → revision."""
+    """LoRA adapters: name → revision."""
 
     @property
     def state(self) -> State:
@@ -137,5 +138,5 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """It takes requests, or will when it has started."""
+        """Whether it takes requests, or will when it has started."""
         return not (self.draining or self.gone)

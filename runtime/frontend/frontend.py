@@ -118,7 +118,7 @@ class Frontend:
             await self._fleet.start()
             self._closed = None
             if self._kv_events is not None:
-                self._kv_events.begin(self._model_names()[0])
+                self._kv_events.start_publishing(self._model_names()[0])
             await self._loras.load_all(self._config.loras)
         except BaseException:
             await self.aclose()
@@ -409,7 +409,7 @@ class Frontend:
         if request.sampling.seed is None and request.sampling.temperature > 0.0:
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)
-        return self._requests.begin(request)
+        return self._requests.send_request(request)
 
     def _check_room(self, request: Generate) -> None:
         """Raises `Overloaded` where no more requests may be in flight, or no more of its flow."""
@@ -445,7 +445,7 @@ class Frontend:
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
         """Publish the change of a replica's prefix tree; None: the tree is gone with its engine core."""
         if self._kv_events is not None:
-            self._kv_events.told(replica, change)
+            self._kv_events.publish_change(replica, change)
 
     def _fail_all(self, error: EngineError) -> None:
         """End every request and control call with `error`, which new ones get as well."""

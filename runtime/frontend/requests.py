@@ -1,4 +1,4 @@
-"""The requests of a frontend: their outputs, from the first message into the engine core to the last chunk.
+"""The requests of a frontend in flight: their outputs, from the first message to the last chunk.
 
 In the engine core a request's id is the client's, "~" and a number: one that is used again, while the end
 of the request before is on its way, gets nothing of that one.
@@ -45,7 +45,7 @@ class Requests:
 
     # --- begin and end ----------------------------------------------------------------------------
 
-    def begin(self, request: Generate) -> OutputQueue:
+    def send_request(self, request: Generate) -> OutputQueue:
         """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
         in_engine = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
         output = self.outputs[request.rid] = OutputQueue(in_engine, rid=request.rid)
@@ -62,7 +62,7 @@ class Requests:
         return output
 
     def close(self, rid: str) -> None:
-        """Nobody reads its chunks any more: it is aborted unless it has ended."""
+        """Forget a request whose chunks nobody reads any more, and abort it unless it has ended."""
         output = self.outputs.pop(rid, None)
         if output is not None and (flow := _flow_of(output.request)):
             self._flows[flow] -= 1
@@ -71,7 +71,7 @@ class Requests:
         if output is not None and not output.ended:
             self._fleet.send(Abort(rid=output.request.rid))
             output.ended = True
-            self.quarantine.next()
+            self.quarantine.send_next()
         if not self.outputs:
             self._empty.set()
 
@@ -100,7 +100,7 @@ class Requests:
             except TimeoutError:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
-    # --- what the engine core says -----------------------------------------------------------------------
+    # --- messages of the engine core -----------------------------------------------------------------------
 
     def _of(self, engine_id: str) -> OutputQueue | None:
         """The output of a request by its id in the engine core; None where nobody reads it any more."""
@@ -115,14 +115,14 @@ class Requests:
                 if output.ended and chunk.finish is None:  # its text differs; the engine core would go on
                     self._fleet.send(Abort(rid=chunk.rid))
         if self.quarantine.busy:
-            self.quarantine.next()
+            self.quarantine.send_next()
 
     def fail(self, rid: str, error: RamifyError) -> None:
-        """The request of the id `rid` in the engine core has failed."""
+        """Fail the request whose id in the engine core is `rid`."""
         output = self._of(rid)
         if output is not None:
             output.fail(error)
-            self.quarantine.next()
+            self.quarantine.send_next()
 
     def fail_all(self, error: RamifyError) -> None:
         for output in list(self.outputs.values()):
@@ -145,7 +145,7 @@ class Requests:
             if output.suspect and output.aborted:
                 output.end_aborted()
         going_on = [output for output in going_on if not output.ended]
-        self.quarantine.add([output for output in going_on if output.suspect])
+        self.quarantine.add_suspects([output for output in going_on if output.suspect])
         for output in going_on:
             try:
                 if not output.suspect:

@@ -135,7 +135,7 @@ def test_ids_that_no_prompt_has_are_refused_by_the_replica(fleet: Fleet) -> None
 
 
 def test_requests_under_a_limit_of_tokens_stay_on_one_replica(fleet: Fleet) -> None:
-    """Its scheduler sums what they cost."""
+    """One scheduler has to sum all tokens of a limit."""
     long = tuple(range(5000, 9000))
     fleet.send(Generate(rid="first", prompt=((1,),), hint=asked("x", program="p", limit=10**6).hint))
     home = fleet.home("first")

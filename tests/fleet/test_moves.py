@@ -320,7 +320,7 @@ def test_a_closed_fleet_leaves_no_file(moving: Moving, tmp_path: Path) -> None:
 
 
 def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving) -> None:
-    """Those of one program go to one place, where its next request goes; what is short stays."""
+    """The prefixes of one program go to one replica, where its next request goes; short ones stay."""
     ids = [tuple(range(start, start + 320)) for start in (0, 1000, 2000)]
     held = (
         HeldPrefix(scope=":s", ids=ids[0], owners=("p",)),
@@ -459,7 +459,7 @@ def test_a_death_over_a_prompt_counts_against_those_that_asked_for_it(roles: Mov
 
 
 def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
-    """It loads kernels, and is slower than the fleet's pace says."""
+    """The first prompt loads kernels, and is slower than the fleet's pace says."""
     roles.send(asked("a", 7))
     computed(roles, prefill(roles))
     roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))
