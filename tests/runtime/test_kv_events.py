@@ -121,7 +121,7 @@ def published() -> Iterator[Published]:
 def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -> None:
     """Two replicas with commits, evictions, flushes and a death; live messages of which some are lost."""
     draw = random.Random(seed)
-    tells = published.events.told
+    tells = published.events.publish_change
     replicas = {name: Replica(lambda change, name=name: tells(name, change)) for name in "ab"}
     texts = [np.array([draw.randrange(3) for _ in range(90)], np.int32) for _ in range(8)]
     losing = False
