@@ -40,7 +40,7 @@ SESSIONS = 1.1
 """Calls that run on each replica while it has no request, which Serve counts: the frontend's session, and for
 moments its heartbeats. With 1, two idle replicas would need 1.01 replicas at a target of 1, so both."""
 POLL_S = 0.5
-"""How often an actor that stops looks whether its requests have ended."""
+"""Seconds between two looks of a stopping actor whether its requests have ended."""
 
 
 class Model:

@@ -48,7 +48,7 @@ SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
-    """Whose request or question it is, and the id that it has there."""
+    """The sending session, and the request's or call's id in it."""
 
     session: Session
     rid: str
@@ -64,7 +64,7 @@ class _Adapter:
 
 
 class Session:
-    """What is on its way to one frontend, and which of its requests run."""
+    """One frontend's outgoing messages and running requests."""
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
@@ -73,7 +73,7 @@ class Session:
         """By request id: resolved when the request has ended."""
         self.next_number = 1
         self.early: dict[int, ToTokenizer | Failed] = {}
-        """Messages whose predecessors have not come yet."""
+        """Number → message whose predecessors have not come yet."""
         self._queue: deque[ToSession] = deque()
         self._wake = asyncio.Event()
         self._ended = False
@@ -91,7 +91,7 @@ class Session:
         self.put(Goodbye(reason=reason))
 
     async def items(self) -> AsyncIterator[bytes]:
-        """What has come since the item before, as one item."""
+        """Messages since the item before, as one item."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -137,7 +137,7 @@ class EngineHost:
         self._loading: dict[str, tuple[str, LoadLora]] = {}
         """By its id in the engine core: the session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}
-        """By name. A frontend that starts anew loads what the one before it had."""
+        """Loaded adapters by name; a restarted frontend registers the same ones again."""
         self._snapshots = ReplicaSnapshots(self._engine.send)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None

@@ -40,7 +40,7 @@ class RemoteSnapshots:
         return True
 
     def put(self, name: str, snapshot: Any) -> None:
-        """What a transport calls the KV snapshot. Nothing where it is not needed any more."""
+        """Keep the transport's reference to a KV snapshot; dropped where it is not needed any more."""
         if name in self._snapshots:
             self._snapshots[name] = snapshot
 
@@ -111,7 +111,7 @@ class ReplicaSnapshots:
         return True
 
     def engine_lost(self, reason: str) -> None:
-        """What has been asked of the engine core gets no answer."""
+        """Fail the exports and imports that the engine core has not answered: it is gone."""
         asked, self._asked = self._asked, {}
         for future in asked.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""What a replica and a frontend on another machine say to each other, as msgpack.
+"""Messages between a replica and a frontend on another machine, as msgpack.
 
     frontend ──▶ replica    one call for each message, numbered from 1 within a session
     replica ──▶ frontend    one stream for each session; an item is a list of messages
@@ -27,7 +27,7 @@ class Hello(Message, frozen=True, kw_only=True):
     info: ModelInfo
     max_prompt_tokens: int
     page_bytes: int
-    """Of a KV page; 0 where pages are not transferred."""
+    """Bytes of a KV page; 0 where pages are not transferred."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class NoSession(Exception):
 
 
 class Transport(Protocol):
-    """How a frontend reaches replicas: Ray Serve's handle, and another one in tests."""
+    """A frontend's calls to replicas: Ray Serve's handle, or another one in tests."""
 
     def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         """The items of a new session. Raises what became of the replica; closing it ends the session."""
