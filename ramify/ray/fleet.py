@@ -55,7 +55,7 @@ class ListedFleet(ReplicaFleet):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """What every replica takes; of those before where there is none."""
+        """Longest prompt that all replicas accept, in tokens; the last known value while none is up."""
         self._max_prompt_tokens = super().max_prompt_tokens or self._max_prompt_tokens
         return self._max_prompt_tokens
 

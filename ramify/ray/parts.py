@@ -41,7 +41,7 @@ class _Line(msgspec.Struct):
 class Parts:
     """A checkpoint folder, which every machine of the cluster sees under `path`.
 
-    `record` is what is run now (`ramify.lang.batch.fingerprint`), `rerun` has words of
+    `record` is the record of this batch (`ramify.lang.batch.fingerprint`); `rerun` has words of
     `ramify.lang.batch.checkpoint.RERUN`.
     """
 
@@ -104,7 +104,7 @@ class Parts:
             )
 
     def open(self) -> Finished:
-        """The finished rows, for an actor."""
+        """Open the checkpoint in an actor."""
         if not (Path(self.path) / BATCH).exists():
             raise InvalidRequest(
                 f"This machine does not see the checkpoint folder {self.path}.",
@@ -139,7 +139,7 @@ class Parts:
 
 
 class Finished:
-    """The rows of a checkpoint that an actor finds finished, and the file of the rows that it finishes.
+    """The finished rows of a checkpoint, and the file of the rows that this actor finishes.
 
     A finished row takes 24 bytes of memory.
     """
@@ -165,7 +165,7 @@ class Finished:
         )
 
     def find(self, row_id: str) -> dict[str, Any] | None:
-        """The line of a finished row; None where the row has to run."""
+        """The line of a finished row; None if the row has to run."""
         import numpy as np
 
         wanted = np.uint64(int(row_id[:16], 16))
@@ -209,11 +209,11 @@ def row_id(values: Mapping[str, Any], key: Any = None) -> str:
 
 
 class _NoId(TypeError):
-    """A value whose type has no bytes that are the same in every process."""
+    """A value has a type without bytes that are the same in every process."""
 
 
 def _stable(value: Any) -> Any:
-    """The same in every process."""
+    """Bytes of an array for a row's id, the same in every process."""
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         return [str(value.dtype), list(value.shape), value.tobytes()]
     raise _NoId(f"A row with a value of type {type(value).__qualname__} has no id.")
