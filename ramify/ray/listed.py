@@ -32,7 +32,7 @@ class ListedReplicas:
                 self._listener(list(names))
 
     def need(self, names: Collection[str]) -> None:
-        """Set the fleet's replicas. Some of them drain: calls name them although Serve no longer lists them."""
+        """Set the fleet's replicas. Calls may name one that drains, although Serve no longer lists it."""
         self._needed = frozenset(names)
 
     def kept(self, before: Collection[Any], names: Collection[str]) -> list[Any]:

@@ -7,13 +7,14 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import ramify as rm
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
-from tests.server.fake_frontend import FakeFrontend
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 
 class ScriptedFrontend(FakeFrontend):
@@ -137,3 +138,49 @@ class RawServer:
 def answer(body: bytes, status: str = "200 OK", kind: str = "application/json", headers: str = "") -> bytes:
     """A whole HTTP answer whose body ends with the connection."""
     return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{headers}connection: close\r\n\r\n".encode() + body
+
+
+@contextlib.contextmanager
+def raw_endpoint(
+    reply: Callable[[str], bytes | None], **options: Any
+) -> Iterator[tuple[rm.RuntimeEndpoint, RawServer]]:
+    """A `RawServer`, and its client with `options`."""
+    with RawServer(reply) as server, contextlib.closing(rm.RuntimeEndpoint(server.url, **options)) as backend:
+        yield backend, server
+
+
+@contextlib.contextmanager
+def raw_openai(
+    reply: Callable[[str], bytes | None], keeps: bool = False, **options: Any
+) -> Iterator[tuple[rm.OpenAI, RawServer]]:
+    """A `RawServer`, and a client of its model "m" under /v1 with `options`."""
+    with (
+        RawServer(reply, keeps=keeps) as server,
+        contextlib.closing(rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", **options)) as backend,
+    ):
+        yield backend, server
+
+
+@contextlib.contextmanager
+def live_endpoint(
+    frontend: FakeFrontend, *routers: Any, **options: Any
+) -> Iterator[tuple[rm.RuntimeEndpoint, LiveServer]]:
+    """A server before `frontend`, and its client with `options`."""
+    with (
+        LiveServer(frontend, *routers) as server,
+        contextlib.closing(rm.RuntimeEndpoint(server.url, **options)) as backend,
+    ):
+        yield backend, server
+
+
+@contextlib.contextmanager
+def live_openai(script: Any, *, is_chat_model: bool = True) -> Iterator[tuple[rm.OpenAI, ScriptedFrontend]]:
+    """Ramify's own server, which answers from `script`, and OpenAI's client of it."""
+    frontend = ScriptedFrontend(script)
+    with (
+        LiveServer(frontend) as server,
+        contextlib.closing(
+            rm.OpenAI(frontend.info.name, is_chat_model, base_url=server.url + "/v1", api_key="k")
+        ) as backend,
+    ):
+        yield backend, frontend

@@ -16,7 +16,7 @@ from ramify.loop import wait
 from ramify.messages import HELD_S, Generate, ProgramHint
 from ramify.program_route import router
 from ramify.sampling_params import SamplingParams
-from tests.lang.remote import RawServer, ScriptedFrontend, answer
+from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_endpoint, raw_endpoint
 from tests.server.fake_frontend import LiveServer
 
 
@@ -57,10 +57,8 @@ def test_a_request_arrives_as_it_was_made():
         return [chunk async for chunk in backend.generate(request)]
 
     frontend = ScriptedFrontend(["1"])
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         chunks = wait(ask(backend))
-        backend.close()
     assert msgspec.json.encode(frontend.requests) == msgspec.json.encode([request])
     assert [chunk.text for chunk in chunks if chunk.text] == ["1"]
     assert chunks[-1].finish.reason == "stop"
@@ -69,12 +67,10 @@ def test_a_request_arrives_as_it_was_made():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_only_who_follows_a_text_has_it_piece_by_piece(compiled):
     frontend = ScriptedFrontend(lambda request: "one two three")
-    with LiveServer(frontend, router) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend, router) as (backend, _):
         assert ask.run(backend=backend, compiled=compiled)["x"] == "one two three"
         state = ask.run(backend=backend, stream=True, compiled=compiled)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
-        backend.close()
     assert [request.every_s for request in frontend.requests] == [HELD_S, 0.0]
 
 
@@ -102,13 +98,11 @@ def facts(state):
 def test_a_program_over_http_equals_the_program_in_process():
     local = everything.run(backend=rm.ScriptedBackend(SCRIPT))
     frontend = ScriptedFrontend(SCRIPT)
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         assert isinstance(backend, Backend)
         remote = everything.run(backend=backend, cache_scope="tenant")
         assert facts(remote) == facts(local)
         assert {request.scope for request in frontend.requests} == {"tenant"}
-        backend.close()
         program = frontend.requests[0].hint.program
         assert frontend.ended_programs == [program]
 
@@ -118,10 +112,8 @@ def test_forced_tokens_are_told_apart_over_http():
     def program(s):
         s += "It is " + rm.gen("pick", schema=Literal["not at all", "very much so"])
 
-    with LiveServer(ScriptedFrontend({"is $": "very much so"})) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(ScriptedFrontend({"is $": "very much so"})) as (backend, _):
         state = program.run(backend=backend)
-        backend.close()
     (call,) = state.trace.children
     spans = [(span.text, span.forced) for span in call.tokens.spans(call.text, {})]
     assert spans == [("very", 0), (" much", 1), (" so", 1), ("", 0)]
@@ -145,12 +137,10 @@ def test_select_over_http_sends_ids_back():
 
 
 def test_what_a_server_says_of_itself():
-    with LiveServer(ScriptedFrontend([])) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(ScriptedFrontend([])) as (backend, _):
         assert backend.get_model_name() == ""
         assert rm.get_server_info(backend)["model_path"] == ""
         assert rm.flush_cache(backend) is True
-        backend.close()
 
 
 def test_the_key_is_sent():
@@ -171,8 +161,7 @@ def ask(s):
 def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)  # the script goes on after an abort
     frontend = ScriptedFrontend(lambda request: "one two three")
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         state = ask.run(backend=backend, stream=True)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
         frontend.hold_after = 2
@@ -182,7 +171,6 @@ def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
         assert frontend.closed.wait(10)
         with pytest.raises(rm.ProgramError, match="cancelled"):
             state["x"]
-        backend.close()
 
 
 def test_an_error_of_the_server_keeps_its_kind_and_field():
@@ -197,13 +185,11 @@ def test_an_error_of_the_server_keeps_its_kind_and_field():
     def long(s):
         s += "Long:" + rm.gen("x")
 
-    with LiveServer(Full([])) as server:
-        backend = rm.RuntimeEndpoint(server.url, retries=0)
+    with live_endpoint(Full([]), retries=0) as (backend, _):
         full = ask.run(backend=backend).error().__cause__
         assert (type(full), full.retry_after) == (Overloaded, 2.0)
         too_long = long.run(backend=backend).error().__cause__
         assert (type(too_long), too_long.field) == (PromptTooLong, "prompt")
-        backend.close()
 
 
 INFO = answer(
@@ -251,14 +237,12 @@ STREAM = "text/event-stream"
     ],
 )
 def test_a_server_that_misbehaves(reply, error, message):
-    with RawServer(lambda path: INFO if path == "/get_model_info" else reply) as server:
-        backend = rm.RuntimeEndpoint(server.url, retries=0)
+    with raw_endpoint(lambda path: INFO if path == "/get_model_info" else reply, retries=0) as (backend, _):
         failed = ask.run(backend=backend).error()
         assert isinstance(failed.__cause__, error)
         assert message in str(failed)
         if reply.endswith(b"}}\n\n"):
             assert failed.partial == "\u2028a"
-        backend.close()
 
 
 @pytest.mark.parametrize(
@@ -266,11 +250,8 @@ def test_a_server_that_misbehaves(reply, error, message):
     [(answer(b"{}"), "is not a Ramify server"), (answer(b"hello"), "did not answer in JSON")],
 )
 def test_another_kind_of_server(reply, message):
-    with RawServer(lambda path: reply) as server:
-        backend = rm.RuntimeEndpoint(server.url)
-        with pytest.raises(BackendError, match=message):
-            ask.run(backend=backend)
-        backend.close()
+    with raw_endpoint(lambda path: reply) as (backend, _), pytest.raises(BackendError, match=message):
+        ask.run(backend=backend)
 
 
 def test_no_server_at_all():

@@ -10,7 +10,7 @@ import pytest
 import ramify as rm
 from ramify import retry
 from ramify.lang.backends.sse import DONE, EventParser
-from tests.lang.remote import RawServer, answer
+from tests.lang.remote import RawServer, answer, raw_openai
 
 
 class Case(NamedTuple):
@@ -142,12 +142,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_an_imperfect_endpoint(name: str) -> None:
     case = CASES[name]
-    with RawServer(lambda target: case.reply) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: case.reply, extensions=False) as (backend, server):
         backend.retry.retries = 3  # of what is refused before it has begun
         state = ask.run(backend=backend)
         error = state.error()
-        backend.close()
     assert case.error in str(error)
     assert (error is None) == (case.text is not None), error
     if case.text is not None:
@@ -174,7 +172,7 @@ def test_an_imperfect_endpoint(name: str) -> None:
 def test_an_error_says_who_answered(name: str, answered: str, caplog: pytest.LogCaptureFixture) -> None:
     with RawServer(lambda target: CASES[name].reply) as server:
         address = f"{server.url}/v1/chat/completions"
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False, retries=1)
+        backend = rm.OpenAI("m", base_url=server.url + "/v1", extensions=False, retries=1)
         error = ask.run(backend=backend).error()
         backend.close()
     assert f"{address} {answered}" in str(error)
@@ -183,19 +181,15 @@ def test_an_error_says_who_answered(name: str, answered: str, caplog: pytest.Log
 
 
 def test_the_log_says_how_often_a_begun_answer_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    with RawServer(lambda target: stream(YES)) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: stream(YES), extensions=False) as (backend, _):
         ask.run(backend=backend)
-        backend.close()
     (record,) = caplog.records
     assert "Requests are sent again, at most 2 times, for up to 60 s." in record.getMessage()
 
 
 def test_a_batch_ends_where_every_answer_breaks_off() -> None:
-    with RawServer(lambda target: stream(YES)) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: stream(YES), extensions=False) as (backend, server):
         states = ask.run_batch([{}] * 2, backend=backend)
-        backend.close()
     assert ["broke off" in str(state.error()) for state in states] == [True, True]
     assert len(server.bodies) == 2 * 3
 
@@ -203,10 +197,8 @@ def test_a_batch_ends_where_every_answer_breaks_off() -> None:
 def test_a_connection_that_stays_open_behind_the_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramify.lang.backends.openai_stream.END_S", 0.05)
     replies = iter([stream(YES, STOP)])
-    with RawServer(lambda target: next(replies), keeps=True) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: next(replies), keeps=True, extensions=False) as (backend, _):
         assert ask.run(backend=backend)["x"] == "yes"
-        backend.close()
 
 
 BODY = f"\ufeff: hi\r\nevent: x\r\ndata: {YES}\r\n\r\ndata: 1\ndata: 2\rdata: [DONE]\n\nrest".encode()
