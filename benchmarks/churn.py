@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ramify.errors import RamifyError
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from tests.fleet.jobs import Job, all_jobs
 
 ROLES = ("scheduler", "tokenizer", "detokenizer")

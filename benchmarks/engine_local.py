@@ -35,7 +35,7 @@ from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import dummy_model, load_model
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
@@ -279,7 +279,7 @@ class LocalEngine:
 
     def _positions(self) -> int:
         """The running requests' tokens."""
-        return sum(request.length for request in self._scheduler._requests.running)
+        return sum(request.length for request in self._scheduler.requests.running)
 
     def _device_time(self) -> float:
         """Seconds of one pass over a token of each running request, with logits and the sampler's kernels.
@@ -288,7 +288,7 @@ class LocalEngine:
         is the one before it, whose pass takes the same time.
         """
         extensions = []
-        for request in self._scheduler._requests.running:
+        for request in self._scheduler.requests.running:
             stop = min(request.length, len(request.pages.ids) * self._page_size)
             extensions.append(Extension(request.ids, stop - 1, stop, request.pages.ids))
         batch = pack(extensions, self._page_size)

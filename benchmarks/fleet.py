@@ -34,9 +34,9 @@ from typing import Protocol
 import numpy as np
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.digest import Digests
 from ramify.radix.lock import PrefixLock
-from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.placement import Placement, Work
 

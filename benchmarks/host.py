@@ -34,8 +34,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 

@@ -22,8 +22,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match, PrefixLock
 from ramify.radix.node import Node
 from ramify.radix.states import Rank, States
-from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.states import RequestStates
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.states import RequestStates
 from tests.runtime.eviction_replay import UNBOUNDED, Replay, Replayed
 from tests.runtime.program_traces import KINDS, Trace, generate
 
@@ -34,8 +34,8 @@ class LastUsed(States):
     """Evicts the least recently used state, whatever it saves and whoever needs it."""
 
     def __init__(self, cache: PrefixCache) -> None:
-        assert cache._states is not None
-        super().__init__(cache._states.total, cache._tree, cache._leases, cache._usage.offer)
+        assert cache.states is not None
+        super().__init__(cache.states.total, cache.tree, cache._leases, cache.usage.offer)
 
     def use(self, node: Node) -> int:
         slot = super().use(node)
@@ -51,7 +51,7 @@ class Grid(RequestStates):
 
     def __init__(self, cache: PrefixCache, grid: int) -> None:
         super().__init__(cache)
-        cache._states = LastUsed(cache)
+        cache.states = LastUsed(cache)
         self._grid = grid
 
     def begin(self, request: Request, lock: PrefixLock, match: Match) -> None:

@@ -96,7 +96,7 @@ def least(
 
 def serve() -> None:
     """Serve `Instant`; a line on standard input is answered with the processor time so far."""
-    from ramify.program_route import router
+    from ramify.programs.route import router
     from tests.server.fake_frontend import FakeFrontend, LiveServer
 
     class StubFrontend(FakeFrontend):

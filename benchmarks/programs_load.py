@@ -23,7 +23,7 @@ import numpy as np
 import ramify as rm
 from ramify.loop import submit
 from ramify.messages import Generate
-from ramify.runtime.scheduler.admission.policy import POLICIES
+from ramify.runtime.scheduler.admission import POLICIES
 from ramify.sampling_params import SamplingParams
 from tests.runtime import policy_simulation
 from tests.runtime.policy_simulation import Simulation, Work, plan

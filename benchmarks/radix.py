@@ -74,7 +74,7 @@ def fill(cache: PrefixCache, rng: np.random.Generator, nodes: int, branched: lis
             branch = rng.integers(50_000, 60_000, 8, dtype=np.int32)
             request(cache, np.concatenate([prompt[:cut], branch]), untimed, "")
     recent = [rng.integers(0, 50_000, 24, dtype=np.int32) for _ in range(64)]
-    while (count := sum(1 for _ in cache._tree.nodes())) < nodes:
+    while (count := sum(1 for _ in cache.tree.nodes())) < nodes:
         for _ in range((nodes - count + 1) // 2):  # most add two nodes: a branch, and the cut above it
             slot = int(rng.integers(len(recent)))
             kept = recent[slot][: int(rng.integers(len(recent[slot])))]

@@ -41,21 +41,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
+from ramify.radix.evicted import EvictionRecord, Lost
+from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed, Usage
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
-from ramify.radix.lock import Committed, Match, PrefixLock
+from ramify.radix.lock import Committed, Match, PageCounts, PrefixLock, StateCounts
 from ramify.radix.node import Node
-from ramify.radix.observe.evicted import EvictionRecord, Lost
-from ramify.radix.observe.prefixes import HeldPrefix, prefixes
-from ramify.radix.observe.snapshot import NodeView, snapshot
-from ramify.radix.observe.tree_log import Page, TreeLog
 from ramify.radix.pages import PagePool
 from ramify.radix.states import States, UselessFirst
-from ramify.radix.stats import PageCounts, StateCounts
 from ramify.radix.tree import RadixTree
-from ramify.radix.usage import Usage
+from ramify.radix.tree_log import Page, TreeLog
+from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
 
 FLUSH = "flush"
 """The `taker` of pages that `PrefixCache.flush` dropped."""
@@ -66,7 +63,8 @@ class PrefixCache:
 
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
     changed nothing. `num_states` is the number of slots for the states of a model that has some, else 0
-    (`ramify.radix.states`). `log` is told what enters and leaves the tree.
+    (`ramify.radix.states`). `log` is told what enters and leaves the tree. The parts of the cache (`tree`,
+    `pool`, `usage`, `states`, `record`) are public to be read.
     """
 
     def __init__(
@@ -80,13 +78,13 @@ class PrefixCache:
         policy: EvictionPolicy | None = None,
     ) -> None:
         self.page_size = page_size
-        self._tree = RadixTree(page_size)
-        self._pool = PagePool(num_pages)
+        self.tree = RadixTree(page_size)
+        self.pool = PagePool(num_pages)
         self._leases = LeaseBook(clock)
         policy = policy or LeastRecentlyUsed()
-        self._usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
-        self._states = States(num_states, self._tree, self._leases, self._usage.offer) if num_states else None
-        self._record = EvictionRecord()
+        self.usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
+        self.states = States(num_states, self.tree, self._leases, self.usage.offer) if num_states else None
+        self.record = EvictionRecord()
         self._log = log
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
@@ -106,15 +104,15 @@ class PrefixCache:
         return self._find(encode(tokens), scope)
 
     def following(self, tokens: Tokens, scope: str, count: int) -> list[int]:
-        """At most `count` tokens that the tree has after `tokens` (n,); none unless all n are in the tree.
+        """Tokens, at most `count`, that the tree has after `tokens` (n,); none unless all n are in the tree.
 
         Where branches follow, takes the most recently used one. Changes nothing; costs O(n).
         """
-        key, root = encode(tokens), self._tree.roots.get(scope)
+        key, root = encode(tokens), self.tree.roots.get(scope)
         if root is None:
             return []
-        node, matched_bytes = self._tree.walk(root, key)
-        return self._tree.following(node, len(tokens), count) if matched_bytes == len(key) else []
+        node, matched_bytes = self.tree.walk(root, key)
+        return self.tree.following(node, len(tokens), count) if matched_bytes == len(key) else []
 
     def acquire(self, match: Match) -> PrefixLock:
         """Lock the prefix that `match` found, so that it is not evicted until `release`.
@@ -122,22 +120,22 @@ class PrefixCache:
         If the tree has changed since the match, the tokens are matched again: the lock may be longer or
         shorter than the match.
         """
-        if match.version != self._tree.version:
+        if match.version != self.tree.version:
             match = self._find(match.key, match.scope)
-        node = match.node or self._tree.root(match.scope)
+        node = match.node or self.tree.root(match.scope)
         if node.end > match.length:
-            node = self._tree.split(node, match.length)
-        self._usage.lock(node, None)
-        lock = PrefixLock(match.length, self._tree.path_pages(node), match.length // self.page_size, node)
+            node = self.tree.split(node, match.length)
+        self.usage.lock(node, None)
+        lock = PrefixLock(match.length, self.tree.path_pages(node), match.length // self.page_size, node)
         self._locks.add(lock)
         return lock
 
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
         """How many of `tokens` (n,) after the first `found` had been in the tree and were evicted.
 
-        Counts evictions that are still on record (`ramify.radix.observe.evicted`). Costs O(n).
+        Counts evictions that are still on record (`ramify.radix.evicted`). Costs O(n).
         """
-        return self._record.lost(encode(tokens), scope, found)
+        return self.record.lost(encode(tokens), scope, found)
 
     def release(self, lock: PrefixLock) -> None:
         """Unlock the path of `lock`, which is now the most recently used. Raises if released before.
@@ -147,15 +145,15 @@ class PrefixCache:
         node = self._checked_lock(lock)
         self._locks.remove(lock)
         lock.node = None
-        self._usage.unlock(node)
+        self.usage.unlock(node)
         self._join_path(node)
-        self._tree.prune(node)
+        self.tree.prune(node)
 
     # --- pages ------------------------------------------------------------------------------------
 
     def available(self) -> int:
         """Pages that `allocate` can hand out now: free, evictable and leased pages."""
-        return len(self._pool) + self._usage.evictable_pages + self._usage.leased_pages
+        return len(self.pool) + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
         """`n` pages, private to the caller; None, with nothing evicted, where fewer are available.
@@ -166,15 +164,15 @@ class PrefixCache:
         """
         if n < 0:
             raise ValueError(f"{n} pages asked for; it must be 0 or more.")
-        short = n - len(self._pool)
+        short = n - len(self.pool)
         if short > 0:
             if n > self.available():
                 return None
             self._expire_leases()
             for node in self._leases.reconsider():
-                self._usage.offer(node)
+                self.usage.offer(node)
             self._evict(short, taker)
-        pages = self._pool.allocate(n)
+        pages = self.pool.allocate(n)
         self._private.update(pages)
         return pages
 
@@ -183,7 +181,7 @@ class PrefixCache:
         returned = list(pages)
         self._claim(returned)
         self._private.difference_update(returned)
-        self._pool.free(returned)
+        self.pool.free(returned)
 
     def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
         """Put the tokens that a request has computed into the tree, and extend `lock` to their end.
@@ -205,30 +203,30 @@ class PrefixCache:
         """
         node = self._checked(lock, tokens, pages)
         key, pages, length = encode(tokens[lock.length :]), list(pages), len(tokens)
-        node, matched_bytes = self._tree.walk(node, key)
+        node, matched_bytes = self.tree.walk(node, key)
         matched = lock.length + matched_bytes // TOKEN_BYTES
         if node.end > matched:
-            node = self._tree.split(node, matched)
+            node = self.tree.split(node, matched)
         whole = matched // self.page_size
-        table = self._tree.path_pages(node, lock.node, pages)[:whole] + pages[whole:]
+        table = self.tree.path_pages(node, lock.node, pages)[:whole] + pages[whole:]
         duplicates = pages[lock.private_from : whole]
 
         if matched < length:
             borrows_head = whole < lock.private_from
-            node = self._tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
+            node = self.tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
             if self._log is not None:
                 self._log.added(node)
             self._private.difference_update(node.owned_pages)
-            self._usage.add(node)
+            self.usage.add(node)
             private_from = len(table)
         else:
             # The page of a partial last slot is not private if this request put it into the tree before.
             private_from = max(whole, lock.private_from)
-        self._usage.lock(node, lock.node)
+        self.usage.lock(node, lock.node)
         if matched < length:
-            self._tree.join(node)
+            self.tree.join(node)
         self._private.difference_update(duplicates)
-        self._pool.free(duplicates)
+        self.pool.free(duplicates)
         lock.node, lock.length, lock.pages, lock.private_from = node, length, table, private_from
         return Committed(list(table), private_from)
 
@@ -239,7 +237,7 @@ class PrefixCache:
 
         None where requests have all slots, and of a cache without states.
         """
-        return None if self._states is None else self._states.take()
+        return None if self.states is None else self.states.take()
 
     def free_state(self, slot: int) -> None:
         """Give a request's slot back. Raises `ValueError` for a slot that no request has."""
@@ -276,7 +274,7 @@ class PrefixCache:
 
     def state_counts(self) -> StateCounts:
         """State slots now: free + held + in_use == total."""
-        states = self._states
+        states = self.states
         if states is None:
             return StateCounts(0, 0, 0, 0, 0)
         free, held, in_use = len(states.free_slots), len(states.holders), len(states.in_use)
@@ -314,18 +312,18 @@ class PrefixCache:
             assert node.parent is not None
             node = node.parent
         if node.end > end:
-            node = self._tree.split(node, end)
+            node = self.tree.split(node, end)
         is_new, covered = self._leases.take(node, owner, seconds, needed_in, part)
         if is_new:
-            self._usage.lease(node)
+            self.usage.lease(node)
         else:
-            self._usage.offer(node)
+            self.usage.offer(node)
         self._unlease(covered)
 
     def expect(self, owner: str, part: str, needed_in: float) -> None:
         """Expect the owner to need its leases of `part` in `needed_in` seconds; 0: it is waiting for them."""
         for node in self._leases.expect(owner, part, needed_in):
-            self._usage.offer(node)
+            self.usage.offer(node)
 
     def end_leases(self, owner: str, part: str | None = None) -> int:
         """End all leases of `owner`, or those of one part. Returns their number."""
@@ -340,34 +338,34 @@ class PrefixCache:
 
         Returns the number of pages freed.
         """
-        before = len(self._pool)
-        if self._states is not None:
-            self._states.drop_all()
-        while self._usage.queue:
-            self._drop(self._usage.queue.pop(), FLUSH)
-        return len(self._pool) - before
+        before = len(self.pool)
+        if self.states is not None:
+            self.states.drop_all()
+        while self.usage.queue:
+            self._drop(self.usage.queue.pop(), FLUSH)
+        return len(self.pool) - before
 
     def counts(self) -> PageCounts:
         """Pages by state, now: free + evictable + leased + in_use == total."""
         self._expire_leases()
         return PageCounts(
-            free=len(self._pool),
-            evictable=self._usage.evictable_pages,
-            leased=self._usage.leased_pages,
-            in_use=self._usage.locked_pages + len(self._private),
-            total=self._pool.num_pages,
+            free=len(self.pool),
+            evictable=self.usage.evictable_pages,
+            leased=self.usage.leased_pages,
+            in_use=self.usage.locked_pages + len(self._private),
+            total=self.pool.num_pages,
             evicted=self._evicted,
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
-        """At most `most` nodes, parents before their children; see `ramify.radix.observe.snapshot`."""
+        """A sample of at most `most` nodes, parents before their children; see `ramify.radix.views`."""
         self._expire_leases()
-        return snapshot(self._tree, self._leases.owners, most)
+        return snapshot(self.tree, self._leases.owners, most)
 
     def prefixes(self, most: int) -> list[HeldPrefix]:
-        """The prefixes worth most, at most `most` tokens (`ramify.radix.observe.prefixes`). Costs O(tree)."""
+        """The prefixes worth most, at most `most` tokens (`ramify.radix.views`). Costs O(tree)."""
         self._expire_leases()
-        return prefixes(self._tree, self._leases.owners, most)
+        return prefixes(self.tree, self._leases.owners, most)
 
     def take_changes(self) -> tuple[list[int], list[int]]:
         """(added, removed) digests of page ends since the last call (`TreeLog.take`); there must be a log."""
@@ -375,41 +373,41 @@ class PrefixCache:
         return self._log.take()
 
     def take_changed_pages(self) -> tuple[list[Page], list[int]]:
-        """As `take_changes`, with the added pages' tokens (`TreeLog.take_pages`)."""
+        """Like `take_changes`, with the added pages' tokens (`TreeLog.take_pages`)."""
         assert self._log is not None
         return self._log.take_pages()
 
     def pages_in_tree(self) -> list[Page]:
         """All pages in the tree (`TreeLog.whole_pages`); there must be a log. Costs O(tree)."""
         assert self._log is not None
-        return self._log.whole_pages(self._tree.nodes())
+        return self._log.whole_pages(self.tree.nodes())
 
     def page_ends(self) -> list[int]:
         """The digests of all page ends in the tree (`TreeLog.whole`); there must be a log. Costs O(tree)."""
         assert self._log is not None
-        return self._log.whole(self._tree.nodes())
+        return self._log.whole(self.tree.nodes())
 
     def check(self) -> None:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
-        verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks, self._states)
+        verify(self.tree, self.usage, self.pool, self._leases, self._private, self._locks, self.states)
 
     # --- internals --------------------------------------------------------------------------------
 
     def _find(self, key: bytes, scope: str) -> Match:
-        root = self._tree.roots.get(scope)
+        root = self.tree.roots.get(scope)
         if root is None:
-            return Match(0, 0, key, scope, None, self._tree.version)
-        node, matched_bytes = self._tree.walk(root, key)
+            return Match(0, 0, key, scope, None, self.tree.version)
+        node, matched_bytes = self.tree.walk(root, key)
         length = known = matched_bytes // TOKEN_BYTES
-        if self._states is not None:
-            node = self._states.at_or_above(node, known) or root
+        if self.states is not None:
+            node = self.states.at_or_above(node, known) or root
             length = node.end
-        return Match(length, known, key, scope, node, self._tree.version)
+        return Match(length, known, key, scope, node, self.tree.version)
 
     def _with_states(self) -> States:
-        if self._states is None:
+        if self.states is None:
             raise ValueError("This cache was made without states.")
-        return self._states
+        return self.states
 
     def _drop_state(self, leaf: Node) -> None:
         """`leaf` loses its end."""
@@ -448,49 +446,49 @@ class PrefixCache:
         while node.parent is not None:
             spare = None
             if len(node.parent.children) == 1:
-                spare = self._tree.join(node)
+                spare = self.tree.join(node)
             if spare is None:
                 node = node.parent
             elif spare:
-                self._usage.drop(node, len(spare))
-                self._pool.free(spare)
+                self.usage.drop(node, len(spare))
+                self.pool.free(spare)
 
     def _expire_leases(self) -> None:
         self._unlease(self._leases.expire())
 
     def _unlease(self, ended: list[Node]) -> None:
         for node in ended:
-            self._usage.unlease(node)
+            self.usage.unlease(node)
 
     def _evict(self, count: int, taker: str) -> None:
         """Free `count` pages of leaves that nobody uses; the caller has checked that there are as many."""
         self._evicted += count
         while count > 0:
-            leaf = self._usage.queue.pop()
+            leaf = self.usage.queue.pop()
             if leaf.owned > count:
-                self._usage.drop(leaf, count)
+                self.usage.drop(leaf, count)
                 kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
-                digest = self._record.note(leaf, kept, taker)
+                digest = self.record.note(leaf, kept, taker)
                 if self._log is not None:
                     self._log.removing(leaf, kept)
                 self._drop_state(leaf)
-                self._pool.free(self._tree.trim(leaf, count))
+                self.pool.free(self.tree.trim(leaf, count))
                 leaf.digest = digest
-                self._usage.offer(leaf)
+                self.usage.offer(leaf)
                 return
             count -= leaf.owned
             self._drop(leaf, taker)
 
     def _drop(self, leaf: Node, taker: str) -> None:
         """Take `leaf` out of the tree and free its pages. Nobody uses it, and it has left the queue."""
-        self._record.note(leaf, leaf.start, taker)
+        self.record.note(leaf, leaf.start, taker)
         if self._log is not None:
             self._log.removing(leaf, leaf.start)
         self._drop_state(leaf)
         ended = self._leases.retreat(leaf)
-        self._usage.drop(leaf, leaf.owned)
-        self._pool.free(leaf.owned_pages)
-        parent = self._tree.remove(leaf)
+        self.usage.drop(leaf, leaf.owned)
+        self.pool.free(leaf.owned_pages)
+        parent = self.tree.remove(leaf)
         self._unlease([parent] * ended)
-        self._usage.offer(parent)
-        self._tree.prune(parent)
+        self.usage.offer(parent)
+        self.tree.prune(parent)

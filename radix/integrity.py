@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ramify.radix.eviction import Usage
 from ramify.radix.key import TOKEN_BYTES, first_token
 from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import PrefixLock
 from ramify.radix.node import Node, Root
 from ramify.radix.pages import PagePool
 from ramify.radix.states import States
-from ramify.radix.stats import ConservationError
 from ramify.radix.tree import RadixTree
-from ramify.radix.usage import Usage
+
+
+class ConservationError(RuntimeError):
+    """The counts contradict each other: a defect in the cache, or a caller that broke its rules."""
 
 
 def verify(

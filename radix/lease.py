@@ -35,7 +35,8 @@ class Lease:
 
     owner: str
     part: str
-    """Which of the owner's leases: a branch of a program. A longer lease of a part replaces a shorter one."""
+    """The owner's part that the lease is for: a branch of a program. A longer lease of a part replaces a
+    shorter one."""
     node: Node | None
     """None once the lease has ended."""
     expires: float

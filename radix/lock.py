@@ -1,4 +1,4 @@
-"""The values that `PrefixCache` hands out: a match, a lock, and a page table after `commit`."""
+"""The values that `PrefixCache` hands out: a match, a lock, a page table after `commit`, and counts."""
 
 from __future__ import annotations
 
@@ -42,3 +42,30 @@ class Committed(NamedTuple):
 
     pages: list[int]
     private_from: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages by state: free + evictable + leased + in_use == total. `evicted` counts since the start."""
+
+    free: int
+    evictable: int
+    """Pages in the tree without a lock or a lease."""
+    leased: int
+    """Pages in the tree under a lease and without a lock; evicted only when nothing else is evictable."""
+    in_use: int
+    """Pages locked in the tree by running requests, or private to one."""
+    total: int
+    evicted: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateCounts:
+    """Slots of states: free + held + in_use == total. `evicted` counts since the start."""
+
+    free: int
+    held: int
+    """Slots at the ends of nodes; a request can take all of them."""
+    in_use: int
+    total: int
+    evicted: int

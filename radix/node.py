@@ -50,7 +50,7 @@ class Node:
         self.pages = pages
         self.borrows_head = borrows_head
         self.children = _NO_CHILDREN
-        """By first token. Written by `adopt` and `disown` only."""
+        """Children by their first token. Only `adopt` and `disown` write it."""
         self.locks = 0
         """Locks that end here or below."""
         self.leases = 0
@@ -60,7 +60,7 @@ class Node:
         self.queue_entry = 0
         """Id of the live entry in the eviction queue; 0 when not queued."""
         self.digest: int | None = None
-        """Digest of tokens ``[0, end)``, once somebody has asked for it (`ramify.radix.observe.digest`)."""
+        """Digest of tokens ``[0, end)``, once somebody has asked for it (`ramify.radix.digest`)."""
         self.state: NodeState | None = None
         """The state after token `end`, for models that have states (`ramify.radix.states`)."""
 

@@ -60,7 +60,8 @@ class RadixTree:
         return node, position
 
     def following(self, node: Node, position: int, count: int) -> list[int]:
-        """At most `count` tokens from `position`, which lies in `node`, down the most recently used nodes."""
+        """Tokens, at most `count`, from `position`, which lies in `node`, down the most recently used
+        nodes."""
         found = ids(node.tokens)[position - node.start :][:count].tolist()
         while len(found) < count and node.children:
             node = max(node.children.values(), key=attrgetter("last_used"))

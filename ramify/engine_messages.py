@@ -190,7 +190,7 @@ class ExportPrefix(Message, frozen=True, kw_only=True):
     rid: str
     ids: tuple[int, ...]
     scope: str
-    """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
+    """The tree's: `ramify.runtime.lora_names.tree_scope`."""
     path: str
     """To an actor on a Ray cluster, and in `ImportPrefix`: the KV snapshot's name
     (`ramify.ray.snapshots`)."""
@@ -249,7 +249,7 @@ class DropGrammar(Message, frozen=True, kw_only=True):
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step, or several steps together, produced for one request."""
+    """The output of one step, or of several steps together, for one request."""
 
     rid: str
     ids: tuple[int, ...] = ()
@@ -258,13 +258,13 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """With `finish`, where choices are scored: one score for each, in their order."""
+    """A score for each choice, in their order; set with `finish` where choices are scored."""
     embedding: bytes = b""
     """See `TextChunk`."""
     first: bool = False
     """The request's first chunk: `sampling` and `context` are set."""
     sampling: SamplingParams | None = None
-    """For its stop strings and the treatment of special tokens."""
+    """The sampling options, whose stop strings and treatment of special tokens the detokenizer needs."""
     stop_after: tuple[str, ...] = ()
     """On the first chunk: stop strings count only behind these texts, which come one after the other."""
     context: tuple[int, ...] = ()
@@ -322,7 +322,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     hidden: int = 0
     """The number of children that are not in the list."""
     has_state: bool = False
-    """It holds a state of linear attention layers at its end."""
+    """The node holds a state of linear attention layers at its end."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,12 +350,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What an export has written, or an import has added to the prefix tree."""
+    """The amount that an export has written, or an import has added to the prefix tree."""
 
     tokens: int
-    """Of the prefix, from its first token on, that the KV snapshot has, or the tree has now."""
+    """Tokens of the prefix, from its first on, that the KV snapshot has, or the tree has now."""
     bytes: int
-    """Of KV pages that were copied."""
+    """Size of the KV pages that were copied."""
 
 
 class HeldPrefix(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -401,7 +401,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Pages of the prefix tree, each of which follows the one before it."""
 
     scope: str
-    """The tree's, which names the LoRA adapter too (`ramify.runtime.model.lora.names.tree_scope`)."""
+    """The tree's, which names the LoRA adapter too (`ramify.runtime.lora_names.tree_scope`)."""
     before: int | None
     """The digest of the page before the first; None where the run begins with the sequence."""
     digests: tuple[int, ...]
@@ -410,7 +410,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class TreeChange(Message, frozen=True, kw_only=True):
-    """What a step has changed in the prefix tree, as digests of page ends; sent where there are replicas, and
+    """Changes of one step in the prefix tree, as digests of page ends; sent where there are replicas, and
     where KV events are published.
 
     The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and with KV events the runs of the added
@@ -436,7 +436,7 @@ class Ready(Message, frozen=True, kw_only=True):
     model_info: ModelInfo | None = None
     max_prompt_tokens: int = 0
     page_bytes: int = 0
-    """Of a KV page over all layers; 0 where pages are not transferred."""
+    """Size of a KV page over all layers; 0 where pages are not transferred."""
 
 
 # --- all, by their receiver -------------------------------------------------------------------------

@@ -10,5 +10,5 @@
     grammar_files   compiled grammars on disk
 
 The compiler's process is `ramify.runtime.processes.grammar_compiler`; the scheduler's side of it is
-`ramify.runtime.scheduler.constraints.grammars`.
+`ramify.runtime.scheduler.grammars`.
 """

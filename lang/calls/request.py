@@ -50,9 +50,9 @@ class Output:
     prompt_logprobs: TokenLogprobs | None
     choices: tuple[ChoiceScore, ...]
     thinking: str = ""
-    """The thoughts before the answer, which is `text`. `ids` and `kept_ids` are of both."""
+    """The thoughts before the answer `text`. `ids` and `kept_ids` count the tokens of both."""
     thought: Thought | None = None
-    """Set where it was said whether to think."""
+    """The thoughts as a part of the content; None for a step without ``thinking=``."""
     enforcement: Enforcement | None = None
     violations: tuple[Violation, ...] | None = None
 
@@ -152,8 +152,10 @@ def _thought(
 
 
 def _first_text_s(call: Call) -> float | None:
-    """When the first text was generated. A backend may deliver the text of an unstreamed call late, so that
-    the time of the first chunk says too little."""
+    """Seconds from the start of the run to the first text, as the runtime generated it.
+
+    The text of a call that does not stream may be delivered late, so its first chunk is no measure.
+    """
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
         return call.first_text_s

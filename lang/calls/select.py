@@ -37,7 +37,7 @@ def scoring_of(choices: Sequence[str], method: ChoicesSamplingMethod) -> Choices
 def decide(
     found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """The one of `choices` that `method` decides for by their scores, which are recorded in `step`.
+    """The choice that `method` decides for by the scores `found`, which are recorded in `step`.
 
     Raises `BackendError` where the backend has returned no scores.
     """

@@ -15,9 +15,9 @@ class Session:
         self.scope = scope
         """The cache scope."""
         self.stream = stream
-        """The caller may iterate over the text while the program runs."""
+        """Whether the caller may iterate over the text while the program runs."""
         self.in_batch = in_batch
-        """The run is a row of a batch, or a part of one."""
+        """Whether the run is a row of a batch, or a part of one."""
         self.started: float = time.perf_counter() if started is None else started
         """The start of the outermost program, from which all times of a trace count."""
         self.heard_s = 0.0

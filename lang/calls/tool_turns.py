@@ -91,17 +91,17 @@ class CallTurn(msgspec.Struct, frozen=True):
     opening: str
     output: Output
     words: str
-    """What the model said beside its calls."""
+    """The model's words beside its calls."""
     written: WrittenCalls
     shown: tuple[str, ...]
-    """The results."""
+    """The results, as the model is shown them."""
     turns: bool
-    """The calls and the results are turns of a chat, not plain text."""
+    """Whether the calls and the results are turns of a chat, not plain text."""
 
     def append(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """`write` with this turn as the mark of what is appended."""
+        """`write`, with this turn as the mark of the pieces that it appends."""
         dialogue, written = self.write(dialogue, tail, target)
         return dialogue, marked(written, tail, self)
 
@@ -129,7 +129,7 @@ class CallTurn(msgspec.Struct, frozen=True):
         return dialogue, tail
 
     def _append_calls(self, tail: Piece | None, target: PromptModel) -> Piece | None:
-        """The output as the model that generated it wrote it; for one with another form, in that form."""
+        """Append the calls: as they were generated, or in the form of `target` where that is another."""
         output, form = self.output, form_of(target)
         if form != form_of(output.target):
             return append_text(tail, form.write(self.words, self.written))

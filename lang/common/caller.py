@@ -1,4 +1,4 @@
-"""The file, line and local names of the user's code that calls this package, and which code is the user's."""
+"""The user's code that calls this package: its file, line and local names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def raised_line(error: BaseException) -> str | None:
 
 
 def is_users(module: str) -> bool:
-    """The module belongs to the user: not to Python, to an installed package, or to this one."""
+    """Whether the module is the user's: not Python's, not of an installed package, and not of this one."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):

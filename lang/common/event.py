@@ -11,7 +11,7 @@ from ramify.loop import SIGNAL_CHECK_S
 
 
 class Event(Future[None]):
-    """Set once, by `set`, and set from then on."""
+    """An event that is set once, by `set`, and stays set."""
 
     def set(self) -> None:
         with contextlib.suppress(InvalidStateError):

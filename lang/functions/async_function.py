@@ -165,8 +165,8 @@ async def _info(backend: Backend) -> ModelInfo:
 
 
 def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """`coroutine`, started on the background loop at once; cancelling the future cancels it.
+    """The future of `coroutine`, which starts on the background loop at once; cancelling it cancels that.
 
-    No task of the caller's loop: `asyncio.run` cancels those at its end, some before they have begun.
+    A task of the caller's loop would not do: `asyncio.run` cancels tasks at its end, some before they begin.
     """
     return asyncio.wrap_future(submit(coroutine))

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
+    """Base of `Compiled` and `AsyncCompiled`. Parameters with a value at compile time are gone."""
 
     traced: Traced
 
@@ -30,16 +30,11 @@ class _Compiled(Program[P, R]):
 
     def graph(self) -> GraphView:
         """The graph, to print, draw and send."""
-        steps = self.traced.steps.items()
-        elsewhere = {
-            place: repr(step.backend) if isinstance(step.backend, str) else type(step.backend).__name__
-            for place, step in steps
-            if step.backend is not None
-        }
-        return GraphView(self.traced.graph, self.traced.lines, elsewhere)
+        local = {place: step.local() for place, step in self.traced.steps.items()}
+        return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
-        """Itself, with arguments or options of `run` given."""
+        """The same program, with arguments or options of `run` given."""
         return self._with(given)
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:

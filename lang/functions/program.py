@@ -17,7 +17,6 @@ from ramify.lang.batch import keys, results, runs
 from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
-from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.common.unsupported import unsupported
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
@@ -26,6 +25,7 @@ from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.state.state import ProgramState
 from ramify.messages import ModelInfo
+from ramify.sampling_options import ELSEWHERE, NAMES, read_options
 from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
@@ -48,9 +48,9 @@ class Settings:
     scope: str
     compiled: bool
     bounds: Bounds
-    """Of each run."""
+    """The bounds of each run."""
     limits: Limits
-    """Those of the blocks that the call stands in."""
+    """The limits of the blocks that the call stands in."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Batch:
     progress: bool
     give_up_after: float | None
     plan: results.Plan | None
-    """How the results file is written; None without one."""
+    """The way to write the results file; None without one."""
     place: Place | None = None
-    """Of the batch in another program, to whose trace its rows belong; None with a file, which keeps none."""
+    """The place in another program whose trace the rows belong to; None for a batch with a results file."""
 
     def in_order(self, rows: Iterable[Any]) -> runs.Batch:
         return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
@@ -122,8 +122,8 @@ class Program(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """`run`; or, with the state of another program as the first argument, append this program's steps to
-        that state and return the result of the body. `backend` then is that of its steps."""
+        """`run`. With the state of another program as the first argument: append this program's steps to that
+        state, on `backend` if it is given, and return the result of the body."""
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
         return self.run(*args, **kwargs)
@@ -239,8 +239,8 @@ class Program(Generic[P, R]):
         asynchronous: bool = False,
         in_batch: bool = False,
     ) -> Started:
-        """Begin a run, at `place` in another program. `arguments` returns the body's arguments; its errors
-        are those of the run."""
+        """Begin a run, at `place` in another program. `arguments` returns the body's arguments; the run fails
+        with the errors that it raises."""
         around = None if place is None else place.run()
         limits = settings.limits if around is None else combined(around.limits, settings.limits)
         if settings.bounds:
@@ -324,7 +324,7 @@ class Program(Generic[P, R]):
         return Batch(settings, common, limit, progress, give_up_after, plan)
 
     def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
-        """What a batch runs, for its results file."""
+        """The record of the program and its arguments for the results file."""
         settings = batch.settings
         return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 

@@ -20,9 +20,12 @@ LEASE_S = 60.0
 def hint_of(
     branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
 ) -> ProgramHint:
-    """The hint of a request for `view`, which is `opened` with the mark that begins the thoughts.
+    """The hint of a request.
 
-    `next_use` is given by steps that know when the branch continues.
+    Args:
+        view: The content before the request.
+        opened: `view` with the mark that begins the thoughts, where the model is to think.
+        next_use: The time at which the branch continues, from a step that knows it.
     """
     run, target = branch.run, view.target
     if branch.is_last_step:
@@ -45,8 +48,8 @@ def hint_of(
 
 
 def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
-    """Where later prompts part from this one: with the first request of a branch, where its fork was; and
-    before thoughts, which leave the prompt."""
+    """The places in the prompt at which later prompts part from it: the fork of the branch, told with its
+    first request, and the beginning of thoughts, which leave the prompt later."""
     target, found = view.target, []
     if target is not branch.run.home or target.takes_messages:
         return ()

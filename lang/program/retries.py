@@ -57,7 +57,7 @@ async def attempt(
     for left in range(node.retries, -1, -1):
         call = step.child("attempt", step.name, None, branch.run.clock())
         view = branch.view(target, tail, dialogue)
-        output = await send(branch, call, view, sampling, node.constraint, thinking=node.thinking)
+        output = await send(branch, call, view, sampling, node.wire.constraint, thinking=node.wire.thinking)
         step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
         step.thinking = call.thinking
         try:

@@ -42,8 +42,10 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default one. A name stands for `router`, else for that of the surrounding program or
-    for the default backend, with this name as its default. Raises `InvalidRequest` where there is none.
+    """`backend`, or the default one. A name is looked up in `router`, else in the router of the surrounding
+    program, else in the default backend: the result is that router with the name as its default.
+
+    Raises `InvalidRequest` where there is none.
     """
     if isinstance(backend, str):
         place = PLACE.get()
@@ -119,14 +121,14 @@ class Run(Session):
         """The backends that steps may choose by name."""
         own = default_of(backend)
         self.home = self._target(own, info)
-        """The model of all steps that name no other. The content of branches is as this model reads it."""
+        """The model of all steps that name no other. Branches keep their content as this model reads it."""
         self._own = own
         self._targets = {own: self.home}
         self.options = options
         self.limits = limits
-        """Hold for all steps."""
+        """The limits of all steps."""
         self.asynchronous = asynchronous
-        """The body is a coroutine, so no read may block."""
+        """Whether the body is a coroutine, in which no read may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
         """The event loop of the body and of its async tools."""
         self.loop = loop or background_loop()
@@ -134,11 +136,11 @@ class Run(Session):
         self.tasks: set[asyncio.Task[None]] = set()
         """A task for each branch that has steps to run; used on `loop` only."""
         self.error: ProgramError | None = None
-        """The exception of the body, as the cause of a `ProgramError`."""
+        """A `ProgramError` with the exception of the body as its cause."""
         self.body_done = Event()
-        """The body has ended, so no step will be appended any more."""
+        """Set when the body has ended: no further step is appended."""
         self.finished = Event()
-        """All steps are done."""
+        """Set when all steps are done."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
@@ -225,8 +227,10 @@ class Run(Session):
         return key
 
     def end_branch(self, branch: Branch) -> None:
-        """Note that `branch`, and with its last branch a fork, will not be extended. The hint of the next
-        request carries their keys."""
+        """Note that `branch` will not be extended, and with its last branch a fork.
+
+        The hint of the next request carries their keys.
+        """
         with self._lock:
             ended = [branch.key]
             for fork in branch.forks[-1:]:

@@ -41,7 +41,7 @@ async def send(
 
     Args:
         follow: The variable that receives each chunk while it is generated, if the run streams.
-        next_use: When the branch continues from here, where the step knows it.
+        next_use: The time at which the branch continues from here, where the step knows it.
         thinking: Whether the model thinks before it answers.
 
     Raises as `ramify.lang.calls.request.send`, and `BudgetExceeded` where a limit does not allow the request.
@@ -82,7 +82,7 @@ async def send(
 def _prompt(
     branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
 ) -> dict[str, Any]:
-    """The prompt as segments, or as messages for a backend that takes messages only, and the thinking.
+    """Fields of `Generate`: the prompt as segments, or as messages for a backend that takes messages only.
 
     `opened` is `view` with the mark that begins the thoughts.
     """
@@ -108,8 +108,8 @@ def _priority(branch: Branch, call: Call, target: Target) -> int:
 
 
 def _lora(branch: Branch, call: Call, target: Target) -> str:
-    """The step's LoRA adapter, else that of the run, else that of the backend. The run's is one of its own
-    backend's: a step on another backend does not have it."""
+    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter is for the
+    run's own backend alone."""
     own = branch.run.options.get("lora") if target is branch.run.home else None
     for given in (call.lora, own):
         if given is not None:

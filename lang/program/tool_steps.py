@@ -49,8 +49,8 @@ def in_turns(branch: Branch) -> bool:
 
 
 def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
-    """Warn, once for each program and line, of tools that no turn has described to the model. A program
-    without turns describes them in its own words, so there the names count."""
+    """Warn, once for each program and line, of tools that no turn has described to the model. In a program
+    without turns, a tool counts as described if its name is in the text."""
     place = (branch.run.root.call.name, node.line)
     untold = [tool.name for tool in node.tools if tool.name not in branch.dialogue.tools]
     if not untold or place in _warned:
@@ -77,7 +77,7 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """`send` for the calls of `node`. What it tells of a schema names the tool and the place in that."""
+    """`send` for the calls of `node`. Errors and reports about a schema name the tool that has it."""
     described = [tool.described for tool in node.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")

@@ -31,9 +31,9 @@ class Dialogue(msgspec.Struct, frozen=True):
     start: Piece | None = None
     """The piece before the open turn's content."""
     asked: Piece | None = None
-    """The piece before the latest user turn: the thoughts behind it may stay longer."""
+    """The piece before the latest user turn. Some templates keep the thoughts behind it, and drop others."""
     thought: bool = False
-    """There are thoughts behind `asked`, or marks of them."""
+    """Whether thoughts, or marks of thoughts, stand behind `asked`."""
     reasoning: str = ""
     """The thoughts of the open turn."""
     pending: str = ""
@@ -105,18 +105,18 @@ def begin_turn(
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The mark of a model's thoughts: other models are not shown them."""
+    """The mark of a model's thoughts, which other models are not shown."""
 
     by: PromptModel
     thinking: Thinking
     thoughts: str
-    """Without marks and white space around them."""
+    """The thoughts without marks, and without white space around them."""
     text: str
-    """As they were generated, with the marks behind them, up to the end of a token."""
+    """The thoughts as they were generated, with the marks behind them, up to the end of a token."""
     ids: tuple[int, ...]
-    """The tokens of `text`; empty where they are not told."""
+    """The tokens of `text`; empty where the backend does not report them."""
     head: str
-    """The beginning of the answer, which the last token of `ids` has as well."""
+    """The beginning of the answer, where the last token of `ids` goes on into it."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
@@ -133,7 +133,7 @@ class Thought(msgspec.Struct, frozen=True):
     def append(
         self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """Append them to the content of a branch, which the model of `home` reads."""
+        """Append the thoughts to the content of a branch, which is written for the model `home`."""
         if home is not self.by:
             return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
         return self.write(dialogue, tail, home)
@@ -142,10 +142,10 @@ class Thought(msgspec.Struct, frozen=True):
 def open_answer(
     dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
 ) -> tuple[Dialogue, Piece | None]:
-    """Append the mark that begins the thoughts, or what keeps the model from thinking.
+    """Append the mark that begins the thoughts, or the mark that keeps the model from thinking.
 
-    At the beginning of an assistant turn the text before its content is written anew, as the chat template
-    writes it.
+    At the beginning of an assistant turn the text in front of its content is written anew, as the chat
+    template writes it.
     """
     if thinking.effort is not None:
         raise UnsupportedNode(
@@ -172,7 +172,7 @@ def turn(role: str) -> str:
 def end_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
 ) -> tuple[Dialogue, Piece | None]:
-    """Close the open turn. `content` is its content where the template writes that in another form."""
+    """Close the open turn. `content` replaces its text where the template writes it in another form."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
     written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content

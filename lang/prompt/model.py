@@ -18,7 +18,7 @@ class PromptModel:
 
     info: ModelInfo
     takes_messages: bool
-    """The backend takes finished chat messages instead of prompts."""
+    """Whether the backend takes finished chat messages instead of prompts."""
 
     def check_text(self, dialogue: Dialogue, text: str) -> None:
         """Raise `UnsupportedNode` for text outside of turns that this backend cannot be sent."""

@@ -1,4 +1,4 @@
-"""Thinking: what is asked of a `gen`, how its thoughts are told from its answer, and when they are dropped.
+"""Thoughts: the option `thinking`, telling them from the answer, and dropping them in later turns.
 
 Example, Qwen 3, with the answer "4" and the thoughts "2 + 2.":
 
@@ -24,7 +24,7 @@ DEFAULT_TOKENS = 1024
 """The most tokens of thoughts where the `gen` does not say."""
 
 MARKS = 16
-"""The marks behind thoughts have at most about this many tokens: a limit of a program allows for them."""
+"""Tokens that a limit allows for the marks behind thoughts, which have fewer."""
 
 PLAIN = ThinkingFormat()
 """For models whose chat template has no sign of thinking, or that have none."""
@@ -67,7 +67,7 @@ def most_tokens(thinking: Thinking | None) -> int:
 
 
 def preambles_of(thinking: Thinking | None, info: ModelInfo) -> tuple[Preamble, ...]:
-    """What the runtime is told of the thoughts: free text with an end and a limit, then the blank line."""
+    """The thoughts as the runtime is told of them: free text with an end and a limit, then the blank line."""
     if thinking is None or not thinking.enabled:
         return ()
     marks = thinking_of(info)
@@ -100,13 +100,13 @@ class ThoughtSplitter:
         self._pending = ""
         """Text that may be the beginning of the end mark; behind that mark, of the gap."""
         self._ended = False
-        """The end mark has come."""
+        """Whether the end mark has come."""
         self._spaces: list[str] = []
-        """White space that belongs to the thoughts if more of them come."""
+        """White space that is a part of the thoughts only if more of them come."""
         self._shown = False
         self._open = True
         self.head = ""
-        """The beginning of the answer, as far as its tokens cannot be told from those before it."""
+        """The beginning of the answer that shares a token with the thoughts' end."""
         self.ids = 0
         """Tokens of `before` and `head`."""
 
@@ -116,8 +116,8 @@ class ThoughtSplitter:
         return "".join(self._texts)
 
     def push(self, chunk: TextChunk) -> TextChunk:
-        """`chunk` with its thoughts apart, without white space at their beginning and end. Takes time in
-        proportion to the chunk, not to all text."""
+        """`chunk` with its thoughts apart, without white space at their beginning and end. Its cost grows
+        with the chunk, not with all text."""
         if not self._open:
             return self._counted(chunk)
         start = self._length
@@ -142,7 +142,7 @@ class ThoughtSplitter:
         return self._counted(replace(chunk, text=answer, controls=(), reasoning=thoughts))
 
     def _answer(self, *, last: bool) -> str | None:
-        """The beginning of the answer; None while it is not known where that is."""
+        """The text of the answer so far; None while the thoughts may go on."""
         after, gap = self._pending, self._marks.gap
         if not self._ended or (gap.startswith(after) and after != gap):
             return "" if self._ended and last else None

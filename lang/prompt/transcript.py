@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class Mark(Protocol):
-    """What a piece is, where its text and ids are those of one model only."""
+    """The kind of a piece whose text and ids are those of one model: it can be written for another."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """Append the same for the model of `target` to its dialogue and content."""
+        """`dialogue` and `tail` with the piece appended as `target` reads it."""
         ...
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Output of another model than the run's own; the piece has it as text."""
+    """The mark of another model's output, which the piece has as text."""
 
     by: PromptModel
     ids: tuple[int, ...]
 
 
 class Continued(msgspec.Struct, frozen=True):
-    """A piece that belongs to the mark before it."""
+    """The mark of a piece that belongs to the mark before it."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
@@ -53,15 +53,15 @@ class Piece(msgspec.Struct, frozen=True):
     segment: Segment
     text: str
     boundary: bool = False
-    """The text of a chat template ends here, so that no token spans this piece and the next one."""
+    """Whether text of a chat template ends here: no token spans this piece and the next one."""
     mark: Mark | Generated | None = None
-    """None: `text` and `segment` are the program's text, or the output of the run's own model."""
+    """The kind of the piece; None for the program's text and for the output of the run's own model."""
     generated: bool = False
-    """`text` is a model's output."""
+    """Whether `text` is a model's output."""
     later: str | None = None
-    """The text in its place once thoughts leave the prompt; None: it stays."""
+    """The text that replaces it once thoughts leave the prompt; None: it stays."""
     of: Piece | None = None
-    """The piece in whose place it stands: one that was written anew, as thoughts began or left the prompt."""
+    """The piece that this one replaces: it was written anew when thoughts began or left the prompt."""
 
 
 def append_text(tail: Piece | None, text: str) -> Piece | None:
@@ -84,8 +84,8 @@ def append_output(
 ) -> Piece | None:
     """`tail` with generated text after it: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 
-    Without ids, from a backend that returns none, all of `text` is kept as text. The output of another model
-    than that of the content, `by`, is kept as text with its ids beside it.
+    Without ids, from a backend that returns none, all of `text` is kept as text. The output of another
+    model, `by`, is kept as text with its ids beside it.
     """
     if not kept_ids:
         return _append_generated(tail, text)
@@ -106,7 +106,7 @@ def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:
 
 
 def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
-    """`tail` with `mark` for all pieces after `since`."""
+    """`tail` with all pieces after `since` marked as one: `mark` is on the first of them."""
     marks: list[Mark] = [mark]
     new = pieces(tail, since)
     found = new[0].before if new else tail
@@ -150,7 +150,7 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
 
 
 def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
-    """Where `end` stands in prompts: after this number of segments, and of characters of the next one."""
+    """The place of `end` in prompts: (segments before it, characters of the next segment before it)."""
     segments = prompt_of(end, known).segments
     if segments and isinstance(last := segments[-1], str):
         return len(segments) - 1, len(last)
@@ -178,5 +178,5 @@ def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
 
 
 def ends_on_token(tail: Piece | None) -> bool:
-    """Text after `tail` begins a new token, because `tail` ends in ids, at a chat boundary, or is empty."""
+    """Whether text after `tail` begins a new token: `tail` ends in ids, at a chat boundary, or is empty."""
     return tail is None or tail.boundary or not isinstance(tail.segment, str)

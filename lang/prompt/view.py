@@ -32,7 +32,7 @@ class View(NamedTuple, Generic[M]):
     until: Piece | None
     """The last piece of the branch that is in the view."""
     prompt: Prompt = EMPTY
-    """The last prompt that was sent, of which the next one is a continuation."""
+    """The last prompt that was sent; the next one continues it."""
 
 
 def extended(view: View[M], tail: Piece | None) -> View[M]:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ramify.lang.state.state import ProgramState
 
 EVERY_S = 0.1
-"""Least seconds between two updates."""
+"""Shortest time between two updates, in seconds."""
 
 
 def in_notebook() -> bool:
-    """This process runs code of a notebook. IPython is asked only if it is loaded."""
+    """Whether this process runs code of a notebook. IPython is asked only if it is loaded."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ != "TerminalInteractiveShell"

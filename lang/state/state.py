@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
+import ramify.graph as graph
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.options import read_options
 from ramify.lang.common.caller import caller_line
 from ramify.lang.common.event import Event
 from ramify.lang.common.unsupported import unsupported
@@ -28,12 +28,12 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
 from ramify.lang.state.fork import ForkGroup
 from ramify.lang.state.partial_stream import ObjectStream, snapshot
-from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, wire_tools
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
-from ramify.priority import checked_priority
+from ramify.sampling_options import read_options
 
 T = TypeVar("T")
 
@@ -51,9 +51,9 @@ class ProgramState:
     ) -> None:
         self._branch = branch
         self._backend = backend
-        """Of the steps appended here that name none."""
+        """The backend of steps appended here that name none."""
         self._outside = outside
-        """This is the caller's handle: the body may still declare variables."""
+        """Whether this is the caller's handle of a run, whose body may still declare variables."""
         self._body: asyncio.Task[None] | None = None
         self.ret_value: Any = None
         """The return value of the body."""
@@ -128,19 +128,18 @@ class ProgramState:
             raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
         if max_calls < 1:
             raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
-        node = CallTools(
+        found = as_tools(tools)
+        wire = graph.CallTools(
             name=name,
-            tools=as_tools(tools),
+            tools=wire_tools(found),
             max_calls=max_calls,
             required=required,
-            raises=errors == "raise",
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
             timeout=timeout,
-            backend=backend,
-            priority=None if priority is None else checked_priority(priority),
+            priority=priority,
             lora=lora,
-            line=caller_line(),
         )
+        node = CallTools(wire.checked(), found, errors == "raise", backend=backend, line=caller_line())
         variable = self._submit(node)
         assert variable is not None
 
@@ -158,7 +157,7 @@ class ProgramState:
     __setitem__ = set_var
 
     def recover(self) -> ProgramError:
-        """After a step has failed: go on from before its statement. Returns the error; never blocks.
+        """Go back to before the statement whose step has failed. Returns the error; never blocks.
 
         The statement is all that was appended at once (``s += a + b``), or, after a ``with`` block, the whole
         block. Content, turns and scopes are those before it, so the next prompt is the same to the token.
@@ -275,8 +274,7 @@ class ProgramState:
 
     def error(self) -> ProgramError | None:
         """The first error of this branch, of the program's body, or of a branch forked from this one; None
-        without one. An error of a forked branch that the body has been raised, and has caught, does not
-        count."""
+        without one. An error of a forked branch does not count once the body has caught it."""
         self.sync()
         error = self._error()
         if error is not None and not self._outside:
@@ -396,7 +394,7 @@ class ProgramState:
         return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
-        """The variable is declared, or no step can declare it any more."""
+        """Whether the variable is declared, or can no longer be."""
         return name in self._branch.variables or self._branch.run.body_done.is_set()
 
     def _all_done(self) -> Event:

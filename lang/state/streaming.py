@@ -25,7 +25,7 @@ class Source(Protocol[T_co]):
 
     @property
     def ended(self) -> bool:
-        """Nothing will be added any more."""
+        """Whether nothing will be added any more."""
         ...
 
     def new(self) -> Iterator[T_co]:
@@ -128,7 +128,7 @@ class _BranchText:
 class _VariableText:
     """The chunks of one variable. A variable that has no chunks adds its text once it is set.
 
-    It is the first one of that name: a reader does not go on with another step, after a recovery, unseen.
+    The reader stays with the first variable of that name: a step after a recovery makes another one.
     """
 
     def __init__(self, branch: Branch, name: str) -> None:

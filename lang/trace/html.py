@@ -39,7 +39,7 @@ def _row(call: Call, several: bool, span: tuple[float, float], depth: int) -> li
 
 
 def _bar(call: Call, span: tuple[float, float]) -> str:
-    """When the call ran, as a bar."""
+    """The time of the call within the run, as a bar."""
     start, end = span
     begin = (call.start_s - start) / (end - start)
     length = ((end if call.end_s is None else call.end_s) - call.start_s) / (end - start)

@@ -53,9 +53,8 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum, field by field. Times are summed over concurrent requests too.
-
-    `evicted_by` is that of the usage with more evicted tokens.
+    """The sum, field by field, also of the times of concurrent requests. `evicted_by` is taken from the usage
+    with more evicted tokens.
     """
     sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
     larger = first if first.evicted_tokens >= second.evicted_tokens else second

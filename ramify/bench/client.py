@@ -18,7 +18,7 @@ class Endpoint:
 
     name: str
     url: str
-    """Ends in /v1."""
+    """The address, which ends in /v1."""
     model: str
     api_key: str | None = None
 
@@ -28,8 +28,8 @@ class Sample:
     """One request. Times in seconds on the client's clock."""
 
     due: float
-    """When the request was due. Latencies count from here, so that a late client does not flatter the
-    server."""
+    """The time at which the plan sends the request. Latencies count from here, so that a late client does not
+    flatter the server."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """(time of arrival, bytes); emptied by `read`."""
     end: float = 0.0

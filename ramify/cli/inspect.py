@@ -1,4 +1,5 @@
-"""`ramify inspect`: what a model is, what it needs and what would be refused, without loading its weights."""
+"""`ramify inspect`: describes a model, its memory and the options that would be refused, without loading
+weights."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser.add_argument_group("as in `ramify serve`"), EngineConfig, _OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.fit import files_to_inspect
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected

@@ -69,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
         command.refuse(unknown)
     options.command_line = shlex.join(["ramify", *arguments])
     try:
-        status: int = importlib.import_module(f"ramify.cli.{options.command}").run(options)
+        status: int = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED

@@ -1,4 +1,4 @@
-"""`ramify pull`: the files of a model, and the compiled kernels, so that the first run waits for neither."""
+"""`ramify pull`: fetches a model's files and compiles the kernels ahead of the first run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(group, EngineConfig, FORM_OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
 
     config = EngineConfig(**given_fields(options, EngineConfig))
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _capability(text: str) -> int:
-    """90 for "9.0", as NVIDIA writes it."""
+    """The number 90 for the text "9.0", as NVIDIA writes it."""
     if not re.fullmatch(r"\d+\.\d", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0 for an H100")
     return int(text.replace(".", ""))

@@ -1,4 +1,4 @@
-"""`ramify quantize`: writes a model with quantised weights, and says what that costs."""
+"""`ramify quantize`: writes a model with quantised weights, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
     from ramify.runtime.model.load import read_config
     from ramify.runtime.quantize.folder import write_folder

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser, ServerConfig)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     try:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:
@@ -26,12 +26,12 @@ def run(options: argparse.Namespace) -> int:
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
     with PrestartedWorkers(config) as workers:  # before all that this process has to import
-        from ramify.runtime.server.serve import serve
+        from ramify.runtime.server.app.serve import serve
 
         return serve(config, _routes, workers)
 
 
 def _routes() -> list[APIRouter]:
-    from ramify.program_route import router
+    from ramify.programs.route import router
 
     return [router]

@@ -10,7 +10,7 @@ from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ramify.runtime.engine import Engine
+    from ramify.runtime.engine.engine import Engine
 
 
 async def first_model(base_url: str, api_key: str | None, remedy: str | None = None) -> str:
@@ -44,7 +44,7 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
         return None
     if options.endpoint_key is not None:
         raise InvalidRequest("--endpoint-key needs --endpoint.", field="--endpoint-key")
-    from ramify.runtime.engine import Engine
+    from ramify.runtime.engine.engine import Engine
 
     try:
         return Engine(**given)

@@ -131,7 +131,7 @@ class ProgramActor:
 def make_backend(engine: Engine) -> Backend:
     if not isinstance(engine, Mapping):
         return engine()
-    from ramify.runtime.engine import Engine as OwnEngine
+    from ramify.runtime.engine.engine import Engine as OwnEngine
 
     return OwnEngine(**engine)
 

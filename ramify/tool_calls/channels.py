@@ -41,9 +41,9 @@ class ChannelParser:
         self._json = JsonEnd()
         self._calls = 0
         self.reasoning = True
-        """No message has begun that is not reasoning."""
+        """True until a message begins that is not reasoning."""
         self.answered = 0
-        """In the push in which that began: characters from there on."""
+        """In the push in which that message began: characters from its beginning on."""
 
     @property
     def called(self) -> bool:

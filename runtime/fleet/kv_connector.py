@@ -38,7 +38,7 @@ from ramify.engine_messages import (
 )
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.moves import (
     LEAST_TOKENS,

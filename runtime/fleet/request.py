@@ -14,7 +14,7 @@ import numpy as np
 
 from ramify.engine_messages import Abort
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.runtime.fleet.placement import Work
 
 EXPECTED_OUTPUT = 64.0

@@ -18,14 +18,14 @@ import msgspec
 
 from ramify.engine_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
 from ramify.messages import Generate
-from ramify.radix.observe.digest import Digests
+from ramify.radix.digest import Digests
 from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.control_calls import Answer, ControlCalls
 from ramify.runtime.fleet.kv_connector import KVConnector, needs_states
 from ramify.runtime.fleet.placement import NoReplica, Placement
 from ramify.runtime.fleet.replica import Replica
 from ramify.runtime.fleet.request import FleetRequest
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 
 log = logging.getLogger("ramify")
 

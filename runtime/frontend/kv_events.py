@@ -1,7 +1,7 @@
 """KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
 
 A block is a page. Its hash is the digest of all tokens up to its end
-(`ramify.radix.observe.digest`), 64 bits, equal in every process: routers take it as a name, and compute their
+(`ramify.radix.digest`), 64 bits, equal in every process: routers take it as a name, and compute their
 own hashes from `token_ids`. Example with pages of 4, after a prompt of ten tokens and one that shares five:
 
     BlockStored   block_hashes [h1, h2]   parent None   token_ids [0, …, 7]

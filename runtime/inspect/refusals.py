@@ -123,7 +123,7 @@ def refused_draft(
 ) -> tuple[ModelShape | None, list[Refusal]]:
     """The shape of the draft model, and why it cannot draft."""
     from ramify.runtime.model.load import read_shape
-    from ramify.runtime.scheduler.speculation.draft_check import check_draft
+    from ramify.runtime.scheduler.speculation.draft_model import check_draft
 
     try:
         found = read_shape(draft.weights, rope_scaling=config.rope_scaling)

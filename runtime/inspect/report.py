@@ -38,7 +38,7 @@ from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
-from ramify.runtime.scheduler.speculation.draft_check import context_of
+from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 WORKSPACE = 1 << 30
 """Bytes beside weights and KV pages: the processes of the engine core, on a CUDA device its context, and

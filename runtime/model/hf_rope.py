@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.model.config import INCONSISTENT, Rope, RopeKind, invalid, one_of, unsupported
-from ramify.runtime.model.rope_fields import wrong_field
+from ramify.runtime.rope_fields import wrong_field
 
 Config = Mapping[str, Any]
 """The content of a `config.json`."""

@@ -24,7 +24,7 @@ from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
-from ramify.runtime.scheduler.speculation.draft_check import context_of
+from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 
 def main() -> None:

@@ -1,15 +1,16 @@
 """The scheduler process: batches the requests of all clients, step by step.
 
-scheduler     schedule, run, postprocess: open this first
-request       one request: its tokens by length, its pages, its statistics
-arrival       a submitted message becomes a request; its grammar is compiled
+scheduler     the parts of a scheduler, and its step: open this first
+plan          the plan of a step: who takes part, with how many tokens; admission: waiting requests that join
+forward       one forward pass, the token masks filled beside it, and the pass launched ahead
+results       the states of a step become tokens, scores and embeddings; draft tokens are verified
+outputs       tokens join the output, and the message to the detokenizer
 lifecycle     compiling, waiting, running, ended, and the ways between them
-admission/    who takes part in a step, and with how many tokens
-pages         the KV pages of requests, from and to the prefix tree; transfers: to and from other replicas
-states        the states of models with linear attention layers
-forward       one forward pass; overlap: the next one, launched ahead
-outputs/      choosing and verifying tokens, scores, embeddings, and what the detokenizer is told
-control       programs, cache, statistics; snapshot: for people to look at; tree_teller: for placement
-constraints/  grammars, masks, healing; programs/: leases and budgets; speculation/: draft tokens
-limits, counters, process
+arrival       a submitted message becomes a request; grammars: compiled grammars, and the compiler's process
+control       programs, cache, statistics, snapshots; transfers: pages from and to other replicas
+process       the process: loading, and the loop
+speculation/  draft tokens by prompt lookup and by a draft model
+requests/     requests, their pages, programs, flows and limits
+
+Layers, lowest first: requests; speculation; own modules.
 """

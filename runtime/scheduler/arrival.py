@@ -1,4 +1,4 @@
-"""From a submitted message to a request that waits for admission: limits, token healing, grammars."""
+"""Arrival of requests: limits, token healing, and the wait for a grammar, up to the queue for admission."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ramify.engine_messages import GrammarFailed, GrammarReady, Submit
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.tokenizer.end_tokens import no_end_token
-from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
-from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.outputs.appending import OutputAppender
-from ramify.runtime.scheduler.outputs.scoring import ChoiceTree, Scorer, ScoringState
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.outputs import OutputAppender
+from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoringState
+from ramify.runtime.scheduler.requests.constrained import MAX_TOKENS, ConstrainedOutput, Healer, Healing
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.results import Scorer
 
 if TYPE_CHECKING:
     from ramify.grammar.matcher import Grammar
     from ramify.grammar.retokenize import Retokenizer
-    from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+    from ramify.runtime.scheduler.grammars import GrammarStore
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,7 +67,7 @@ class Arrivals:
         self.requests.arrive(request)
         if choices is not None:
             with self.requests.failing_alone(request):
-                self.scorer.begin(request, choices)
+                self.scorer.begin_scoring(request, choices)
         elif request.constraint is not None:
             found = self.grammars.request(request.rid, request.constraint)
             if found is None:
@@ -145,4 +145,4 @@ _NAMES = {
     "choices": "the choices",
     "structural_tag": "the tools or the structural tag",
 }
-"""By kind of constraint, the thing that an answer has to fit."""
+"""Names of the thing that an answer has to fit, by kind of constraint."""

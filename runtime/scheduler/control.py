@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from ramify.engine_messages import (
     AwaitTools,
@@ -14,39 +18,136 @@ from ramify.engine_messages import (
     GetSnapshot,
     GetStats,
     LoadLora,
+    PageRun,
+    QueueShare,
     Reply,
     Snapshot,
+    TreeChange,
+    TreeNode,
     UnloadLora,
 )
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
+from ramify.radix.cache import PrefixCache
+from ramify.radix.tree_log import Page
+from ramify.radix.views import NodeView
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.lora.names import same_model
-from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.snapshot import shares, tree_nodes
+from ramify.runtime.scheduler.transfers import Transfers
 
 log = logging.getLogger("ramify")
 
 
+def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]:
+    """The requests counted by program, largest first, at most `most` programs; and the number of others."""
+    counted: dict[str, collections.Counter[str]] = {}
+    for state, members in (
+        ("running", requests.running),
+        ("waiting", requests.waiting),
+        ("compiling", requests.compiling.values()),
+    ):
+        for request in members:
+            program = "" if request.hint is None else request.hint.program
+            retracted = state == "waiting" and request.stats.retractions > 0
+            counted.setdefault(program, collections.Counter())["retracted" if retracted else state] += 1
+    largest = sorted(counted, key=lambda program: -counted[program].total())[:most]
+    found = [
+        QueueShare(
+            program=program,
+            running=counted[program]["running"],
+            waiting=counted[program]["waiting"],
+            retracted=counted[program]["retracted"],
+            compiling=counted[program]["compiling"],
+        )
+        for program in largest
+    ]
+    return tuple(found), len(counted) - len(found)
+
+
+def tree_nodes(views: Sequence[NodeView]) -> tuple[TreeNode, ...]:
+    """The nodes as they travel: `TreeNode` has the fields of `NodeView`."""
+    return tuple(msgspec.convert(view, TreeNode, from_attributes=True) for view in views)
+
+
+class KVEventPublisher:
+    """Sends the changes of `cache`, which has a log, numbered from 1 within the life of this process.
+
+    With `tokens`, which the log must keep too, the added pages' tokens are sent as well.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, send: Callable[[TreeChange], None], *, tokens: bool = False
+    ) -> None:
+        self._cache = cache
+        self._send = send
+        self._tokens = tokens
+        self._epoch = secrets.randbits(62)
+        self._number = 0
+
+    def publish_changes(self) -> None:
+        """Send what has changed since the last call, if anything has."""
+        pages: list[Page] = []
+        if self._tokens:
+            pages, removed = self._cache.take_changed_pages()
+            added = [page.digest for page in pages]
+        else:
+            added, removed = self._cache.take_changes()
+        if added or removed:
+            self._number += 1
+            change = TreeChange(
+                epoch=self._epoch,
+                number=self._number,
+                added=tuple(added),
+                removed=tuple(removed),
+                runs=_runs(pages),
+            )
+            self._send(change)
+
+    def publish_whole(self) -> None:
+        """Send all that the tree holds now."""
+        self.publish_changes()
+        pages = self._cache.pages_in_tree() if self._tokens else []
+        added = tuple(page.digest for page in pages) if self._tokens else tuple(self._cache.page_ends())
+        whole = TreeChange(epoch=self._epoch, number=self._number, added=added, runs=_runs(pages), whole=True)
+        self._send(whole)
+
+
+def _runs(pages: Sequence[Page]) -> tuple[PageRun, ...]:
+    """`pages` in order, cut where one does not follow the page before it."""
+    runs: list[list[Page]] = []
+    for page in pages:
+        if runs and runs[-1][-1].digest == page.before and runs[-1][-1].scope == page.scope:
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return tuple(
+        PageRun(
+            scope=run[0].scope,
+            before=run[0].before,
+            digests=tuple(page.digest for page in run),
+            tokens=b"".join(page.tokens for page in run),
+        )
+        for run in runs
+    )
+
+
 @dataclasses.dataclass(eq=False)
 class Control:
-    """Answers to `reply`."""
+    """Answers control calls by `reply`.
 
-    pages: RequestPages
-    programs: Programs
+    model : the name or path of the model, as the engine was given it
+    """
+
     requests: Lifecycle
-    counters: Counters
     adapters: Adapters
+    transfers: Transfers
     model: str
-    """Its name or path, as the engine was given it."""
     reply: Callable[[Reply | Failed], None]
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
-        """By the type of the message."""
+        """Handlers by the type of the message."""
         return {
             AwaitTools: self._await_tools,
             EndProgram: self._end_program,
@@ -55,10 +156,11 @@ class Control:
             GetSnapshot: self._snapshot,
             LoadLora: self._load_lora,
             UnloadLora: self._unload_lora,
+            **self.transfers.handlers,
         }
 
     def stats(self) -> SchedulerStats:
-        pages, states = self.pages.cache.counts(), self.pages.cache.state_counts()
+        pages, states = self.requests.pages.cache.counts(), self.requests.pages.cache.state_counts()
         return SchedulerStats(
             running=len(self.requests.running),
             waiting=len(self.requests.waiting),
@@ -69,26 +171,26 @@ class Control:
             pages_evictable=pages.evictable,
             pages_leased=pages.leased,
             pages_in_use=pages.in_use,
-            page_size=self.pages.cache.page_size,
+            page_size=self.requests.pages.cache.page_size,
             states_total=states.total,
             states_free=states.free,
             states_held=states.held,
             states_in_use=states.in_use,
             evicted_states=states.evicted,
-            **dataclasses.asdict(self.counters),
+            **dataclasses.asdict(self.requests.counters),
         )
 
     def _await_tools(self, message: AwaitTools) -> None:
-        program = self.programs.find(message.program)
+        program = self.requests.programs.find(message.program)
         if program is not None:
-            self.pages.leases.await_tools(program, message.program, message.branch, message.tools)
+            self.requests.pages.leases.await_tools(program, message.program, message.branch, message.tools)
 
     def _end_program(self, message: EndProgram) -> None:
-        self.programs.end(message.program)
-        self.pages.leases.end_program(message.program)
+        self.requests.programs.end(message.program)
+        self.requests.pages.leases.end_program(message.program)
 
     def _flush(self, message: FlushCache) -> None:
-        self.pages.cache.flush()
+        self.requests.pages.cache.flush()
         self.reply(Reply(rid=message.rid))
 
     def _load_lora(self, message: LoadLora) -> None:
@@ -120,6 +222,6 @@ class Control:
 
     def _snapshot(self, message: GetSnapshot) -> None:
         queue, hidden = shares(self.requests, message.programs)
-        nodes = tree_nodes(self.pages.cache.snapshot(message.nodes))
+        nodes = tree_nodes(self.requests.pages.cache.snapshot(message.nodes))
         snapshot = Snapshot(nodes=nodes, queue=queue, queue_hidden=hidden)
         self.reply(Reply(rid=message.rid, stats=self.stats(), snapshot=snapshot))

@@ -1,4 +1,4 @@
-"""Where every request is, from its arrival to its end, and how it gets from one place to the next.
+"""The life of requests: where each of them is, from its arrival to its end, and the moves in between.
 
 arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
                               ▲           │
@@ -9,62 +9,68 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import dataclasses
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ramify.engine_messages import Abort, Failed, Reply
 from ramify.errors import EngineError, InvalidConstraint, RamifyError
 from ramify.messages import Finish
-from ramify.runtime.scheduler.admission.flows import Flows
-from ramify.runtime.scheduler.counters import Counters
-from ramify.runtime.scheduler.outputs.output import StepOutputs
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs.budgets import Budgets
-from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.request import Request, ScheduledRequest
+from ramify.runtime.scheduler.outputs import StepOutputs
+from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
+from ramify.runtime.scheduler.requests.flows import Flows
+from ramify.runtime.scheduler.requests.limits import Tuning
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.programs import Programs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
-    from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+    from ramify.runtime.scheduler.grammars import GrammarStore
 
 log = logging.getLogger("ramify")
 
 ORDER = operator.attrgetter("order")
 
 
-@dataclasses.dataclass(eq=False)
 class Lifecycle:
     """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
 
-    pages: RequestPages
-    programs: Programs
-    outputs: StepOutputs
-    grammars: GrammarStore
-    drafter: Drafter
-    counters: Counters
-    flows: Flows
-    reply: Callable[[Reply | Failed], None]
-    clock: Callable[[], float]
-    budgets: Budgets = dataclasses.field(default_factory=Budgets)
-    requests: dict[str, Request] = dataclasses.field(default_factory=dict)
-    """All that were submitted and have not ended, by id."""
-    compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
-    waiting: list[Request] = dataclasses.field(default_factory=list)
-    """In the order of rank and arrival, as `running`."""
-    running: list[Request] = dataclasses.field(default_factory=list)
-    sitting_out: int | None = None
-    """Running requests that the current step leaves out, and with them all waiting ones of lower rank;
-    None where it leaves out nobody."""
+    def __init__(
+        self,
+        pages: RequestPages,
+        grammars: GrammarStore,
+        drafter: Drafter,
+        counters: Counters,
+        reply: Callable[[Reply | Failed], None],
+        clock: Callable[[], float],
+        chunk_tokens: int,
+        tuning: Tuning,
+    ) -> None:
+        self.pages = pages
+        self.counters = counters
+        self.flows = Flows(chunk_tokens, tuning.light_requests)
+        self.programs = Programs()
+        self.outputs = StepOutputs()
+        self.compiling: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        """Sorted by rank and arrival, like `running`."""
+        self.running: list[Request] = []
+        self.open: dict[str, Request] = {}
+        """All that were submitted and have not ended, by id."""
+        self._budgets = Budgets()
+        self._grammars = grammars
+        self._drafter = drafter
+        self._reply = reply
+        self._clock = clock
 
     def arrive(self, request: Request) -> None:
-        self.requests[request.rid] = request
+        self.open[request.rid] = request
         self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
         self.flows.join(request)
-        self.budgets.join(request)
+        self._budgets.join(request)
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
@@ -93,27 +99,6 @@ class Lifecycle:
             stats.cached_tokens = min(request.computed_len, request.prompt_len)
             self.counters.cached_tokens += stats.cached_tokens
 
-    def next_step_wants(self, requests: Sequence[Request]) -> bool:
-        """The next step goes on with these requests, which are running, if they do not end."""
-        running, waiting = self.running, self.waiting
-        joining = waiting and waiting[0].rank >= running[0].rank
-        if self.sitting_out is not None:
-            return not joining and len(requests) >= len(running) - self.sitting_out
-        if running[0].rank != running[-1].rank:
-            return not waiting and len(requests) == len(running)
-        # Others sit out while requests of a higher rank prefill.
-        return not (waiting and waiting[0].rank > running[0].rank)
-
-    def next_chunks(self, budget: int) -> list[ScheduledRequest]:
-        """The chunks of prompts that the next step computes, within `budget` tokens, if no request ends."""
-        chunks = []
-        for request in self.running if self.sitting_out is None else ():
-            if request.prefilling and budget > 0:
-                stop = request.chunk_stop(budget)
-                budget -= stop - request.computed_len
-                chunks.append(ScheduledRequest(request, stop))
-        return chunks
-
     def stop(self, request: Request) -> None:
         if request in self.running:
             self.running.remove(request)
@@ -130,7 +115,7 @@ class Lifecycle:
         self.enqueue(request)
 
     def abort(self, message: Abort) -> None:
-        request = self.requests.get(message.rid)
+        request = self.open.get(message.rid)
         if request is None:
             return
         if message.silent:
@@ -140,7 +125,7 @@ class Lifecycle:
 
     def end_exceeding(self, now: float) -> None:
         """End the requests that are past a limit of their program."""
-        for request, limit in self.budgets.exceeding(now, self.running):
+        for request, limit in self._budgets.exceeding(now, self.running):
             self.finish(request, Finish(reason="abort", limit=limit))
 
     def finish(self, request: Request, finish: Finish) -> None:
@@ -149,7 +134,7 @@ class Lifecycle:
 
     def fail(self, request: Request, error: RamifyError) -> None:
         request = request.head
-        if request.rid not in self.requests:
+        if request.rid not in self.open:
             return  # another span of its choices has failed before
         self.outputs.drop(request)
         if isinstance(error, InvalidConstraint) and error.field is None and request.constraint is not None:
@@ -159,7 +144,7 @@ class Lifecycle:
 
     def refuse(self, rid: str, error: RamifyError) -> None:
         """Answer with `error`; the request has not arrived, or ends."""
-        self.reply(Failed(rid=rid, error=error.to_info()))
+        self._reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
@@ -178,7 +163,7 @@ class Lifecycle:
 
     def _end(self, request: Request) -> None:
         """Forget the request; the tree keeps its pages."""
-        del self.requests[request.rid]
+        del self.open[request.rid]
         choices = None if request.scoring is None else request.scoring.choices
         parts = [request]
         if choices is not None:
@@ -187,15 +172,15 @@ class Lifecycle:
             self.stop(part)
             if part in self.waiting:
                 self.waiting.remove(part)
-        self.drafter.ended(request)
+        self._drafter.ended(request)
         self.programs.leave(request)
         self.flows.leave(request)
-        self.budgets.leave(request)
+        self._budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
-            self.grammars.forget(request.rid)
+            self._grammars.forget(request.rid)
             return
         if choices is not None:
             for span in choices.resting:
                 self.pages.leases.rested(span)
         for part in parts:
-            self.pages.release(part, self.clock())
+            self.pages.release(part, self._clock())

@@ -19,7 +19,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
@@ -44,13 +44,12 @@ from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap
-from ramify.runtime.scheduler.constraints.compiler_host import CompilerHost
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.constraints.healing import Healer
-from ramify.runtime.scheduler.kv_event_publisher import KVEventPublisher
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.control import KVEventPublisher
+from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
+from ramify.runtime.scheduler.requests.constrained import Healer
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.scheduler.speculation.draft_check import check_draft, context_of
+from ramify.runtime.scheduler.speculation.draft_model import check_draft, context_of
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles

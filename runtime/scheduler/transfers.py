@@ -1,10 +1,9 @@
 """Exports and imports of prefixes: KV pages from and to the files of KV snapshots, a piece after each step.
 
-Example with pages of 16 tokens, 360 KB each, and PIECE_BYTES = 8 MB, so 22 pages a step:
+Example with pages of 16 tokens, 360 KB each, and `piece_bytes` = 8 MB, so 22 pages a step:
 
     export of 1,000 tokens    the tree holds 900: 56 whole pages, locked; written in 3 steps; unlocked
-    import of that KV snapshot      the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken,
-    which are
+    import of its snapshot    the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken, which are
                               private until all of them are read and checked; then they join the tree
 
 A page that is locked in the tree is never written, and a private page is read by nobody. So requests go on
@@ -37,15 +36,12 @@ from ramify.radix.naive import NaiveCache
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.files import ExistingFile, NewFile
 from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, SnapshotWriter
-from ramify.runtime.scheduler.admission.admission import RESERVED_PAGES
+from ramify.runtime.scheduler.admission import RESERVED_PAGES
 from ramify.runtime.scheduler.lifecycle import Lifecycle
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.requests.limits import TUNED, Limits
 
 log = logging.getLogger("ramify")
 
-PIECE_BYTES = 8 << 20
-"""Copied after one step, at least a page: 3 ms with the checksums on one core."""
 TAKER = "an import of cached pages"
 
 
@@ -79,21 +75,22 @@ class Transfers:
     overwritten : called with pages that now hold other tokens
     """
 
-    pages: RequestPages
+    requests: Lifecycle
     pool: KvPool
     limits: Limits
-    requests: Lifecycle
     reply: Callable[[Reply | Failed], None]
     identity: Callable[[], str] | None
+    overwritten: Callable[[Sequence[int]], None]
     ranks: int = 1
     """Processes that the model is divided among (`tensor_parallel`)."""
-    overwritten: Callable[[Sequence[int]], None] = lambda pages: None
+    piece_bytes: int = TUNED.piece_bytes
+    """Bytes that are copied after one step, at least a page."""
     queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
     current: _Export | _Import | None = None
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
-        """By the type of the message."""
+        """Handlers by the type of the message."""
         return {
             ExportPrefix: self.queue.append,
             ImportPrefix: self.queue.append,
@@ -102,14 +99,14 @@ class Transfers:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page; 0 where every transfer is refused."""
+        """Bytes of one page; 0 where every transfer is refused."""
         return 0 if self._refusal() is not None else self.pool.page_bytes
 
     @property
     def busy(self) -> bool:
         return bool(self.queue) or self.current is not None
 
-    def advance(self) -> None:
+    def copy_piece(self) -> None:
         """Copy one piece of the oldest transfer."""
         if self.current is None and self.queue:
             message = self.queue.popleft()
@@ -136,7 +133,7 @@ class Transfers:
     def _tell_prefixes(self, message: GetPrefixes) -> None:
         found = [
             HeldPrefix(scope=one.scope, ids=one.ids, owners=one.owners)
-            for one in self.pages.cache.prefixes(message.most)
+            for one in self.requests.pages.cache.prefixes(message.most)
         ]
         self.reply(Reply(rid=message.rid, prefixes=tuple(found)))
 
@@ -144,7 +141,7 @@ class Transfers:
 
     def _begin_export(self, message: ExportPrefix) -> _Export:
         identity = self._checked_identity()
-        size = self.pages.page_size
+        size = self.requests.pages.page_size
         ids = np.array(message.ids, dtype=np.int32)
         skipped = message.skip // size
         whole = self._whole_pages(ids, message.scope)
@@ -154,7 +151,7 @@ class Transfers:
         try:
             file = NewFile(message.path)
         except BaseException:
-            self.pages.cache.release(lock)
+            self.requests.pages.cache.release(lock)
             raise
         try:
             writer = SnapshotWriter(
@@ -168,7 +165,7 @@ class Transfers:
             )
         except BaseException:
             file.close(keep=False)
-            self.pages.cache.release(lock)
+            self.requests.pages.cache.release(lock)
             raise
         return _Export(message, lock, file, writer, lock.pages[skipped:])
 
@@ -182,7 +179,7 @@ class Transfers:
         export.writer.finish()
         self._end(export, keep=True)
         counters, done = self.requests.counters, self._transferred(export)
-        counters.exported_tokens += export.copied * self.pages.page_size
+        counters.exported_tokens += export.copied * self.requests.pages.page_size
         counters.exported_bytes += done.bytes
         self.reply(Reply(rid=export.message.rid, transferred=done))
 
@@ -193,7 +190,7 @@ class Transfers:
         file = ExistingFile(message.path)
         try:
             snapshot = self._checked_snapshot(file, identity)
-            size, header = self.pages.page_size, snapshot.header
+            size, header = self.requests.pages.page_size, snapshot.header
             held = self._whole_pages(snapshot.ids, header.scope)
             if held < header.first_page:
                 first = header.first_page
@@ -202,7 +199,7 @@ class Transfers:
             try:
                 pages = self._take(header.tokens // size - held)
             except BaseException:
-                self.pages.cache.release(lock)
+                self.requests.pages.cache.release(lock)
                 raise
         except BaseException:
             file.close()
@@ -215,7 +212,7 @@ class Transfers:
         header = snapshot.header
         if header.identity != identity:
             raise BadSnapshot("it is of another model, or of an engine with other options")
-        if (header.page_size, header.page_bytes) != (self.pages.page_size, self.pool.page_bytes):
+        if (header.page_size, header.page_bytes) != (self.requests.pages.page_size, self.pool.page_bytes):
             raise BadSnapshot(f"its pages have {header.page_size} tokens in {header.page_bytes} bytes")
         if header.tokens > min(self.limits.context_length, self.limits.kv_tokens):
             raise BadSnapshot(f"it has {header.tokens} tokens")
@@ -225,16 +222,16 @@ class Transfers:
 
     def _take(self, missing: int) -> list[int]:
         """Private pages, at most `missing`: of those that are free, or cached without a lease."""
-        counts = self.pages.cache.counts()
+        counts = self.requests.pages.cache.counts()
         room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)
         if missing and room <= 0:
             raise Overloaded("No page is free or evictable.")
-        pages = self.pages.cache.allocate(min(missing, room), TAKER) if missing else []
+        pages = self.requests.pages.cache.allocate(min(missing, room), TAKER) if missing else []
         assert pages is not None
         return pages
 
     def _read(self, arriving: _Import) -> None:
-        first = arriving.lock.length // self.pages.page_size + arriving.copied
+        first = arriving.lock.length // self.requests.pages.page_size + arriving.copied
         piece = arriving.pages[arriving.copied :][: self._piece]
         if piece:
             data = torch.frombuffer(arriving.snapshot.pages(first, len(piece)), dtype=torch.uint8)
@@ -247,7 +244,7 @@ class Transfers:
             self._commit(arriving)
 
     def _commit(self, arriving: _Import) -> None:
-        cache, lock, size = self.pages.cache, arriving.lock, self.pages.page_size
+        cache, lock, size = self.requests.pages.cache, arriving.lock, self.requests.pages.page_size
         if arriving.pages:
             tokens = lock.length + arriving.copied * size
             cache.commit(lock, arriving.snapshot.ids[:tokens], lock.pages + arriving.pages)
@@ -263,7 +260,7 @@ class Transfers:
     @property
     def _piece(self) -> int:
         """Pages that are copied after one step."""
-        return max(1, PIECE_BYTES // self.pool.page_bytes)
+        return max(1, self.piece_bytes // self.pool.page_bytes)
 
     def _transferred(self, done: _Export | _Import) -> Transferred:
         return Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
@@ -274,9 +271,9 @@ class Transfers:
             return "The KV pages of this engine cannot be told apart from those of others."
         if self.ranks > 1:
             return f"tensor_parallel is {self.ranks}: pages that are divided among ranks are not transferred."
-        if self.pages.states.present:
+        if self.requests.pages.states.present:
             return "Pages of models with linear attention layers are not transferred."
-        if isinstance(self.pages.cache, NaiveCache):
+        if isinstance(self.requests.pages.cache, NaiveCache):
             return "prefix_cache is 'naive': no pages are shared."
         return None
 
@@ -288,11 +285,11 @@ class Transfers:
         return self.identity()
 
     def _whole_pages(self, ids: np.ndarray, scope: str) -> int:
-        """Of `ids`, that the tree holds."""
-        return self.pages.cache.match(ids, scope).length // self.pages.page_size
+        """Number of whole pages of `ids` that the tree holds."""
+        return self.requests.pages.cache.match(ids, scope).length // self.requests.pages.page_size
 
     def _lock(self, ids: np.ndarray, scope: str) -> PrefixLock:
-        return self.pages.cache.acquire(self.pages.cache.match(ids, scope))
+        return self.requests.pages.cache.acquire(self.requests.pages.cache.match(ids, scope))
 
     @contextlib.contextmanager
     def _failing_alone(self, message: ExportPrefix | ImportPrefix) -> Iterator[None]:
@@ -323,5 +320,5 @@ class Transfers:
             transfer.file.close(keep=keep)
         else:
             transfer.file.close()
-            self.pages.cache.free(transfer.pages)
-        self.pages.cache.release(transfer.lock)
+            self.requests.pages.cache.free(transfer.pages)
+        self.requests.pages.cache.release(transfer.lock)

@@ -47,7 +47,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def call(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
     if body.model and body.model != service.frontend.info.fingerprint:

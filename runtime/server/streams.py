@@ -20,9 +20,9 @@ class GenerationResult:
         self.text = ""
         self.ids: list[int] = []
         self.pieces: list[tuple[int, int]] = []
-        """As in `TextChunk`."""
+        """The field of the same name in `TextChunk`, over all of the text."""
         self.controls: list[int] = []
-        """As in `TextChunk`."""
+        """The field of the same name in `TextChunk`, over all of the text."""
         self.forced: list[int] = []
         """Indices in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
@@ -36,7 +36,7 @@ class GenerationResult:
         self.enforcement: Enforcement | None = None
         self.violations: tuple[Violation, ...] | None = None
 
-    def add(self, chunk: TextChunk) -> None:
+    def add_chunk(self, chunk: TextChunk) -> None:
         self.controls.extend(len(self.text) + place for place in chunk.controls)
         self.text += chunk.text
         self.forced.extend(len(self.ids) + index for index in chunk.forced)
@@ -72,7 +72,8 @@ def ids_in(pieces: Sequence[tuple[int, int]], characters: int) -> int:
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(index of the stream, item) in order of arrival. The first error closes all streams and is raised."""
+    """The items of all streams as (index of the stream, item), in order of arrival. The first error closes
+    all streams and is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -109,5 +110,5 @@ async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Ge
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            results[index].add(chunk)
+            results[index].add_chunk(chunk)
     return results

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def instance(schema: Any) -> Any:
-    """Of the schemas of the JSON workloads."""
+    """An instance of a schema of the JSON workloads."""
     if "enum" in schema:
         return schema["enum"][0]
     match schema["type"]:

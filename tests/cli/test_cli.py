@@ -47,7 +47,7 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: p
     def fail(options: Any) -> int:
         raise NotFound("There is no model 'x'.", remedy="Try another.")
 
-    monkeypatch.setattr(pull, "run", fail)
+    monkeypatch.setattr(pull, "run_command", fail)
     assert main.main(["pull", "x"]) == 2
     assert capsys.readouterr().err == "ramify: There is no model 'x'. Try another.\n"
 
@@ -56,7 +56,7 @@ def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     def interrupt(options: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pull, "run", interrupt)
+    monkeypatch.setattr(pull, "run_command", interrupt)
     assert main.main(["pull"]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -175,7 +175,7 @@ def test_every_field_of_the_server_has_a_flag() -> None:
 
 def test_docs_come_from_the_fields() -> None:
     docs = dict(field_docs(ServerConfig))
-    assert docs["drain_s"] == "How long SIGTERM waits for running requests, in seconds."
+    assert docs["drain_s"] == "Seconds that SIGTERM waits for running requests."
     assert docs["max_waiting"] == "Requests queued before the frontend answers 429."
     assert docs.keys() <= {field.name for field in dataclasses.fields(ServerConfig)}
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.digest import Digests
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 
@@ -85,7 +85,7 @@ def test_random_trees_are_found_as_they_are(seed: int) -> None:
         number = next(sent)
         lost = draw.random() < 0.1
         if lost or not index.apply("a", TreeEvents(1, number, added, removed)):
-            nodes = cache._tree.nodes()
+            nodes = cache.tree.nodes()
             index.apply("a", TreeEvents(1, number, log.whole(nodes), whole=True))
         if step % 10 == 0:
             for text, scope in itertools.product(texts, ["", "x"]):

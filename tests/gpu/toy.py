@@ -20,7 +20,7 @@ from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.token_graphs import buckets
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 

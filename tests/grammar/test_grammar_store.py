@@ -10,7 +10,7 @@ from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarFailed, G
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.grammar.compile.job import answer
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
+from ramify.runtime.scheduler.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 
 A, B, C = (constraint.choices([letter]) for letter in "abc")

@@ -12,6 +12,7 @@ from ramify.messages import ChatFormat
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.tool_calls.formats import FORMATS
 from tests.lang.chat_templates import TEMPLATES
+from tests.lang.steps import program_of
 from tests.model.test_chat_format import tokenizer
 
 EXACT = ("smollm2", "qwen2.5", "qwen3")
@@ -166,10 +167,7 @@ def test_results_outside_turns_have_the_generic_form_also_where_calls_have_their
 
 
 def test_tools_stand_where_the_template_has_them():
-    @rm.function
-    def agent(s):
-        s += rm.user("Go.", tools=TOOLS)
-
+    agent = program_of(rm.user("Go.", tools=TOOLS))
     error = agent.run(backend=rm.ScriptedBackend([], chat_format=pieces_of("qwen3"))).error()
     assert "in the first system turn" in str(error)
 

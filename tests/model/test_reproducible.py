@@ -105,11 +105,10 @@ def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> 
         request = dict(wanted[place])
         rid = local.submit(request.pop("ids"), **request)
         where[place] = rid
-        for _ in range(rng.randrange(4)):
-            local.step()
-        running = local.scheduler._requests.running
+        local.step(rng.randrange(4))
+        running = local.scheduler.requests.running
         if count % 4 == 3 and running:  # as where pages run out
-            local.scheduler._requests.retract(running[-1])
+            local.scheduler.requests.retract(running[-1])
         if count % 6 == 5 and not local.results[rid].ended:
             local.scheduler.receive(Abort(rid=rid, silent=False))
             request = dict(wanted[place])

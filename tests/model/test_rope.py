@@ -24,7 +24,7 @@ from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_config, read_shape
 from ramify.runtime.model.transformers.trace import shape_of
 from ramify.runtime.processes.worker_process import Orders
-from ramify.runtime.scheduler.speculation.draft_check import context_of
+from ramify.runtime.scheduler.speculation.draft_model import context_of
 from tests.runtime.oracle import greedy
 
 from .architectures import save_tiny, tiny_config, tiny_model

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from ramify.radix.cache import FLUSH, PrefixCache
-from ramify.radix.observe.evicted import EvictionRecord
+from ramify.radix.evicted import EvictionRecord
 
 
 def put(cache: PrefixCache, tokens: list[int], scope: str = "", taker: str = "") -> None:
@@ -87,13 +87,13 @@ def test_what_was_computed_again_is_not_lost() -> None:
 
 def test_the_record_is_bounded() -> None:
     cache = PrefixCache(64, 4)
-    cache._record = EvictionRecord(max_tokens=64)
+    cache.record = EvictionRecord(max_tokens=64)
     prompts = [words(20, seed) for seed in range(10)]
     for prompt in prompts:
         put(cache, prompt)
     cache.flush()
     assert [lost(cache, prompt)[0] for prompt in prompts] == [0] * 7 + [20] * 3
-    assert cache._record._tokens == sum(len(edge) // 4 for edge, _ in cache._record._edges.values()) == 60
+    assert cache.record.tokens == 60
 
 
 def test_it_never_tells_of_what_was_not_there_and_seldom_forgets() -> None:

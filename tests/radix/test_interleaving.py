@@ -183,7 +183,7 @@ class Interleaving(RuleBasedStateMachine):
         assert counts.in_use == 0
         self.world.flush()
         assert self.world.cache.counts().free == counts.total
-        assert len(self.world.cache._tree.roots) == 0
+        assert len(self.world.cache.tree.roots) == 0
 
 
 class NaiveInterleaving(Interleaving):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.integrity import ConservationError
 from ramify.radix.naive import NaiveCache
-from ramify.radix.stats import ConservationError
 from tests.radix.world import World
 
 
@@ -87,7 +87,7 @@ def test_check_finds_what_is_wrong() -> None:
         world.compute(request, [])
         world.commit(request)
         world.verify()
-        leaf = world.cache._tree.walk(world.cache._tree.roots[""], np.arange(10, dtype=np.int32).tobytes())[0]
+        leaf = world.cache.tree.walk(world.cache.tree.roots[""], np.arange(10, dtype=np.int32).tobytes())[0]
         change(world.cache, leaf)
         with pytest.raises(ConservationError):
             world.cache.check()
@@ -96,16 +96,16 @@ def test_check_finds_what_is_wrong() -> None:
         leaf.borrows_head = False
 
     def leak(cache: PrefixCache, leaf) -> None:
-        cache._pool.allocate(1)
+        cache.pool.allocate(1)
 
     def lock(cache: PrefixCache, leaf) -> None:
         leaf.locks += 1
 
     def count(cache: PrefixCache, leaf) -> None:
-        cache._usage.evictable_pages += 1
+        cache.usage.evictable_pages += 1
 
     def unqueue(cache: PrefixCache, leaf) -> None:
-        cache._usage.queue.discard(leaf)
+        cache.usage.queue.discard(leaf)
 
     def lose_a_token(cache: PrefixCache, leaf) -> None:
         leaf.tokens = leaf.tokens[:-8]

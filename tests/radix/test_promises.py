@@ -334,7 +334,7 @@ def test_matching_costs_the_same_in_any_tree() -> None:
             committed = cache.commit(lock, sequence, lock.pages[:full] + fresh)
             cache.free(committed.pages[committed.private_from :])
             cache.release(lock)
-        for node in cache._tree.nodes():
+        for node in cache.tree.nodes():
             node.children = Counting(node.children)
         Counting.lookups = 0
         assert cache.match(prompt).length == 64
@@ -360,7 +360,7 @@ def test_evicting_pages_costs_by_the_pages_and_not_by_the_tree() -> None:
         cache.release(lock)
     asked = 0
     for _ in range(100):
-        cache.free(cache.allocate(len(cache._pool) + 1))
+        cache.free(cache.allocate(len(cache.pool) + 1))
     assert asked <= 100
 
 

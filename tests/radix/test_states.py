@@ -7,8 +7,9 @@ import random
 import pytest
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.integrity import ConservationError
+from ramify.radix.lock import StateCounts
 from ramify.radix.node import Node
-from ramify.radix.stats import ConservationError, StateCounts
 from tests.radix.world import World
 
 
@@ -70,7 +71,7 @@ def test_slots_are_given_back_once_and_conserved() -> None:
     with pytest.raises(ValueError, match="not in use"):
         cache.free_state(slot)
     grown(world, [1, 2, 3])
-    cache._states.in_use.add(next(iter(cache._states.holders.values())).slot)
+    cache.states.in_use.add(next(iter(cache.states.holders.values())).slot)
     with pytest.raises(ConservationError, match="2 of 2 state slots are somewhere, in 3 places"):
         cache.check()
 
@@ -119,7 +120,7 @@ def test_states_that_a_lease_needs_go_last() -> None:
     assert world.compute(request, [1])
     # The lease ends behind the state that it needs.
     world.retire(request, owner="p", seconds=10, needed_in=5.0)
-    world.cache._states.drop(max(world.cache._states.holders, key=lambda node: node.end))
+    world.cache.states.drop(max(world.cache.states.holders, key=lambda node: node.end))
     grown(world, [2] * 40)
     for tokens in ([3] * 8, [4] * 8):
         assert world.admit("", tokens) is not None
@@ -137,7 +138,7 @@ def test_states_go_in_the_order_of_their_ranks() -> None:
     value."""
     chosen = random.Random(1)
     world = World(400, 4, num_states=12)
-    states = world.cache._states
+    states = world.cache.states
     assert states is not None
 
     def rank(node: Node) -> tuple[bool, float, float]:
@@ -179,9 +180,9 @@ def test_pages_that_no_state_reaches_go_first() -> None:
     grown(world, [1] * 16)
     grown(world, [2] * 16)
     grown(world, [3] * 16)
-    (useless,) = [node for node in world.cache._states.holders if node.tokens[:1] == b"\x03"]
-    world.cache._states.drop(useless)
-    world.cache._usage.offer(useless)
+    (useless,) = [node for node in world.cache.states.holders if node.tokens[:1] == b"\x03"]
+    world.cache.states.drop(useless)
+    world.cache.usage.offer(useless)
     assert world.allocate(8) is not None
     assert [length(world, [n] * 16) for n in (1, 2, 3)] == [16, 16, 0]
     # A leaf that loses its end loses its state.
@@ -194,7 +195,7 @@ def test_a_state_keeps_its_node_apart() -> None:
     world = World(32, 4, num_states=4)
     grown(world, [1] * 8, [1] * 8)
     assert [node.end for *_, node in world.walk_tree()] == [0, 8, 16]
-    (inner,) = [node for node in world.cache._states.holders if node.end == 8]
-    world.cache._states.drop(inner)
+    (inner,) = [node for node in world.cache.states.holders if node.end == 8]
+    world.cache.states.drop(inner)
     grown(world, [1] * 16)  # a release joins what can be joined
     assert [node.end for *_, node in world.walk_tree()] == [0, 16]

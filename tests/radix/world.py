@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.digest import Digests
 from ramify.radix.lock import Match, PrefixLock
-from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import Page, TreeLog
+from ramify.radix.tree_log import Page, TreeLog
 
 POISON = "poison"
 DIGESTS = Digests()
@@ -39,7 +39,7 @@ class Request:
         self.copy: tuple[int, int] | None = None
         self.reused = lock.length
         self.slot: int | None = None
-        """Of its state, where the cache has states."""
+        """Tokens of its state, where the cache has states."""
 
 
 class World:
@@ -54,9 +54,9 @@ class World:
         self.log = TreeLog(page_size, tokens=True)
         self.cache = cache_class(num_pages, page_size, num_states=num_states, log=self.log, clock=self.clock)
         self.told: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """What `log` has told of the tree: digest → the scope and the tokens, put together from pages."""
+        """Contents of the tree as `log` has told them: digest → scope and tokens, put together from pages."""
         self.states: list[object] = [POISON] * num_states
-        """By slot: the scope and the tokens that the state has seen."""
+        """Scope and tokens that the state of each slot has seen, by slot."""
         self.page_size = page_size
         self.rows = [[POISON] * page_size for _ in range(num_pages)]
         self.requests: list[Request] = []
@@ -214,7 +214,7 @@ class World:
 
     def walk_tree(self):
         """(scope, prefix, table, node) of every node."""
-        stack = [(scope, (), (), root) for scope, root in self.cache._tree.roots.items()]
+        stack = [(scope, (), (), root) for scope, root in self.cache.tree.roots.items()]
         while stack:
             scope, prefix, pages, node = stack.pop()
             yield scope, prefix, pages, node
@@ -249,10 +249,10 @@ class World:
             assert page.digest not in self.told, "is told once"
             self.tell(self.told, page)
         whole: dict[int, tuple[str, tuple[int, ...]]] = {}
-        for page in self.log.whole_pages(self.cache._tree.nodes()):
+        for page in self.log.whole_pages(self.cache.tree.nodes()):
             self.tell(whole, page)
         assert self.told == whole
-        assert set(whole) == ends == set(self.log.whole(self.cache._tree.nodes()))
+        assert set(whole) == ends == set(self.log.whole(self.cache.tree.nodes()))
         for digest, (scope, tokens) in whole.items():
             assert DIGESTS.page_ends(np.array(tokens, np.int32), scope, self.page_size)[-1] == digest
         slots = self.cache.state_counts()

@@ -16,9 +16,9 @@ import numpy as np
 
 from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.programs import Programs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,15 +26,15 @@ from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.request import Logprob
+from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
+from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass
 class Result:
-    """What has come out for one request so far."""
+    """The output of one request so far."""
 
     ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[Logprob] = dataclasses.field(default_factory=list)
@@ -54,6 +55,25 @@ class Result:
         return self.finish is not None or self.error is not None
 
 
+class WatchedRunner(Runner):
+    """Calls `before_pass` with each batch, and `before_logits` before logits are computed: they may raise."""
+
+    before_pass: Callable[[Any], object] = staticmethod(lambda batch: None)
+    before_logits: Callable[[], object] = staticmethod(lambda: None)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self.before_pass(batch)
+        return super().forward(batch)
+
+    def logits(self, *arguments: Any) -> torch.Tensor:
+        self.before_logits()
+        return super().logits(*arguments)
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 class LocalScheduler:
     """Steps a real scheduler with a real model in this process.
 
@@ -69,9 +89,10 @@ class LocalScheduler:
         retokenizer: Any = None,
         healer: Any = None,
         graphs: Sequence[int] = (),
-        make_runner: type[Runner] = Runner,
+        make_runner: type[Runner] = WatchedRunner,
         draft: torch.nn.Module | Path | None = None,
         weights: Path | None = None,
+        tuning: Tuning = TUNED,
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
@@ -100,15 +121,15 @@ class LocalScheduler:
         )
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
         draft_model = None if draft is None else self._loaded(draft)
-        draft_runner = draft_model and Runner(draft_model, self._pool(draft_model), self._kernels)
-        for each in (runner, draft_runner) if graphs else ():
+        self.draft_runner = draft_model and WatchedRunner(draft_model, self._pool(draft_model), self._kernels)
+        for each in (runner, self.draft_runner) if graphs else ():
             if each is not None:
                 each.capture_graphs(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []
         self.failures: list[Failed] = []
-        """Of messages that are no requests."""
+        """Failures of messages that are no requests."""
         self.scheduler = Scheduler(
             config,
             limits,
@@ -119,8 +140,9 @@ class LocalScheduler:
             clock or (lambda: next(ticks) * 1e-3),
             retokenizer=retokenizer,
             healer=healer,
-            draft_runner=draft_runner,
+            draft_runner=self.draft_runner,
             kv_identity=None if weights is None else lambda: kv_identity(self.config, runner.pool, weights),
+            tuning=tuning,
         )
         self._count = itertools.count()
 
@@ -186,7 +208,11 @@ class LocalScheduler:
         )
         return rid
 
-    def step(self) -> None:
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._step()
+
+    def _step(self) -> None:
         output = self.scheduler.step()
         for chunk in output.chunks if output is not None else ():
             result = self.results[chunk.rid]
@@ -203,6 +229,13 @@ class LocalScheduler:
             result.embedding += chunk.embedding
             result.finish = chunk.finish
             result.usage = chunk.usage or result.usage
+
+    @contextlib.contextmanager
+    def failing(self, part: Literal["pass", "logits"]) -> Iterator[None]:
+        """The forward pass, or the logits, fail in this block."""
+        setattr(self.runner, f"before_{part}", fail)
+        yield
+        delattr(self.runner, f"before_{part}")
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left to do."""

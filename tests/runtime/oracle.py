@@ -1,4 +1,4 @@
-"""What transformers generates greedily, with the two best logits of every step."""
+"""An oracle: the tokens that transformers generates greedily, with the two best logits of every step."""
 
 from __future__ import annotations
 

@@ -14,12 +14,11 @@ from collections import defaultdict
 
 from ramify.engine_messages import Submit
 from ramify.radix.cache import PrefixCache
-from ramify.runtime.scheduler.admission.admission import Admission
-from ramify.runtime.scheduler.admission.policy import POLICIES
+from ramify.runtime.scheduler.admission import POLICIES, Admission
 from ramify.runtime.scheduler.lifecycle import ORDER
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.programs import Programs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 
@@ -35,7 +34,7 @@ class Work:
     call: Call
     program: str
     gap_s: float
-    """From the end of the last call that it waits for to its start."""
+    """Seconds from the end of the last call that it waits for to its start."""
     waits_s: float
     """Gaps on the way here, its own included."""
     missing: int = 0
@@ -43,7 +42,7 @@ class Work:
 
 
 def plan(trace: Trace) -> list[Work]:
-    """What waits for what: a call for all of its program that had ended before it began."""
+    """Dependencies of calls: each waits for all calls of its program that had ended before it began."""
     by_program: dict[str, list[Call]] = defaultdict(list)
     for number, call in enumerate(trace.calls):
         by_program[call.hint.program if call.hint is not None else f"plain{number}"].append(call)
@@ -70,31 +69,31 @@ class Simulation:
 
     def __init__(self, policy: str, max_running: int, num_pages: int, page_size: int = 16) -> None:
         self.now = 0.0
-        self._cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
-        self._pages = RequestPages(self._cache)
-        self._programs = Programs()
-        self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running, self._retract)
-        self._waiting: list[Request] = []
+        self.cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
+        self._pages = RequestPages(self.cache)
+        self.programs = Programs()
+        self._admission = Admission(self._pages, POLICIES[policy](self.programs), max_running, self._retract)
+        self.waiting: list[Request] = []
         self._running: list[Request] = []
         self._work: dict[Request, Work] = {}
         self._left: dict[str, int] = defaultdict(int)
         self._numbers = itertools.count()
-        self._due: list[tuple[float, int, Work]] = []
+        self._coming: list[tuple[float, int, Work]] = []
         self.first: dict[str, float] = {}
         self.times: dict[str, float] = {}
-        """By program: seconds from its first call to its last, without waits for tools and people."""
+        """Seconds of each program from its first call to its last, without waits for tools and people."""
         self.longest_wait = 0.0
 
     def run(self, trace: Trace) -> dict[str, float]:
         for work in plan(trace):
             self._left[work.program] += 1
             if not work.missing:
-                heapq.heappush(self._due, (work.call.start_s, next(self._numbers), work))
-        while self._due or self._waiting or self._running:
-            if not self._waiting and not self._running:
-                self.now = max(self.now, self._due[0][0])
-            while self._due and self._due[0][0] <= self.now:
-                self._submit(heapq.heappop(self._due)[2])
+                heapq.heappush(self._coming, (work.call.start_s, next(self._numbers), work))
+        while self._coming or self.waiting or self._running:
+            if not self.waiting and not self._running:
+                self.now = max(self.now, self._coming[0][0])
+            while self._coming and self._coming[0][0] <= self.now:
+                self._submit(heapq.heappop(self._coming)[2])
             self._step()
         return self.times
 
@@ -107,14 +106,14 @@ class Simulation:
             hint=call.hint,
         )
         request = Request(submit, arrival=self.now, max_tokens=len(call.output))
-        self._programs.join(request)
+        self.programs.join(request)
         self._pages.leases.arrived(request)
         self._work[request] = work
         self.first.setdefault(work.program, self.now)
-        self._waiting.append(request)
+        self.waiting.append(request)
 
     def _step(self) -> None:
-        """As `Scheduler.schedule`: decoding goes on, prefills share a budget, the oldest first."""
+        """A step like `StepPlanner.schedule`: decoding goes on, prefills share a budget, the oldest first."""
         budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
         for request in list(self._running):
             if request.pages.lock is None:
@@ -128,12 +127,12 @@ class Simulation:
                 stop = min(request.length, request.computed_len + budget)
                 budget -= stop - request.computed_len
                 stops.append((request, stop))
-        for request in self._admission.next(self._waiting, self._running, budget, self.now):
-            self._waiting.remove(request)
+        for request in self._admission.admit(self.waiting, self._running, budget, self.now):
+            self.waiting.remove(request)
             bisect.insort(self._running, request, key=ORDER)
             if request.stats.first_pass is None:
                 request.stats.first_pass, request.stats.cached_tokens = self.now, request.computed_len
-                self._programs.started(request)
+                self.programs.started(request)
                 self.longest_wait = max(self.longest_wait, self.now - request.arrival)
             if budget > 0:
                 stop = min(request.length, request.computed_len + budget)
@@ -156,10 +155,10 @@ class Simulation:
         self._running.remove(request)
         self._pages.retract(request)
         request.stats.retractions += 1
-        bisect.insort(self._waiting, request, key=ORDER)
+        bisect.insort(self.waiting, request, key=ORDER)
 
     def _computed(self, request: Request, stop: int) -> None:
-        self._programs.serve(request, stop - request.computed_len)
+        self.programs.serve(request, stop - request.computed_len)
         prefilled = request.prefilling
         request.computed_len = stop
         if prefilled:
@@ -174,7 +173,7 @@ class Simulation:
     def _end(self, request: Request) -> None:
         work = self._work.pop(request)
         self._running.remove(request)
-        self._programs.leave(request)
+        self.programs.leave(request)
         self._pages.release(request, self.now)
         if work.call.tools:
             assert request.hint is not None
@@ -184,9 +183,9 @@ class Simulation:
         for later in work.then:
             later.missing -= 1
             if not later.missing:
-                heapq.heappush(self._due, (self.now + later.gap_s, next(self._numbers), later))
+                heapq.heappush(self._coming, (self.now + later.gap_s, next(self._numbers), later))
         self._left[work.program] -= 1
         if not self._left[work.program]:
             self.times[work.program] = self.now - self.first[work.program] - work.waits_s
-            self._programs.end(work.program)
+            self.programs.end(work.program)
             self._pages.leases.end_program(work.program)

@@ -23,7 +23,7 @@ PREFILL_S = 1 / 20_000
 DECODE_S = 1 / 100
 LEASE_S = 60.0
 TOOLS = {"look up": (0.05, 0.35), "search": (1.0, 0.3), "fetch": (4.0, 0.2), "test": (25.0, 0.15)}
-"""By name: how many seconds a call takes (the median), and how often it is chosen."""
+"""Tools by name: the median seconds of a call, and how often it is chosen."""
 
 Tokens = npt.NDArray[np.int32]
 
@@ -38,7 +38,7 @@ class Call:
     output: Tokens
     hint: ProgramHint | None = None
     tools: tuple[str, ...] = ()
-    """What the program waits for after it."""
+    """Tools that the program waits for after it."""
     forks: tuple[int, ...] = ()
     """Tokens after which other branches part from it, as the program says with a branch's first call."""
 
@@ -54,7 +54,8 @@ class Trace:
 
 
 class Branch:
-    """What a branch of a program holds, and the calls that it makes. Times pass as they are made."""
+    """A branch of a program: the tokens that it holds, and the calls that it makes. Time passes as they are
+    made."""
 
     def __init__(self, program: ProgramWriter, held: Tokens, now: float, forks: tuple[str, ...] = ()) -> None:
         self._program = program
@@ -62,7 +63,7 @@ class Branch:
         self.held = held
         self.now = now
         self.key = program.key("b")
-        self._forks = forks
+        self.forks = forks
 
     def say(self, tokens: Tokens) -> Branch:
         self.held = np.concatenate([self.held, tokens])
@@ -80,7 +81,7 @@ class Branch:
             lease_s=LEASE_S,
             next_use=next_use,
             branch=self.key,
-            forks=self._forks,
+            forks=self.forks,
             ended=program.take_ended(),
         )
         program.calls.append(Call(self.now, done, self.held, answer, hint, forks=self._told))
@@ -102,13 +103,13 @@ class Branch:
 
     def fork(self, size: int) -> list[Branch]:
         fork = self._program.key("f")
-        return [Branch(self._program, self.held, self.now, (*self._forks, fork)) for _ in range(size)]
+        return [Branch(self._program, self.held, self.now, (*self.forks, fork)) for _ in range(size)]
 
     def join(self, branches: Sequence[Branch]) -> Branch:
         """Wait for the branches, which nobody extends any more."""
         self.now = max(self.now, *(branch.now for branch in branches))
         self._program.ended += [branch.key for branch in branches]
-        self._program.ended.append(branches[0]._forks[-1])
+        self._program.ended.append(branches[0].forks[-1])
         return self
 
 
@@ -223,7 +224,7 @@ KINDS: dict[str, tuple[Callable[[Branch, Dice], None], float]] = {
     "judge": (judge, 0.15),
     "map": (map_reduce, 0.07),
 }
-"""By name: the program, and how many of them begin in a second."""
+"""Programs by name, each with the number of them that begin in a second."""
 
 ONE_SHOT_PER_S = 2.0
 """Requests without a program, a third of them behind a system prompt that others have as well."""
@@ -291,7 +292,7 @@ class Recorded:
         self._writer = writer
         self._began = began
         self._held: list[tuple[str, Tokens]] = []
-        """What the requests so far held, with their branches."""
+        """Tokens of the requests so far, with their branches."""
 
     def add(self, call: dict[str, Any], branch: str, forks: tuple[str, ...]) -> None:
         """`call` and all below it, in the order of their times."""

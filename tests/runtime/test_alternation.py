@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.runtime.scheduler.overlap import OverlapScheduling
-from ramify.runtime.scheduler.speculation import alternation
+from ramify.runtime.scheduler.plan import LONGEST_HOLD, Alternation
+from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
 from ramify.runtime.scheduler.speculation.acceptance import ON_CUDA, StepCost, rows_of
-from ramify.runtime.scheduler.speculation.alternation import FIRST, LONGEST, TRIAL, Alternation
 from tests.runtime.local import LocalScheduler
 
 REPEATING = [5, 6, 7, 8] * 8
 
 
 def share_of_drafting(tokens: float, seconds: float, steps: int = 4000) -> float:
-    """Where a drafting step gives `tokens` in `seconds`, and one that was launched ahead 1 in 1 second."""
+    """The share of drafting steps, where such a step gives `tokens` in `seconds` and any other 1 in 1
+    second."""
     chosen, counts = Alternation(), Counter[bool]()
     for _ in range(steps):
         counts[chosen.drafts] += 1
         chosen.learn(*((tokens, seconds) if chosen.drafts else (1.0, 1.0)))
-        chosen.advance()
+        chosen.end_step()
     return counts[True] / steps
 
 
@@ -39,48 +39,43 @@ def test_the_faster_one_goes_on(tokens: float, seconds: float, drafts: bool) -> 
 def test_it_is_tried_again() -> None:
     """Text that did not repeat does from some step on."""
     chosen = Alternation()
-    for step in range(3 * LONGEST):
-        tokens = 3.0 if step > LONGEST else 1.0
+    for step in range(3 * LONGEST_HOLD):
+        tokens = 3.0 if step > LONGEST_HOLD else 1.0
         chosen.learn(tokens if chosen.drafts else 1.0, 1.5 if chosen.drafts else 1.0)
-        chosen.advance()
-        if step == LONGEST:
-            assert not chosen._best
-    assert chosen._best
+        chosen.end_step()
+        if step == LONGEST_HOLD:
+            assert not chosen.best
+    assert chosen.best
 
 
 def test_the_next_step_is_known_before_this_one_launches() -> None:
     chosen, told = Alternation(), []
-    for _ in range(FIRST + 3 * TRIAL):
+    for _ in range(TUNED.draft_steps + 3 * TUNED.trial_steps):
         told.append((chosen.drafts, chosen.next_drafts))
-        chosen.advance()
+        chosen.end_step()
     assert [following for _, following in told[:-1]] == [drafts for drafts, _ in told[1:]]
 
 
-def test_no_step_with_drafts_was_launched_ahead(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the tokens are those of plain steps."""
-    for name, steps in (("FIRST", 4), ("TRIAL", 3)):
-        monkeypatch.setattr(alternation, name, steps)
+def test_no_step_with_drafts_was_launched_ahead(tiny_folder: Path) -> None:
+    """The tokens are those of plain steps, too."""
+    tuning = Tuning(draft_steps=4, trial_steps=3)
+
+    seen: Counter[str] = Counter()
 
     def answers(**options: Any) -> tuple[list[list[int]], LocalScheduler]:
-        local = LocalScheduler(tiny_folder, deterministic=True, num_pages=400, **options)
-        found: list[list[int]] = []
-        for _ in range(2):  # what the first gave is drafted for the second
-            results = local.complete([REPEATING, [9, *REPEATING]], max_tokens=40, ignore_eos=True)
-            found += [result.ids for result in results]
+        local = LocalScheduler(tiny_folder, deterministic=True, num_pages=400, tuning=tuning, **options)
+        scheduler, found = local.scheduler, list[list[int]]()
+        for _ in range(2):  # the outputs of the first round are drafted in the second
+            rids = [local.submit(ids, max_tokens=40, ignore_eos=True) for ids in (REPEATING, [9, *REPEATING])]
+            while scheduler.busy:
+                launched, drafts = not scheduler.forward.overlap.idle, scheduler.counters.draft_tokens
+                local.step()
+                drafted = scheduler.counters.draft_tokens > drafts
+                seen.update({"launched": launched, "drafted": drafted, "void": launched and drafted})
+            found += [local.results[rid].ids for rid in rids]
         return found, local
 
     expected, _ = answers(overlap=False, speculation=False)
-    seen: Counter[str] = Counter()
-    take = OverlapScheduling.take
-
-    def counted(self: OverlapScheduling, plan: Any) -> Any:
-        launched, drafted = not self.idle, any(request.draft_len for request, _ in plan)
-        seen["launched"] += launched
-        seen["drafted"] += drafted
-        seen["void"] += launched and drafted
-        return take(self, plan)
-
-    monkeypatch.setattr(OverlapScheduling, "take", counted)
     found, local = answers(overlap=True, speculation=True)
     assert found == expected
     assert local.scheduler.counters.accepted_tokens > 0
@@ -94,6 +89,6 @@ def test_rows_are_cheap_on_a_gpu() -> None:
     cost = StepCost(rows_of(torch.device("cuda")))
     assert cost.device is ON_CUDA
     cost.learn(1, 3.7e-3)
-    assert 20e-6 < cost.of(2) - cost.of(1) < 40e-6
+    assert 20e-6 < cost.seconds_of(2) - cost.seconds_of(1) < 40e-6
     cost.learn(1024, 30e-3)
-    assert cost.of(1024) > 20e-3, "a step of 1,024 decodes is learned from"
+    assert cost.seconds_of(1024) > 20e-3, "a step of 1,024 decodes is learned from"

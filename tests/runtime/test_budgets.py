@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.messages import LimitHint, ProgramHint, Usage
-from ramify.runtime.scheduler.programs import budgets
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.accounts import Budgets
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_scheduler import prompt_of
 
@@ -98,8 +99,7 @@ def test_time_ends_queued_and_running_requests(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, max_running=2, clock=lambda: now)
     told = hint(LimitHint(id="a", seconds_left=5.0))
     rids = [local.submit(prompt_of(12, seed), max_tokens=60, ignore_eos=True, hint=told) for seed in range(3)]
-    for _ in range(4):
-        local.step()
+    local.step(4)
     assert not any(local.results[rid].ended for rid in rids)
     now = 5.0
     local.step()
@@ -110,13 +110,37 @@ def test_time_ends_queued_and_running_requests(tiny_model: Any) -> None:
     assert not local.scheduler.busy
 
 
-def test_limits_without_requests_are_forgotten(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.scheduler.programs.budgets.MAX_LIMITS", 3)
-    local = LocalScheduler(tiny_model)
+def request(seed: int, *limits: LimitHint) -> Counted:
+    submit = Submit(rid=f"r{seed}", ids=(1,) * 12, sampling=SamplingParams(), hint=hint(*limits))
+    return Counted(submit, arrival=0.0, max_tokens=60)
+
+
+class Counted(Request):
+    reads = 0
+
+    @property
+    def output_len(self) -> int:
+        Counted.reads += 1
+        return super().output_len
+
+
+def test_limits_without_requests_are_forgotten() -> None:
+    budgets = Budgets(remembered=3)
     for number in range(6):
-        local.submit(prompt_of(4), max_tokens=1, hint=hint(LimitHint(id=str(number), max_total_tokens=99)))
-        local.run()
-    assert list(local.scheduler._requests.budgets._limits) == ["3", "4", "5"]
+        one = request(number, LimitHint(id=str(number), max_total_tokens=99))
+        budgets.join(one)
+        budgets.leave(one)
+    assert [str(number) in budgets for number in range(6)] == [False] * 3 + [True] * 3
+
+
+def test_a_step_reads_only_running_requests() -> None:
+    budgets = Budgets()
+    requests = [request(seed, LimitHint(id="a", max_total_tokens=10_000)) for seed in range(20)]
+    for one in requests:
+        budgets.join(one)
+    Counted.reads = 0
+    assert not list(budgets.exceeding(0.0, requests[:2]))
+    assert Counted.reads == 2
 
 
 def test_a_limit_that_is_named_twice_counts_once(tiny_model: Any) -> None:
@@ -130,25 +154,3 @@ def test_a_limit_that_is_named_twice_counts_once(tiny_model: Any) -> None:
     now = 5.0
     local.step()
     assert ended_by(local.results[second]) == "b"
-
-
-def test_a_step_reads_only_running_requests(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = LocalScheduler(tiny_model, max_running=2)
-    told = hint(LimitHint(id="a", max_total_tokens=10_000))
-    for seed in range(20):
-        local.submit(prompt_of(12, seed), max_tokens=60, ignore_eos=True, hint=told)
-    read: list[Request] = []
-
-    def counting(request: Request) -> int:
-        read.append(request)
-        return reserved(request)
-
-    reserved: Callable[[Request], int] = budgets._reserved
-    monkeypatch.setattr(budgets, "_reserved", counting)
-    monkeypatch.setattr(budgets, "_cost", counting)
-    for _ in range(5):
-        read.clear()
-        local.step()
-        assert len(read) <= 2
-    limit = local.scheduler._requests.budgets._limits["a"]
-    assert limit.reserved_tokens == 20 * 13 + 2 * 4

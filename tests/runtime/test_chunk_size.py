@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.scheduler.admission.chunk_size import LEAST, ChunkSize
+from ramify.runtime.scheduler.plan import LEAST, ChunkSize
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from tests.runtime.local import LocalScheduler
 
@@ -35,7 +35,7 @@ def settled(machine: Machine, target: float | None, most: int = 512) -> tuple[li
     chunks: list[int] = []
     seconds: list[float] = []
     for _ in range(60):
-        chunks.append(size.of(DECODING))
+        chunks.append(size.tokens_beside(DECODING))
         seconds.append(machine(DECODING, chunks[-1]))
         size.learn(DECODING, chunks[-1], seconds[-1])
     return chunks, seconds
@@ -69,12 +69,12 @@ def test_a_machine_that_slows_down_gets_shorter_chunks() -> None:
         cost.learn(rows, plain(rows, 0))
     size = ChunkSize(512, 0.05, cost)
     for _ in range(40):
-        size.learn(DECODING, chunk := size.of(DECODING), plain(DECODING, chunk))
-    before = size.of(DECODING)
+        size.learn(DECODING, chunk := size.tokens_beside(DECODING), plain(DECODING, chunk))
+    before = size.tokens_beside(DECODING)
     for _ in range(40):
-        size.learn(DECODING, chunk := size.of(DECODING), 2 * plain(DECODING, chunk))
-    assert size.of(DECODING) < before
-    assert 2 * plain(DECODING, size.of(DECODING)) <= 1.1 * 0.05
+        size.learn(DECODING, chunk := size.tokens_beside(DECODING), 2 * plain(DECODING, chunk))
+    assert size.tokens_beside(DECODING) < before
+    assert 2 * plain(DECODING, size.tokens_beside(DECODING)) <= 1.1 * 0.05
 
 
 class Clock:
@@ -90,7 +90,7 @@ def steps_beside_a_prompt(model: Any, **options: Any) -> list[float]:
     """The seconds of the steps from when a prompt of 400 tokens comes to three streams until its end."""
     clock = Clock()
     local = LocalScheduler(model, clock=clock, num_pages=400, speculation=False, **options)
-    run = local.scheduler.run
+    run = local.scheduler.run_pass
     found: list[float] = []
 
     def timed(plan: Any) -> Any:
@@ -101,11 +101,10 @@ def steps_beside_a_prompt(model: Any, **options: Any) -> list[float]:
             found.append(plain(rows, prompt))
         return run(plan)
 
-    local.scheduler.run = timed  # type: ignore[method-assign]
+    local.scheduler.run_pass = timed  # type: ignore[method-assign]
     for first in range(3):
         local.submit([first, 5, 6], max_tokens=200, ignore_eos=True)
-    for _ in range(30):
-        local.step()
+    local.step(30)
     found.clear()
     rid = local.submit(list(range(200)) * 2, max_tokens=2, ignore_eos=True)
     while not local.results[rid].ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
 
 STOP, VOCAB = 0, 64
 

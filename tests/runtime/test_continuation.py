@@ -12,7 +12,7 @@ from ramify.constraint import Constraint, regex
 from ramify.errors import WorkerDied
 from ramify.messages import Continuation, Finish, Generate, Preamble, TextChunk
 from ramify.runtime.frontend.output_queue import OutputQueue
-from ramify.runtime.scheduler.constraints.healing import Healer
+from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_healing import vocabulary
 from tests.runtime.test_preambles import Thinking

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, TokenCounts
 from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
-from ramify.runtime.scheduler.constraints.healing import Healer
+from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_healing import vocabulary
 

@@ -19,13 +19,17 @@ from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import check_states
 from ramify.runtime.model.load import read_shape
 from ramify.runtime.model.state_shape import StateShape
-from ramify.runtime.scheduler.speculation import acceptance, drafter, model_drafts
+from ramify.runtime.scheduler.requests.limits import Tuning
+from ramify.runtime.scheduler.speculation import draft_model, drafter
 from ramify.runtime.scheduler.speculation.acceptance import StepCost, StepDrafts
-from ramify.runtime.scheduler.speculation.draft_check import check_draft
+from ramify.runtime.scheduler.speculation.draft_model import check_draft
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
 from tests.runtime.test_speculation import Twice
 from tests.runtime.tiny import VOCAB, write_model, write_tiny
+
+EAGER = Tuning(least_gain=0.0)
+"""Every draft token is worth its row."""
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +77,12 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["plain", "short-of-pages"],
 )
-def test_the_same_tokens(
-    tiny_folder: Path, other_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, perfect: bool
-) -> None:
-    """Of requests of every kind: grammars, forced text, log-probabilities, penalties, healing."""
+def test_the_same_tokens(tiny_folder: Path, other_folder: Path, options: Any, perfect: bool) -> None:
+    """Requests of every kind: grammars, forced text, log-probabilities, penalties, healing."""
     expected = Twice(tiny_folder, speculation=False, **options).run()
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
-    load = Twice(tiny_folder, speculation=True, draft=tiny_folder if perfect else other_folder, **options)
+    load = Twice(
+        tiny_folder, speculation=True, tuning=EAGER, draft=tiny_folder if perfect else other_folder, **options
+    )
     assert [told(result) for result in load.run()] == [told(result) for result in expected]
     counters = load.local.scheduler.counters
     assert counters.accepted_tokens > counters.model_accepted_tokens, "prompt lookup drafts too"
@@ -97,15 +100,14 @@ def test_the_same_tokens(
     ids=["plain", "short-of-pages", "overlap"],
 )
 def test_the_same_model_as_draft_model_is_always_right(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_lookups: None, options: Any
+    tiny_folder: Path, no_lookups: None, options: Any
 ) -> None:
     """Its KV is that of the tokens in the pages, wherever these come from: rows never written are NaN."""
     options, waves = dict(options), options.get("waves", 1)
     options.pop("waves", None)
     without = Forks(tiny_folder, None, **options)
     expected = without.run(waves)
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
-    forks = Forks(tiny_folder, tiny_folder, **options)
+    forks = Forks(tiny_folder, tiny_folder, tuning=EAGER, **options)
     assert forks.run(waves) == expected
     counters = forks.counters
     assert counters.accepted_tokens == counters.draft_tokens == counters.model_draft_tokens > 60
@@ -117,11 +119,8 @@ def test_the_same_model_as_draft_model_is_always_right(
         assert counters.draft_model_tokens < counters.computed_tokens
 
 
-def test_usage_counts_draft_tokens_by_source(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_lookups: None
-) -> None:
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
-    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True, draft=tiny_folder)
+def test_usage_counts_draft_tokens_by_source(tiny_folder: Path, no_lookups: None) -> None:
+    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True, draft=tiny_folder, tuning=EAGER)
     (result,) = local.complete([[1, 2, 3]], max_tokens=30, ignore_eos=True)
     usage = result.usage
     assert usage is not None
@@ -135,11 +134,8 @@ def test_a_good_draft_model_is_used_where_its_time_pays(tiny_folder: Path, no_lo
     assert forks.counters.model_accepted_tokens > 50
 
 
-def test_the_time_of_drafting_is_not_taken_for_that_of_steps(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_lookups: None
-) -> None:
+def test_the_time_of_drafting_is_not_taken_for_that_of_steps(tiny_folder: Path, no_lookups: None) -> None:
     """A step takes some milliseconds and a pass of the draft model a second, by this clock."""
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
     now = 0.0
 
     def clock() -> float:
@@ -147,22 +143,18 @@ def test_the_time_of_drafting_is_not_taken_for_that_of_steps(
         now += 1e-3
         return now
 
-    local = LocalScheduler(tiny_folder, speculation=True, draft=tiny_folder, clock=clock)
-    drafting = local.scheduler._drafter
-    assert drafting._by_model is not None
-    runner = drafting._by_model._model._runner
-    forward = runner.forward
-
-    def slow(batch: Any) -> torch.Tensor:
+    def take_a_second(batch: Any) -> None:
         nonlocal now
         now += 1.0
-        return forward(batch)
 
-    monkeypatch.setattr(runner, "forward", slow)
+    local = LocalScheduler(tiny_folder, speculation=True, draft=tiny_folder, clock=clock, tuning=EAGER)
+    local.draft_runner.before_pass = take_a_second
     local.complete([[1, 2, 3]], max_tokens=30, ignore_eos=True)
     assert local.scheduler.counters.draft_model_s > 5
-    assert drafting._by_model._model.cost.of(1) > 0.5
-    assert drafting.cost.of(1) < 0.1
+    drafter = local.scheduler.drafter
+    assert drafter.model is not None
+    assert drafter.model.cost.seconds_of(1) > 0.5
+    assert drafter.cost.seconds_of(1) < 0.1
 
 
 def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_lookups: None) -> None:
@@ -174,12 +166,12 @@ def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_looku
     forks.run(waves=2)
     assert counters.model_draft_tokens - before.model_draft_tokens < 20
     share = (counters.draft_model_s - before.draft_model_s) / (counters.step_s - before.step_s)
-    assert 0 < share < 2 * model_drafts.PROBE_SHARE, "it is probed, and no more"
+    assert 0 < share < 2 * draft_model.PROBE_SHARE, "it is probed, and no more"
 
 
 def test_a_pass_must_promise_what_its_seconds_cost() -> None:
     cost = StepCost()
-    step = StepDrafts(cost, rows=1, tokens=1.0, decoding=1)
+    step = StepDrafts(cost, rows=1, tokens=1.0, decoding=1, least_gain=1.5)
     assert step.price_of(0.001) == float("inf"), "no step has been measured"
     for _ in range(50):
         cost.learn(1, 0.010)

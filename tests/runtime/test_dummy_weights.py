@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ramify.errors import NotFound
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
 
 pytestmark = pytest.mark.slow

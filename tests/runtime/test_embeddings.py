@@ -16,7 +16,7 @@ from ramify.messages import Generate, ModelInfo, Pooling
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.processes.choice_tokens import check_pooling
-from ramify.runtime.scheduler.outputs.pooling import PooledStates
+from ramify.runtime.scheduler.requests.parts import PooledStates
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of

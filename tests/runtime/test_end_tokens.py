@@ -12,7 +12,7 @@ import torch
 
 from ramify.constraint import json_schema
 from ramify.errors import UnsupportedField
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.report import inspected
 from ramify.runtime.model.hub.resolve import ModelFiles

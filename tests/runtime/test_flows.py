@@ -11,9 +11,10 @@ import pytest
 
 from ramify.engine_messages import Submit
 from ramify.messages import ProgramHint
-from ramify.runtime.scheduler.admission import admission, precedence
-from ramify.runtime.scheduler.admission.flows import CHUNKS, FEW, Flow, Flows
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.plan import Precedence
+from ramify.runtime.scheduler.requests.flows import CHUNKS, Flow, Flows
+from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
@@ -67,17 +68,15 @@ def test_a_chat_beside_any_one_body_takes_at_most_three_times_as_long(
     timed = Timed(tiny_model, **options)
     flood(timed.local)
     for begun in range(2):
-        for _ in range(4):
-            timed.local.step()
+        timed.local.step(4)
         assert timed.time_of(chat(timed.local, seed=90 + begun)) < 3 * usual
 
 
 def test_a_chat_is_admitted_in_the_next_step(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, max_running=4)
     rids = listed(local, 12, tokens=10)
-    for _ in range(5):
-        local.step()
-    running = local.scheduler._requests.running
+    local.step(5)
+    running = local.scheduler.requests.running
     assert [request.rid for request in running] == rids[:4]
     new = chat(local)
     local.step()
@@ -107,31 +106,28 @@ def test_a_list_beside_chats_loses_little_time(tiny_model: Any) -> None:
 
 
 def test_a_list_has_its_share_whatever_comes(tiny_model: Any) -> None:
-    """With a chat at any time, the list and the chats have half of the time each."""
+    """A chat runs at any time: the list and the chats have half of the time each."""
     timed = Timed(tiny_model, **ROOM)
     rids, told_at, began = listed(timed.local, 32), "", timed.now
     chats = 0.0
     for seed in range(10_000):
         if not told_at or timed.local.results[told_at].ended:
             told_at = chat(timed.local, seed=seed)
-        before, sitting = timed.now, timed.local.scheduler._requests
+        before, sitting = timed.now, timed.local.scheduler.planner
         timed.local.step()
-        chats += (timed.now - before) if sitting.sitting_out else 0.0
+        chats += (timed.now - before) if sitting.turn.leaves_out else 0.0
         if all(timed.local.results[rid].ended for rid in rids):
             break
     assert 1 / 3 < chats / (timed.now - began) < 0.6
 
 
-def test_two_lists_share_the_places(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "WINDOW", 16)
-    local = LocalScheduler(tiny_model, max_running=10, policy="fcfs")
+def test_two_lists_share_the_places(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=10, policy="fcfs", tuning=Tuning(window=16))
     listed(local, 40, tokens=12)
-    for _ in range(3):
-        local.step()
+    local.step(3)
     listed(local, 40, tokens=12, name="other")
-    for _ in range(40):
-        local.step()
-    running = [request.flow_key[-1] for request in local.scheduler._requests.running]
+    local.step(40)
+    running = [request.flow_key[-1] for request in local.scheduler.requests.running]
     assert 3 <= running.count("list") <= 7
     assert len(running) == 10
 
@@ -141,11 +137,10 @@ def test_the_calls_of_a_program_are_one_flow(tiny_model: Any) -> None:
     for row in range(30):
         hint = ProgramHint(program="p", name="p")
         local.submit(prompt_of(20, row), max_tokens=40, ignore_eos=True, hint=hint)
-    for _ in range(3):
-        local.step()
+    local.step(3)
     new = chat(local)
     local.step()
-    assert local.scheduler._requests.running[0].rid == new
+    assert local.scheduler.requests.running[0].rid == new
 
 
 # --- who yields -----------------------------------------------------------------------------------
@@ -169,13 +164,13 @@ def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], 
     yielding = sorted({one.flow_key[-1] for one in running if one.flow.yields})
     for one in running:
         flows.leave(one)
-    assert not flows._flows
+    assert not len(flows)
     return yielding, flows.share
 
 
 def test_long_lists_and_long_prompts_yield_beside_others_alone() -> None:
-    assert judged(("chat", 1, 20), ("list", FEW + 1, 1)) == (["list"], 1 / 2)
-    assert judged(("chat", 1, 20), ("list", FEW, 1)) == ([], 0.0)
+    assert judged(("chat", 1, 20), ("list", TUNED.light_requests + 1, 1)) == (["list"], 1 / 2)
+    assert judged(("chat", 1, 20), ("list", TUNED.light_requests, 1)) == ([], 0.0)
     assert judged(("chat", 1, CHUNKS * 100), ("essay", 1, CHUNKS * 100 + 1), ("list", 50, 9)) == (
         ["essay", "list"],
         2 / 3,
@@ -197,8 +192,10 @@ def test_programs_bodies_and_scopes_of_one_name_are_flows_of_their_own() -> None
 
 
 def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
-    turns = precedence.Precedence(StepCost())
-    served = [turns._next_rank(lower) for lower in ({-1, -2, -3}, {-1, -2}) * 6]
+    turns, served = Precedence(StepCost(), Tuning(patience_s=0.0)), []
+    for step in range(12):
+        lower = (-1, -2, -3) if step % 2 == 0 else (-1, -2)
+        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).most // 2)
     assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 
@@ -216,16 +213,16 @@ def test_a_long_prompt_that_is_cached_is_light(tiny_model: Any) -> None:
     prompt = prompt_of(120)
     for _ in range(2):
         rid = local.submit(prompt, max_tokens=2)
-        uncached = local.scheduler._requests.requests[rid].uncached
+        uncached = local.scheduler.requests.open[rid].uncached
         local.run()
     assert uncached == 1
 
 
 def test_a_long_prompt_is_heavy_until_all_of_it_is_computed(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=400)
-    requests = local.scheduler._requests
+    requests = local.scheduler.requests
     local.submit(prompt_of(9), max_tokens=200, ignore_eos=True)
-    essay = requests.requests[local.submit(prompt_of(CHUNKS * 8 + 20, 1), max_tokens=90, ignore_eos=True)]
+    essay = requests.open[local.submit(prompt_of(CHUNKS * 8 + 20, 1), max_tokens=90, ignore_eos=True)]
     while essay.prefilling:
         local.step()
         assert essay.flow.heavy
@@ -241,7 +238,7 @@ def test_the_common_prompt_of_choices_counts_once(tiny_model: Any) -> None:
 
     def flow_of(name: str, seeds: Sequence[int]) -> Flow:
         rids = [local.submit(prompt_of(28, seed), max_tokens=9, ignore_eos=True, flow=name) for seed in seeds]
-        return local.scheduler._requests.requests[rids[0]].flow
+        return local.scheduler.requests.open[rids[0]].flow
 
     chat(local)
     choices = flow_of("n", (0, 0, 0, 0, 3, 3, 3, 3))
@@ -250,10 +247,9 @@ def test_the_common_prompt_of_choices_counts_once(tiny_model: Any) -> None:
     assert (choices.heavy, prompts.heavy) == (False, True)
 
 
-def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three ranks the middle one could fill the chunk of each step that is shared."""
-    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
-    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+def test_prefills_of_each_rank_have_their_turn(tiny_model: Any) -> None:
+    """The middle one of three ranks could fill the chunk of each shared step."""
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000, tuning=Tuning(patience_s=0.01))
     low = local.submit(prompt_of(60, 7), max_tokens=2, priority=-1)
     for seed in range(300):
         if seed % 10 == 0:
@@ -275,13 +271,10 @@ def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, monkeypatch: pyt
     ],
     ids=["overlap-and-drafts", "short-of-pages"],
 )
-def test_the_same_tokens(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, patience_s: float
-) -> None:
+def test_the_same_tokens(tiny_folder: Path, options: Any, patience_s: float) -> None:
     expected = Mixed(tiny_folder, (0,), **options).run()
-    monkeypatch.setattr(precedence, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(precedence, "RIDE", 1.0)
-    load = Mixed(tiny_folder, (0,), **options)
+    tuning = Tuning(patience_s=patience_s, ride=1.0, light_requests=1)
+    load = Mixed(tiny_folder, (0,), tuning=tuning, **options)
     submit = load.local.submit
     flows = itertools.cycle(("list",) * 4 + ("",) * 2)  # the list runs when the first others come
 
@@ -289,7 +282,6 @@ def test_the_same_tokens(
         return submit(ids, flow=next(flows), **given)
 
     load.local.submit = submitted  # type: ignore[method-assign]
-    monkeypatch.setattr("ramify.runtime.scheduler.admission.flows.FEW", 1)
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert load.sat_out > 20

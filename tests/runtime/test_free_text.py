@@ -1,4 +1,4 @@
-"""Where an output runs out of tokens: "stop" where it is whole, "length" in free text, which was cut."""
+"""Outputs that run out of tokens: "stop" for a whole one, "length" for free text that was cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 from ramify.messages import Preamble
-from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
 from ramify.tool_calls.formats import GENERIC
 from ramify.tool_calls.grammar import Tool, calls_after_trigger, preamble_of
 from tests.grammar.vocabularies import STOP, compiled, tiny, tiny_tokenizer

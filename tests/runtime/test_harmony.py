@@ -21,7 +21,7 @@ from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, Chat, take_chat
 from ramify.runtime.server.openai.turn_parser import Turn, TurnFormat, parse_turn, parser_of

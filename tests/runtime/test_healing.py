@@ -12,7 +12,7 @@ import torch
 
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.processes.text_stream import TextStream
-from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, OpenEnd
+from ramify.runtime.scheduler.requests.constrained import MAX_TOKENS, Healer, OpenEnd
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import END_ID, VOCAB
 
@@ -64,7 +64,7 @@ def test_tokens_beginning_with_a_text() -> None:
 
 
 def expected(oracle: Any, prompt: Sequence[int], count: int) -> tuple[list[int], str, float]:
-    """By hand: (output ids, overlap, smallest margin of a choice)."""
+    """The answer computed by hand: (output ids, overlap, smallest margin of a choice)."""
     healer, tokens = Healer(vocabulary()), vocabulary().tokens
     ids = list(prompt)
     output: list[int] = []

@@ -14,8 +14,8 @@ from ramify.messages import Finish, TextChunk
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.processes.text_stream import TextStream
-from ramify.runtime.scheduler.outputs.output import StepOutputs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.outputs import StepOutputs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams
 
 EOS = 256

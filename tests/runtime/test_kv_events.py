@@ -18,14 +18,14 @@ import pytest
 from ramify.engine_messages import PageRun, TreeChange
 from ramify.errors import EngineError
 from ramify.radix.cache import PrefixCache
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.kv_events import BlockStored, HeldBlocks, KVEvents
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.ipc import Publisher
-from ramify.runtime.scheduler.kv_event_publisher import KVEventPublisher
+from ramify.runtime.scheduler.control import KVEventPublisher
 from tests.runtime.kv_subscriber import Prefix, Subscriber
 
 PAGE = 4
@@ -66,7 +66,7 @@ class Replica:
     def prefixes(self) -> set[Prefix]:
         """Every prefix of whole pages in the tree, by its nodes."""
         found: set[Prefix] = set()
-        stack: list[Any] = [(root, ()) for root in self.cache._tree.roots.values()]
+        stack: list[Any] = [(root, ()) for root in self.cache.tree.roots.values()]
         while stack:
             node, before = stack.pop()
             tokens = before + tuple(np.frombuffer(node.tokens, np.int32).tolist())

@@ -133,8 +133,7 @@ def test_another_adapter_under_the_same_name_finds_no_old_kv(tuned: Tuned) -> No
 def test_requests_outlive_the_unloading_of_their_adapter(tuned: Tuned) -> None:
     local = started(tuned)
     rid = local.submit(PROMPTS[0], max_tokens=TOKENS, lora="all")
-    for _ in range(4):
-        local.step()
+    local.step(4)
     local.scheduler.receive(UnloadLora(rid="u", name="all"))
     refused = local.submit(PROMPTS[1], max_tokens=2, lora="all")
     # The slot is not given to another adapter while the request runs.

@@ -18,8 +18,8 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.constraints.healing import Healer
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
 from tests.runtime.local import LocalScheduler, Result
 

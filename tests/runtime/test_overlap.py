@@ -13,9 +13,9 @@ from ramify.engine_messages import Abort
 from ramify.grammar.compile.job import answer
 from ramify.grammar.retokenize import Retokenizer
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.constraints.healing import Healer
-from ramify.runtime.scheduler.overlap import OverlapScheduling
+from ramify.runtime.scheduler.forward import OverlapScheduling
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB
 
@@ -30,7 +30,7 @@ WORDS = {
 
 
 def spelled(text: str) -> list[int]:
-    """As the tokenizer has it: bytes, but for one longer token."""
+    """The tokenizer's spelling: bytes, but for one longer token."""
     ids: list[int] = []
     for byte in text.encode():
         if byte == ord("g") and ids[-1:] == [N]:
@@ -123,7 +123,7 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
     expected = without.run()
     with_ = Load(tiny_folder, overlap=True, seed=1, **options)
     taken: list[bool] = []
-    take = OverlapScheduling.take
+    take = OverlapScheduling.take_computed
 
     def counted(self: Any, plan: Any) -> Any:
         launched = bool(self._launched)
@@ -132,7 +132,7 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
             taken.extend(row is not None for row in ahead.rows)
         return ahead
 
-    monkeypatch.setattr(OverlapScheduling, "take", counted)
+    monkeypatch.setattr(OverlapScheduling, "take_computed", counted)
     found = with_.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert taken.count(True) > 20, "most decodes are computed ahead"

@@ -14,7 +14,7 @@ import torch
 from ramify.engine_messages import Abort, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
@@ -22,7 +22,7 @@ END, VOCAB = 0, 50
 WEIGHTS_S, TOKEN_S = 3.7e-3, 27e-6
 """A step, and one token of a prompt beside it: assumed, as of an 8B model in bfloat16. Not measured."""
 HOST_S = 3.5e-3
-"""Of a step: bookkeeping, messages, scheduling."""
+"""Host seconds of a step: bookkeeping, messages, scheduling."""
 
 
 @dataclasses.dataclass
@@ -57,7 +57,8 @@ class Drawing:
 
 
 class ImitatedRunner:
-    """In the place of `Runner`, and of its sampler. A request's tokens depend on its length alone."""
+    """A device with simulated time, in place of `Runner` and its sampler. A request's tokens depend on its
+    length alone."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.adapters, self.pool, self.sampler = (
@@ -82,7 +83,12 @@ class ImitatedRunner:
 
 
 def scheduler_on(
-    device: Device, config: EngineConfig, pages: int, failed: Any = None, context_length: int = 4096
+    device: Device,
+    config: EngineConfig,
+    pages: int,
+    failed: Any = None,
+    context_length: int = 4096,
+    tuning: Tuning = TUNED,
 ) -> Scheduler:
     """A scheduler over the imitated device, with `pages` pages of 16 tokens."""
     limits = Limits(
@@ -90,7 +96,9 @@ def scheduler_on(
     )
     runner: Any = ImitatedRunner(device)
     none: Any = None
-    return Scheduler(config, limits, runner, PrefixCache(pages, 16), none, failed, lambda: device.now)
+    return Scheduler(
+        config, limits, runner, PrefixCache(pages, 16), none, failed, lambda: device.now, tuning=tuning
+    )
 
 
 def serve(
@@ -126,15 +134,15 @@ def serve(
     for _ in range(requests):
         submit()
     outputs: list[Any] = []
-    while scheduler._requests.waiting and device.now < seconds:
+    while scheduler.requests.waiting and device.now < seconds:
         output = scheduler.step()
         if not endless:
             outputs += [] if output is None else [(chunk.rid, chunk.ids) for chunk in output.chunks]
         device.now += HOST_S
-        while endless and len(scheduler._requests.waiting) < requests:
+        while endless and len(scheduler.requests.waiting) < requests:
             submit()
             if aborts and rng.random() < 0.05:
-                scheduler.receive(Abort(rid=rng.choice(scheduler._requests.running).rid))
+                scheduler.receive(Abort(rid=rng.choice(scheduler.requests.running).rid))
     assert not failed
     return device, scheduler, outputs
 
@@ -180,7 +188,7 @@ def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
         for _ in range(3):
             scheduler.step()
     before, steps = device.passes, 0
-    while any(request.prefilling for request in scheduler._requests.running):
+    while any(request.prefilling for request in scheduler.requests.running):
         scheduler.step()
         steps += 1
     assert steps >= 5
@@ -215,7 +223,7 @@ def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
         step()
     computed, gaps = device.tokens, []
     submit("long", 3000, 5)
-    while any(request.rid == "long" for request in scheduler._requests.running) or not gaps:
+    while any(request.rid == "long" for request in scheduler.requests.running) or not gaps:
         gaps.append(step())
         assert len(gaps) < 100
     assert device.tokens - computed < 1.1 * (3000 + 2 * len(gaps))
@@ -233,6 +241,43 @@ def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
     scheduler.receive(Submit(rid="first", ids=tuple(range(1, 40)), sampling=sampling))
     scheduler.step()
     scheduler.step()
-    running = scheduler._requests.running
+    running = scheduler.requests.running
     scheduler.receive(Submit(rid="second", ids=tuple(range(1, 30)), sampling=sampling, priority=int(higher)))
-    assert scheduler._requests.next_step_wants(running) == (not higher)
+    assert (scheduler.planner.ahead(running) is None) == higher
+
+
+@pytest.mark.parametrize("priorities", [(0,), (0, -1), (1, 0, -1)])
+def test_the_next_step_is_the_one_that_was_planned_ahead(priorities: tuple[int, ...]) -> None:
+    """Requests of each priority decode and prefill, and lower ones sit out: both plans are the same."""
+    device = Device()
+    config = EngineConfig(overlap=True, speculation=False, max_running=16, chunk_tokens=64)
+    tuning = Tuning(ride=1.0, patience_s=0.05)
+    scheduler = scheduler_on(device, config, 3000, context_length=8192, tuning=tuning)
+    for priority in priorities:
+        for length in (20, 3000):
+            sampling = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
+            ids = tuple(1 + (index * length) % (VOCAB - 1) for index in range(length))
+            scheduler.receive(
+                Submit(rid=f"{priority} {length}", ids=ids, sampling=sampling, priority=priority)
+            )
+    planned: list[tuple[list[tuple[Any, int]], Any]] = []
+    ahead = scheduler.planner.ahead
+
+    def recorded(requests: Any) -> Any:
+        chunks = ahead(requests)
+        planned.append(([(request, request.length + 1) for request in requests], chunks))
+        return chunks
+
+    scheduler.planner.ahead = recorded  # type: ignore[method-assign]
+    left_out = wrong = 0
+    for _ in range(700):
+        scheduler.step()
+        device.now += HOST_S
+        for requests, chunks in planned[:-1]:
+            went_on = all(request.length > length for request, length in requests)
+            as_planned = all(request.computed_len == stop for request, stop in chunks or ())
+            wrong += went_on != (chunks is not None) or not as_planned
+            left_out += not went_on
+        del planned[:-1]
+    assert wrong <= 0.05 * 700, "a step takes less or more time than usual just where the turn depends on it"
+    assert bool(left_out) == (len(priorities) > 1)

@@ -10,10 +10,15 @@ import pytest
 
 from ramify.engine_messages import EndProgram, Submit
 from ramify.messages import ProgramHint
-from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
-from ramify.runtime.scheduler.admission.policy import HighestResponseRatioNext
-from ramify.runtime.scheduler.programs.programs import LEAST_LEFT, PRIOR_SERVICE, Programs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.admission import (
+    OVERTAKING,
+    OVERTAKING_BATCHES,
+    Candidate,
+    HighestResponseRatioNext,
+    together,
+)
+from ramify.runtime.scheduler.requests.programs import LEAST_LEFT, PRIOR_SERVICE, Programs
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.policy_simulation import Simulation
@@ -80,7 +85,7 @@ def test_of_unknown_programs_what_is_usual_for_all_is_left() -> None:
 
 
 def test_who_has_waited_longer_for_what_it_needs_goes_first() -> None:
-    """In service that the engine gave, so that a slow engine is no other case, nor a long queue."""
+    """Waiting counts in service that the engine gave, so neither a slow engine nor a long queue differs."""
     programs = Programs()
     victim = arrive(programs, "long")
     other = arrive(programs, "other", name="other")
@@ -128,12 +133,12 @@ def test_nobody_is_overtaken_more_often_than_the_bound(policy: str) -> None:
     simulation = Simulation(policy, max_running=2, num_pages=2000)
     places: list[int] = []
     starts: list[Request] = []
-    programs = simulation._programs
+    programs = simulation.programs
     join, start = programs.join, programs.started
 
     def joining(request: Request) -> None:
         if request.hint is not None:
-            places.extend((len(starts), len(simulation._waiting)))
+            places.extend((len(starts), len(simulation.waiting)))
         join(request)
 
     def starting(request: Request) -> None:
@@ -166,7 +171,7 @@ def test_siblings_stand_together_where_the_first_of_them_stands() -> None:
 
 
 def test_siblings_run_in_one_batch(tiny_model: Any) -> None:
-    """With room for all of a fork, strangers that came in between do not part its branches."""
+    """Strangers that came in between do not part the branches of a fork that there is room for."""
     local = LocalScheduler(tiny_model, max_running=4, policy="program")
     trunk = prompt_of(60)
     branches, others = [], []
@@ -177,7 +182,7 @@ def test_siblings_run_in_one_batch(tiny_model: Any) -> None:
     together_seen = False
     for _ in range(100):
         local.step()
-        running = {request.rid for request in local.scheduler._requests.running}
+        running = {request.rid for request in local.scheduler.requests.running}
         together_seen |= running == set(branches)
         if not local.scheduler.busy:
             break
@@ -191,14 +196,14 @@ def test_every_program_ends_under_overload(policy: str) -> None:
     trace = generate(5, 8.0, 2.0, ["judge", "agent", "plain"])
     times = simulation.run(trace)
     assert len(times) == len(trace.ends) + sum(call.hint is None for call in trace.calls)
-    simulation._cache.check()
-    counts = simulation._cache.counts()
+    simulation.cache.check()
+    counts = simulation.cache.counts()
     assert (counts.in_use, counts.leased) == (0, 0)
 
 
 @pytest.mark.parametrize(("running", "rate"), [(4, 0.375), pytest.param(16, 1.05, marks=pytest.mark.long)])
 def test_programs_end_sooner_than_by_other_orders_and_nobody_pays(running: int, rate: float) -> None:
-    """At half as much again as the engine can do, on simulated time: the same on every machine."""
+    """Load is 1.5 times what the engine can do, on simulated time: the same on every machine."""
 
     def ends(policy: str) -> tuple[float, float, float, float]:
         programs: list[float] = []
@@ -225,6 +230,6 @@ def test_programs_end_sooner_than_by_other_orders_and_nobody_pays(running: int, 
 def test_a_program_that_ends_is_forgotten(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     local.complete([prompt_of(20)], max_tokens=2, hint=ProgramHint(program="p", name="n"))
-    assert len(local.scheduler._programs) == 1
+    assert len(local.scheduler.requests.programs) == 1
     local.scheduler.receive(EndProgram(program="p"))
-    assert len(local.scheduler._programs) == 0
+    assert len(local.scheduler.requests.programs) == 0

@@ -13,7 +13,7 @@ from ramify.errors import InvalidRequest
 from ramify.grammar.compile.job import answer
 from ramify.messages import Continuation, Preamble
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB

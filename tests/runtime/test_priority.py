@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ramify.engine_messages import ChoiceTokens, Submit
 from ramify.grammar.compile.job import answer
-from ramify.runtime.scheduler.admission import admission, precedence
-from ramify.runtime.scheduler.admission.admission import OVERTAKING, OVERTAKING_BATCHES
-from ramify.runtime.scheduler.admission.precedence import PATIENCE_S, PATIENCE_STEPS, SHARE, Precedence
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES
+from ramify.runtime.scheduler.plan import PATIENCE_STEPS, SHARE, Precedence
+from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
@@ -32,13 +32,10 @@ class Timed:
     def __init__(self, model: Any, **options: Any) -> None:
         self.now = 0.0
         self.local = LocalScheduler(model, clock=lambda: self.now, speculation=False, **options)
-        forward = self.local.runner.forward
+        self.local.runner.before_pass = self._take_time
 
-        def timed(batch: Any) -> Any:
-            self.now += STEP_S + TOKEN_S * len(batch.ids)
-            return forward(batch)
-
-        self.local.runner.forward = timed
+    def _take_time(self, batch: Any) -> None:
+        self.now += STEP_S + TOKEN_S * len(batch.ids)
 
     def time_of(self, rid: str) -> float:
         """Step until `rid` has ended; returns the seconds that it took from now on."""
@@ -86,12 +83,12 @@ class Mixed(Load):
             while self.jobs:
                 scheduler.receive(answer(self.jobs.pop(), self.vocabulary))
             self.local.step()
-            self.sat_out += bool(scheduler._requests.sitting_out)
+            self.sat_out += scheduler.planner.turn.leaves_out
         return [self.local.results[rid] for rid in submitted]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("patience_s", [PATIENCE_S, 0.03])
+@pytest.mark.parametrize("patience_s", [TUNED.patience_s, 0.03])
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,13 +99,10 @@ class Mixed(Load):
     ],
     ids=["plain", "overlap-and-drafts", "short-of-pages", "no-jumps"],
 )
-def test_the_same_tokens(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, patience_s: float
-) -> None:
+def test_the_same_tokens(tiny_folder: Path, options: Any, patience_s: float) -> None:
     expected = Mixed(tiny_folder, (0,), **options).run()
-    monkeypatch.setattr(precedence, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(precedence, "RIDE", 1.0)
-    load = Mixed(tiny_folder, (-1, -1, -1, -1, 0, 5), **options)
+    tuning = Tuning(patience_s=patience_s, ride=1.0)
+    load = Mixed(tiny_folder, (-1, -1, -1, -1, 0, 5), tuning=tuning, **options)
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert load.sat_out > 20
@@ -125,29 +119,23 @@ def test_a_chat_beside_a_batch_takes_little_longer_than_alone(tiny_model: Any) -
     for priority in (-1, 0):
         timed = Timed(tiny_model, max_running=40, num_pages=2000)
         batch(timed.local, 60)
-        for _ in range(4):
-            timed.local.step()
+        timed.local.step(4)
         beside[priority] = timed.time_of(chat(timed.local, priority=priority))
     assert beside[0] < 1.5 * usual
     assert beside[-1] > 10 * usual, "without a priority it queues, and shares every step"
 
 
-def test_requests_that_sit_out_compute_nothing_and_go_on_afterwards(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(precedence, "RIDE", 1.0)
+def test_requests_that_sit_out_compute_nothing_and_go_on_afterwards(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     expected = [
         result.ids for result in local.complete([prompt_of(20, row) for row in range(3)], max_tokens=9)
     ]
-    local = LocalScheduler(tiny_model)
+    local = LocalScheduler(tiny_model, tuning=Tuning(ride=1.0))
     low = [local.submit(prompt_of(20, row), max_tokens=9, priority=-1) for row in range(3)]
-    for _ in range(3):
-        local.step()
+    local.step(3)
     before, computed = [len(local.results[rid].ids) for rid in low], local.scheduler.counters.computed_tokens
     high = chat(local)
-    for _ in range(20):
-        local.step()
+    local.step(20)
     assert local.results[high].ended
     assert [len(local.results[rid].ids) for rid in low] == before
     assert local.scheduler.counters.computed_tokens - computed == 30 + 19
@@ -164,7 +152,7 @@ def test_a_place_is_taken_from_the_lowest_priority_and_newest(tiny_model: Any) -
         local.step()
     high = chat(local)
     local.step()
-    running = local.scheduler._requests.running
+    running = local.scheduler.requests.running
     assert [request.rid for request in running] == [high, low[2], low[0]]
     equal = chat(local, seed=98, priority=-2)
     local.step()
@@ -191,8 +179,7 @@ def test_nobody_waits_for_a_prefix_that_a_lower_priority_computes(tiny_model: An
     local.step()
     high = local.submit([*trunk, 2], max_tokens=1)
     steps = -(-(201 - 16) // 16)
-    for _ in range(steps):
-        local.step()
+    local.step(steps)
     assert local.results[high].ended
 
 
@@ -203,8 +190,7 @@ def test_the_spans_of_choices_have_the_priority_of_their_request(tiny_model: Any
     prompt = prompt_of(30, 50)
     choices = [ChoiceTokens(shared=30, ids=(1, 2, i, 4)) for i in range(5)]
     rid = local.submit(prompt, choices=choices, max_tokens=0, priority=3)
-    for _ in range(12):
-        local.step()
+    local.step(12)
     assert local.results[rid].ended
 
 
@@ -216,7 +202,7 @@ def test_rows_that_cost_nothing_do_not_sit_out() -> None:
         high, *low = [request(priority) for priority in (0, *[-1] * 200)]
         for one in low:
             one.computed_len = one.prompt_len
-        return len(Precedence(cost).begin([high, *low], []).first) - 1
+        return len(Precedence(cost).begin_turn([high, *low], []).first) - 1
 
     assert places(0.0) == 200
     assert 1 <= places(0.6e-3) < 10
@@ -244,14 +230,14 @@ def test_lower_priorities_have_their_share_of_the_time(steps: list[tuple[float, 
     total = shared = 0.0
     longest = max(seconds for step in steps for seconds in step)
     for alone_s, together_s in steps:
-        turn = turns.begin(high, low) if waits else turns.begin(high + low, [])
+        turn = turns.begin_turn(high, low) if waits else turns.begin_turn(high + low, [])
         takes_part = not turn.leaves_out
         if not waits:
             assert (low[0] in turn.first) == takes_part
         seconds = together_s if takes_part else alone_s
-        turns.end(seconds)
+        turns.end_turn(seconds)
         total, shared = total + seconds, shared + seconds * takes_part
-        assert shared >= SHARE * (total - max(PATIENCE_S, PATIENCE_STEPS * longest) - longest) - 1e-9
+        assert shared >= SHARE * (total - max(TUNED.patience_s, PATIENCE_STEPS * longest) - longest) - 1e-9
         assert shared <= SHARE * total + longest + 1e-9
 
 
@@ -259,18 +245,15 @@ def test_time_that_lower_priorities_had_to_themselves_is_no_debt() -> None:
     turns = Precedence(StepCost())
     high, low = [request(0)], [request(-1)]
     for _ in range(100):  # a chat of 0.2 s in every 2 s
-        assert turns.begin(high + low, []).leaves_out
-        turns.end(0.2)
-        turns.begin(low, [])
-        turns.end(1.8)
+        assert turns.begin_turn(high + low, []).leaves_out
+        turns.end_turn(0.2)
+        turns.begin_turn(low, [])
+        turns.end_turn(1.8)
 
 
-def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(tiny_model: Any) -> None:
     """Prompts of high priority that would fill every chunk do not stop a prefill of low priority."""
-    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
-    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000, tuning=Tuning(patience_s=0.01))
     low = local.submit(prompt_of(100, 7), max_tokens=2, priority=-1)
     for seed in range(400):
         if seed % 3 == 0:
@@ -284,13 +267,12 @@ def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(
 @pytest.mark.parametrize("window", [256, 4])
 @pytest.mark.parametrize("policy", ["prefix", "fcfs"])
 def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, policy: str, window: int
+    tiny_model: Any, policy: str, window: int
 ) -> None:
-    """At any time more requests of high priority wait than there are places, and than the policy looks at."""
-    monkeypatch.setattr(admission, "WINDOW", window)
-    monkeypatch.setattr(precedence, "PATIENCE_S", 1e9)
-    local = LocalScheduler(tiny_model, max_running=2, policy=policy)
-    running = local.scheduler._requests.running
+    """More requests of high priority wait at any time than there are places, and than the policy looks at."""
+    tuning = Tuning(window=window, patience_s=1e9)
+    local = LocalScheduler(tiny_model, max_running=2, policy=policy, tuning=tuning)
+    running = local.scheduler.requests.running
     highs = [local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True) for seed in range(6)]
     low = local.submit(prompt_of(8, 999), max_tokens=12, ignore_eos=True, priority=-1)
     local.submit(prompt_of(8, 998), max_tokens=12, ignore_eos=True, priority=-2)
@@ -298,14 +280,13 @@ def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
     for seed in range(6, 400):
         highs.append(local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True))
         local.step()
-        if place is None and low in [request.rid for request in running]:
+        if low in [request.rid for request in running]:
             place = sum(local.results[rid].ended for rid in highs)
             for _ in range(10):  # it sits out, while others come and go beside it
                 local.step()
                 assert low in [request.rid for request in running]
-            monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
-        if local.results[low].ended:
             break
+    local.run()
     assert place is not None
     assert 2 < place <= OVERTAKING * 7 + OVERTAKING_BATCHES * 2 + 2  # seven stood before it
     assert len(local.results[low].ids) == 12

@@ -9,13 +9,13 @@ import pytest
 
 from ramify.engine_messages import AwaitTools, EndProgram, FlushCache
 from ramify.messages import ProgramHint, Usage
-from ramify.runtime.scheduler.programs import reuse_intervals
+from ramify.runtime.scheduler.requests.programs import MAX_KINDS, ProgramIntervals, ReuseIntervals
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of
 
 
 class Told:
-    """What the requests of a program held and cost; each prompt goes on from `ids`."""
+    """A program's requests: the tokens that they held and their costs; each prompt goes on from `ids`."""
 
     def __init__(self, local: LocalScheduler, program: str = "p", hints: bool = True) -> None:
         self.local = local
@@ -188,18 +188,21 @@ def test_leases_hold_nobody_up(tiny_model: Any) -> None:
     assert len(result.ids) == 20
 
 
-def test_a_program_remembers_a_bounded_number_of_branches_and_tools(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reuse_intervals, "MAX_KINDS", 3)
+def test_a_program_remembers_a_bounded_number_of_branches_and_tools() -> None:
+    intervals, own = ReuseIntervals(), ProgramIntervals()
+    for turn in range(MAX_KINDS + 5):
+        intervals.begin_interval(own, "branch", "soon", now=float(turn))
+        intervals.set_kind(own, "branch", f"tool {turn}")
+        assert list(own.open) == ["branch"]
+        intervals.end_interval(own, "branch", now=turn + 0.5)
+    assert len(own.means) == MAX_KINDS
+
+
+def test_branches_that_have_ended_are_forgotten(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     told = Told(local)
-    for turn in range(8):
-        branch, ended = f"b{turn}", (f"b{turn - 1}",)
-        told.call(prompt_of(9, turn), branch=branch, next_use="soon", ended=ended)
-        local.scheduler.receive(AwaitTools(program="p", branch=branch, tools=(f"tool {turn}",)))
-        told.call(prompt_of(9, turn), branch=branch, next_use="soon")
-    program = local.scheduler._programs.find("p")
+    for turn in range(3):
+        told.call(prompt_of(9, turn), branch=f"b{turn}", next_use="soon", ended=(f"b{turn - 1}",))
+    program = local.scheduler.requests.programs.find("p")
     assert program is not None
-    assert list(program.intervals.open) == ["b7"]
-    assert len(program.intervals.means) == 3
+    assert list(program.intervals.open) == ["b2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.runtime.scheduler.speculation.prompt_lookup import (
+from ramify.runtime.scheduler.speculation.drafter import (
     CAPACITY,
     LONGEST_MATCH,
     SCOPES,
@@ -49,8 +49,8 @@ def test_a_copy_that_reaches_the_end_goes_on_with_itself() -> None:
 
 def test_outputs_end_where_they_ended() -> None:
     outputs = RecentOutputs()
-    outputs.add("a", np.array([1, 2, 3], np.int32))
-    outputs.add("a", np.array([4, 5], np.int32))
+    outputs.remember("a", np.array([1, 2, 3], np.int32))
+    outputs.remember("a", np.array([4, 5], np.int32))
     found = outputs.find("a", np.array([8, 1, 2], np.int32))
     assert found is not None
     assert found.length == 2
@@ -61,11 +61,11 @@ def test_outputs_end_where_they_ended() -> None:
 def test_old_outputs_and_scopes_are_forgotten() -> None:
     outputs = RecentOutputs()
     for token in range(CAPACITY):  # two slots each: the first half has been written over
-        outputs.add("a", np.array([token], np.int32))
+        outputs.remember("a", np.array([token], np.int32))
     assert outputs.find("a", np.array([1], np.int32)) is None
     assert outputs.find("a", np.array([CAPACITY - 1], np.int32)) is not None
     for scope in range(SCOPES):
-        outputs.add(str(scope), np.array([1, 2], np.int32))
+        outputs.remember(str(scope), np.array([1, 2], np.int32))
     assert outputs.find("a", np.array([CAPACITY - 1], np.int32)) is None
-    outputs.add("long", np.arange(3 * CAPACITY, dtype=np.int32))
+    outputs.remember("long", np.arange(3 * CAPACITY, dtype=np.int32))
     assert outputs.find("long", np.array([3 * CAPACITY - 2], np.int32)) is not None

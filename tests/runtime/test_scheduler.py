@@ -36,7 +36,7 @@ def test_a_request_whose_end_raises_leaves_the_running_ones(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = LocalScheduler(tiny_model)
-    drafter = local.scheduler._drafter
+    drafter = local.scheduler.drafter
 
     def ended(request: Any) -> None:
         if request.rid == bad:
@@ -161,8 +161,7 @@ def test_an_abort_tells_what_was_computed_and_no_more(tiny_model: Any, steps: in
     before = local.scheduler.counters.computed_tokens
     running = local.submit([*prompt_of(9), *prompt_of(40, seed=1)], max_tokens=100, ignore_eos=True)
     waiting = local.submit(prompt_of(20, seed=2), max_tokens=100)
-    for _ in range(steps):
-        local.step()
+    local.step(steps)
     for rid in (running, waiting):
         local.scheduler.receive(Abort(rid=rid))
     local.step()
@@ -184,7 +183,7 @@ def test_an_abort_after_a_retraction_tells_what_was_computed_before(tiny_model: 
     rids = [local.submit(prompt_of(16, seed), max_tokens=40, ignore_eos=True) for seed in range(2)]
     while not local.scheduler.counters.retractions:
         local.step()
-    retracted = next(rid for rid in rids if rid in {one.rid for one in local.scheduler._requests.waiting})
+    retracted = next(rid for rid in rids if rid in {one.rid for one in local.scheduler.requests.waiting})
     local.scheduler.receive(Abort(rid=retracted))
     local.step()
     usage = local.results[retracted].usage
@@ -223,30 +222,17 @@ def test_refused(tiny_model: Any, ids: list[int], sampling: dict[str, Any], erro
     assert local.complete([[1, 2, 3]], max_tokens=2)[0].ended
 
 
-def test_a_failing_forward_pass_ends_its_requests_alone(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = LocalScheduler(tiny_model)
-    rid = local.submit(prompt_of(10), max_tokens=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(local.runner, "forward", lambda batch: 1 / 0)
-        local.step()
-    assert "forward pass failed" in str(local.results[rid].error)
-    assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None
-
-
+@pytest.mark.parametrize(
+    ("part", "message"), [("pass", "forward pass failed"), ("logits", "Choosing tokens failed")]
+)
 @pytest.mark.parametrize("step", [1, 2])
-def test_failing_logits_end_their_requests_alone(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_failing_step_ends_its_requests_alone(tiny_model: Any, step: int, part: str, message: str) -> None:
     local = LocalScheduler(tiny_model)
     rid = local.submit(prompt_of(10), max_tokens=3)
-    for _ in range(step - 1):
+    local.step(step - 1)
+    with local.failing(part):
         local.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(local.runner, "logits", lambda *_: 1 / 0)
-        local.step()
-    assert "Choosing tokens failed" in str(local.results[rid].error)
+    assert message in str(local.results[rid].error)
     assert local.cache.counts().in_use == 0
     assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None
 

@@ -12,8 +12,8 @@ import torch
 from ramify.engine_messages import Abort, ChoiceTokens
 from ramify.errors import EngineError, PromptTooLong
 from ramify.messages import ProgramHint
-from ramify.runtime.scheduler.outputs import scoring
-from ramify.runtime.scheduler.outputs.next_tokens import LOGPROB_ROWS
+from ramify.runtime.scheduler import results
+from ramify.runtime.scheduler.requests.sampling import LOGPROB_ROWS
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_program_pages import Told
 from tests.runtime.test_scheduler import prompt_of
@@ -136,10 +136,10 @@ def test_every_token_is_computed_once_and_branches_together(
 
 
 def test_a_step_waits_for_the_device_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with three times as many rows as have their logits in memory at a time."""
+    """Three times as many rows are scored as have their logits in memory at a time."""
     waits: list[str] = []
     rows: list[int] = []
-    read, log_probabilities = scoring.Scorer._read, scoring.log_probabilities
+    read, log_probabilities = results.Scorer._read, results.log_probabilities
 
     def counted(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows.append(len(logits))
@@ -160,8 +160,8 @@ def test_a_step_waits_for_the_device_once(tiny_model: Any, monkeypatch: pytest.M
 
         return noted
 
-    monkeypatch.setattr(scoring, "log_probabilities", counted)
-    monkeypatch.setattr(scoring.Scorer, "_read", watched)
+    monkeypatch.setattr(results, "log_probabilities", counted)
+    monkeypatch.setattr(results.Scorer, "_read", watched)
     local = LocalScheduler(tiny_model, chunk_tokens=256)
     prompt = prompt_of(10)
     local.complete([prompt], choices=behind(prompt, prompt_of(3 * LOGPROB_ROWS, 1)), max_tokens=0)
@@ -191,7 +191,7 @@ def test_without_a_prompt(tiny_model: Any) -> None:
 
 
 def test_a_program_computes_nothing_twice(tiny_model: Any) -> None:
-    """What goes on from the choice finds the prompt and what of the choice was computed."""
+    """A prompt that goes on from the choice finds its prompt, and the choice as far as it was computed."""
     local = LocalScheduler(tiny_model, num_pages=512)
     told = Told(local)
     (held,) = told.call(prompt_of(30), branch="0")
@@ -242,8 +242,7 @@ def test_an_abort_gives_everything_back(tiny_model: Any, steps: int) -> None:
     prompt = prompt_of(40)
     choices = behind(prompt, *([n, *prompt_of(20, n)] for n in range(4)))
     rid = local.submit(prompt, choices=choices, unconditional=True, max_tokens=0)
-    for _ in range(steps):
-        local.step()
+    local.step(steps)
     assert not local.results[rid].ended
     local.scheduler.receive(Abort(rid=rid))
     local.step()
@@ -256,17 +255,13 @@ def test_an_abort_gives_everything_back(tiny_model: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("passes", range(3))
-def test_a_failing_pass_fails_the_request_once(
-    tiny_model: Any, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_pass_fails_the_request_once(tiny_model: Any, passes: int) -> None:
     local = LocalScheduler(tiny_model)
     prompt = prompt_of(40)
     choices = behind(prompt, [1, 2], [3, 4, 5], [3, 4, 6, 7], [3, 8, 9])
     rid = local.submit(prompt, choices=choices, unconditional=True, max_tokens=0)
-    for _ in range(passes):
-        local.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(local.runner, "forward", lambda batch: 1 / 0)
+    local.step(passes)
+    with local.failing("pass"):
         local.step()
     assert isinstance(local.results[rid].error, EngineError)
     assert idle(local)
@@ -274,12 +269,12 @@ def test_a_failing_pass_fails_the_request_once(
     check(LocalScheduler(tiny_model), again, prompt, choices)
 
 
-def test_a_failing_head_fails_all_that_are_scored(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_head_fails_all_that_are_scored(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     prompt = prompt_of(10)
     rids = [local.submit(prompt_of(10, n), choices=behind(prompt, [1], [2]), max_tokens=0) for n in range(2)]
-    monkeypatch.setattr(local.runner, "logits", lambda hidden: 1 / 0)
-    local.run()
+    with local.failing("logits"):
+        local.run()
     for rid in rids:
         assert isinstance(local.results[rid].error, EngineError)
         assert "Scoring failed" in str(local.results[rid].error)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.scheduler.speculation import acceptance, drafter
+from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
+from ramify.runtime.scheduler.speculation import drafter
 from ramify.runtime.scheduler.speculation.acceptance import WAITING_SHARE
-from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.local import LocalScheduler, Result, fail
 from tests.runtime.test_overlap import Load, answer, told
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ class Twice(Load):
         return [self.local.results[rid] for rid in submitted]
 
 
-@pytest.mark.parametrize("gain", [acceptance.LEAST_GAIN, 0.0], ids=["worthwhile", "all"])
+@pytest.mark.parametrize("gain", [TUNED.least_gain, 0.0], ids=["worthwhile", "all"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -48,12 +49,9 @@ class Twice(Load):
     ],
     ids=["plain", "short-of-pages", "no-jumps"],
 )
-def test_the_same_tokens(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, gain: float
-) -> None:
+def test_the_same_tokens(tiny_folder: Path, options: Any, gain: float) -> None:
     expected = Twice(tiny_folder, speculation=False, **options).run()
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", gain)
-    load = Twice(tiny_folder, speculation=True, **options)
+    load = Twice(tiny_folder, speculation=True, tuning=Tuning(least_gain=gain), **options)
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert [result.forced for result in found] == [result.forced for result in expected]
@@ -91,33 +89,18 @@ def test_scopes_do_not_learn_from_each_other(tiny_folder: Path) -> None:
     assert other >= alone
 
 
-def test_an_error_in_a_lookup_ends_speculation_and_nothing_else(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("place", "name"), [(drafter, "find"), (drafter.RecentOutputs, "remember")])
+def test_an_error_ends_speculation_and_nothing_else(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
     local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
     expected, slow = steps(local, REPEATING)
 
-    def broken(*_: object) -> None:
-        raise IndexError
-
-    monkeypatch.setattr(drafter, "find", broken)
+    monkeypatch.setattr(place, name, fail)
+    steps(local, REPEATING)  # the error may come at its end
     again, unaided = steps(local, REPEATING)
     assert again == expected
     assert unaided >= slow
-
-
-def test_an_error_at_the_end_of_a_request_ends_speculation_and_nothing_else(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
-    expected, _ = steps(local, REPEATING)
-
-    def broken(*_: object) -> None:
-        raise IndexError
-
-    monkeypatch.setattr(drafter.RecentOutputs, "add", broken)
-    again, _ = steps(local, REPEATING)
-    assert again == expected
     assert local.cache.counts().in_use == 0
     assert not local.scheduler.busy
 
@@ -126,9 +109,8 @@ def test_pauses_between_lookups_are_bounded(tiny_folder: Path, monkeypatch: pyte
     local = LocalScheduler(tiny_folder, speculation=True)
     monkeypatch.setattr(drafter, "find", lambda *_: None)
     rid = local.submit(REPEATING, max_tokens=30, ignore_eos=True)
-    for _ in range(20):
-        local.step()
-    pause = local.scheduler._requests.requests[rid].speculation.next_pause
+    local.step(20)
+    pause = local.scheduler.requests.open[rid].speculation.next_pause
     assert pause == 1024
 
 
@@ -138,7 +120,7 @@ def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int
     local = LocalScheduler(tiny_folder, speculation=True, num_pages=400)
     for _ in range(4):
         local.complete([REPEATING], max_tokens=32, ignore_eos=True)
-    cost, run = local.scheduler._drafter.cost, local.scheduler.run
+    cost, run = local.scheduler.drafter.cost, local.scheduler.run_pass
     seen: list[tuple[list[int], int]] = []
     rng = random.Random(2)
 
@@ -146,15 +128,14 @@ def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int
         decoding = [request for request, _ in plan if request.decoding]
         lengths = [request.draft_len for request in decoding]
         if len(decoding) == len(plan) == 1 + others:
-            seen.append((lengths, int(WAITING_SHARE / cost.of_a_row(len(plan)))))
+            seen.append((lengths, int(WAITING_SHARE / cost.share_of_a_row(len(plan)))))
         return run(plan)
 
-    local.scheduler.run = recorded  # type: ignore[method-assign]
+    local.scheduler.run_pass = recorded  # type: ignore[method-assign]
     for _ in range(others):
         draws = [rng.randrange(256) for _ in range(9)]
         local.submit(draws, max_tokens=60, ignore_eos=True, temperature=3.0, seed=rng.randrange(99))
-    for _ in range(3 if others else 0):
-        local.step()
+    local.step(3 if others else 0)
     local.submit(REPEATING, max_tokens=32, ignore_eos=True)
     local.run()
     most = max(sum(lengths) for lengths, _ in seen)

@@ -23,8 +23,8 @@ from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
-from ramify.runtime.scheduler import states
-from ramify.runtime.scheduler.constraints.healing import Healer
+from ramify.runtime.scheduler.requests.constrained import Healer
+from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.server.admin.metrics import Metrics
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
@@ -121,7 +121,7 @@ def test_the_same_tokens_hit_or_cold_alone_or_batched_retracted_or_not(toy: ToyH
             assert other.scheduler.counters.retractions > 0
 
 
-def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid) -> None:
     """Grammars, forced text, healing, log-probabilities, penalties and draws, each request twice."""
     options: dict[str, Any] = {"make_runner": ToyRunner, "speculation": False, "longest": 40}
 
@@ -129,7 +129,7 @@ def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid, monkeypatch: p
         return [(result.ids, result.forced, result.overlap, result.finish) for result in load.run()]
 
     expected = outputs(Twice(toy, prefix_cache="naive", **options))
-    monkeypatch.setattr(states, "LEAST", 4)
+    options["tuning"] = Tuning(least_state=4)
     for more in ({"num_states": 60}, {"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "num_states": 9}):
         load = Twice(toy, **options, **more)
         assert outputs(load) == expected
@@ -200,7 +200,7 @@ def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -
 
 
 def test_a_program_says_where_its_fork_is(toy: ToyHybrid, tiny_folder: Path) -> None:
-    """From the program to the scheduler; each request has ended before the next comes."""
+    """A program's hints reach the scheduler; each request has ended before the next comes."""
 
     @rm.function
     def program(s: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_turn_goes_on_where_the_last_one_ended(toy: ToyHybrid) -> None:
 
 
 def test_a_wrong_state_gives_other_tokens(toy: ToyHybrid) -> None:
-    """What the test above would see."""
+    """A wrong state would show in the test above."""
     prompt = prompt_of(100)
     right = answers(local(toy), [prompt], max_tokens=12)
     other = local(toy)
@@ -314,19 +314,18 @@ def test_a_request_waits_for_a_slot(toy: ToyHybrid) -> None:
     for seed in range(4):
         other.submit(prompt_of(30, seed), max_tokens=6, ignore_eos=True)
     other.step()
-    assert len(other.scheduler._requests.running) == 2
+    assert len(other.scheduler.requests.running) == 2
     other.run()
     assert [len(result.ids) for result in other.results.values()] == [6] * 4
 
 
-def test_a_failed_pass_leaves_no_state(toy: ToyHybrid, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pass_leaves_no_state(toy: ToyHybrid) -> None:
     """Nobody knows how far the pass has come in the slot."""
     other = local(toy)
     other.submit(prompt_of(100), max_tokens=5, ignore_eos=True)
     other.step()
     held = other.cache.state_counts().held
-    with monkeypatch.context() as patch:
-        patch.setattr(other.runner, "forward", lambda batch: 1 / 0)
+    with other.failing("pass"):
         other.step()
     counts = other.cache.state_counts()
     assert (counts.in_use, counts.held) == (0, held)

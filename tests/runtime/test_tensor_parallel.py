@@ -22,7 +22,7 @@ from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.model.config import ModelConfig, Shard
 from ramify.runtime.model.load import read_config

@@ -9,8 +9,8 @@ import pytest
 
 from ramify.engine_messages import Submit
 from ramify.kernels.sampling_inputs import TokenCounts
-from ramify.runtime.scheduler.outputs.next_tokens import uniform
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.sampling import uniform
 from ramify.sampling_params import SamplingParams
 
 
@@ -54,7 +54,7 @@ def test_a_request_keeps_its_counts_through_draft_known_and_replaced_tokens(repe
 
 
 def test_random_numbers_are_even_and_each_request_has_its_own() -> None:
-    """Of 64 seeds next to each other and 1,000 positions: no number twice, the quarters evenly filled, and
+    """Numbers of 64 neighbouring seeds and 1,000 positions: no number twice, the quarters evenly filled, and
     neighbours uncorrelated along both."""
     table = np.array([[uniform(seed, position) for position in range(1000)] for seed in range(-9, 55)])
     assert len(np.unique(table)) == table.size

@@ -18,12 +18,14 @@ from ramify.runtime.kv_transfer import files
 from ramify.runtime.kv_transfer.files import SnapshotFolder
 from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, SnapshotWriter
 from ramify.runtime.scheduler import transfers
+from ramify.runtime.scheduler.requests.limits import Tuning
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_model, write_tiny
 
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 256, 120)]
 WHOLE = 112
 """Tokens of the whole pages of `PROMPT`, 16 each."""
+PAGE_BY_PAGE = Tuning(piece_bytes=1)
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
 """Keys and values, layers, heads, rows, dimensions, float32."""
 
@@ -224,7 +226,7 @@ def test_an_export_that_cannot_begin_gives_everything_back(
 
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr("ramify.runtime.scheduler.transfers.ImageWriter", raises)
+    monkeypatch.setattr("ramify.runtime.scheduler.transfers.SnapshotWriter", raises)
     assert "a bug" in str(export(local, tmp_path / "image"))
     assert unused(local)
     assert not (tmp_path / "image").exists()
@@ -305,9 +307,8 @@ def test_caches_that_share_nothing_refuse(make: Any, snapshot: Path, tiny_model:
 # --- beside requests ----------------------------------------------------------------------------
 
 
-def test_steps_go_on_between_the_pieces(make: Any, snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = make()
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
+def test_steps_go_on_between_the_pieces(make: Any, snapshot: Path) -> None:
+    local = make(tuning=PAGE_BY_PAGE)
     running = local.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
     local.step()
     local.scheduler.receive(ImportPrefix(rid="t", path=str(snapshot)))
@@ -344,8 +345,7 @@ def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, snapshot: 
 def test_an_import_gives_way_to_running_requests(
     make: Any, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = make(num_pages=9)
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
+    local = make(num_pages=9, tuning=PAGE_BY_PAGE)
     running = local.submit([7] * 10, max_tokens=90, ignore_eos=True)
     local.step()
     monkeypatch.setattr(transfers.Transfers, "_read", lambda self, arriving: None)  # a slow disk
@@ -358,13 +358,10 @@ def test_an_import_gives_way_to_running_requests(
     assert local.scheduler.stats().retractions == 0
 
 
-def test_pages_that_are_exported_are_not_evicted(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = make(num_pages=15)
+def test_pages_that_are_exported_are_not_evicted(make: Any, tmp_path: Path) -> None:
+    local = make(num_pages=15, tuning=PAGE_BY_PAGE)
     local.complete([PROMPT], max_tokens=1)
     (want,) = make().complete([PROMPT], max_tokens=8)
-    monkeypatch.setattr(transfers, "PIECE_BYTES", 1)
     local.scheduler.receive(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(tmp_path / "image")))
     local.step()
     local.submit([5] * 110, max_tokens=10, ignore_eos=True)

@@ -25,11 +25,11 @@ from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_defaults import with_defaults
-from ramify.runtime.scheduler.constraints.grammars import GrammarStore
-from ramify.runtime.scheduler.constraints.healing import Healer
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler, Sampled
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.grammars import GrammarStore
+from ramify.runtime.scheduler.requests.constrained import Healer
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.sampling import RequestSampler, Sampled
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 from tests.grammar.naive_grammar import NaiveGrammar
@@ -138,9 +138,9 @@ class Prolongs(RequestSampler):
         allowed = [token for token in np.flatnonzero(bits).tolist() if token != STOP] or [STOP]
 
         def needed(token: int) -> int:
-            matcher = held._matcher.fork()
-            assert matcher.accept(token)
-            return matcher.completion_tokens or 0
+            output = held.fork()
+            output.accept(token)
+            return output.needed
 
         some = self._random.sample(allowed, min(len(allowed), 24))
         return max(some, key=needed)
@@ -178,8 +178,8 @@ class Hostile:
             self.failed.append,  # type: ignore[arg-type]
             retokenizer=Retokenizer(lambda text: encode(tiny_tokenizer(), text), tiny()),
             healer=Healer(tiny()),
+            sampler=Prolongs(limits, seed),
         )
-        self.scheduler._verifier.sampler = Prolongs(limits, seed)
 
     def run(self, held: Constraint, max_tokens: int, **options: Any) -> tuple[bytes, Finish, list[int]]:
         vocabulary: Vocabulary = tiny()

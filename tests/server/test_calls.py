@@ -25,7 +25,7 @@ ASKED = Generate(
 
 
 def chunks(answer: list[Any]) -> list[list[TextChunk]]:
-    """What each event holds."""
+    """The chunks in each event."""
     assert answer.pop() == "[DONE]"
     return [msgspec.convert(event["chunks"], list[TextChunk]) for event in answer]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from ramify.constraint import json_object, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.messages import ModelInfo, Preamble, ProgramHint
+from ramify.runtime.server.sglang import endpoints
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 SRT_KWARGS = {
-    # What SGLang's frontend sends with every generation, given or not.
+    # Options that SGLang's frontend sends with every generation, given or not.
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "max_new_tokens": 8,
@@ -147,7 +149,7 @@ def stream_with_logprobs(url: str) -> list[Any]:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_every_event_has_its_lengths(incremental: bool) -> None:
-    """What SGLang's `test_stream_logprobs` asks of a server that was started with the flag."""
+    """The lengths that SGLang's `test_stream_logprobs` asserts, of a server with and without its flag."""
     with LiveServer(FakeFrontend(), incremental_streaming_output=incremental) as server:
         chunks = stream_with_logprobs(server.url)
     for index, whole in enumerate(("LO W\xd6RL", "AND YOU ")):
@@ -334,6 +336,11 @@ def test_our_fields(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
         calls_left=4,
     )
     assert request.scope == "tenant"
+
+
+def test_the_docstring_names_every_field_of_a_hint() -> None:
+    (said,) = re.findall(r"``program`` \{(.*?)\}", endpoints.__doc__ or "", re.DOTALL)
+    assert tuple(re.findall(r"\w+", said)) == ProgramHint.__struct_fields__
 
 
 @pytest.mark.parametrize(

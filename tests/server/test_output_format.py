@@ -240,7 +240,7 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
         TextChunk(rid="r", text='"a', enforcement=Enforcement(unenforced=(left_out,))),
         TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),
     ):
-        collected.add(chunk)
+        collected.add_chunk(chunk)
     said = choice_extras(collected)
     assert msgspec.to_builtins(said) == {
         "unenforced": [{"schema": "/pattern", "message": "A lookahead is not supported."}],

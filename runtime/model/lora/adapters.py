@@ -10,10 +10,10 @@ import torch
 
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
 from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.runtime.lora_names import unknown
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear, Slot
-from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.model.lora.peft import Delta, PeftAdapter, read_adapter
 from ramify.runtime.model.weights import copy_rows
 

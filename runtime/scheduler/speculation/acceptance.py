@@ -1,20 +1,20 @@
-"""How likely draft tokens are to be accepted, and what verifying one costs."""
+"""The probability that draft tokens are accepted, and the cost of verifying one."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.runtime.scheduler.speculation.prompt_lookup import LONGEST_MATCH
+from ramify.runtime.scheduler.requests.parts import Draft
 
 if TYPE_CHECKING:
     import torch
 
-    from ramify.runtime.scheduler.request import Request
-    from ramify.runtime.scheduler.speculation.draft_model import DraftKv
+    from ramify.runtime.scheduler.requests.request import Request
 
+LONGEST_MATCH = 8
+"""Tokens of the longest n-gram that is looked for by prompt lookup."""
 LEARNING_RATE = 1 / 32
 """The weight of one verified draft token in the acceptance rate of its kind."""
 MOST = 15
@@ -24,14 +24,12 @@ MOST_IN_STEP = 32
 WAITING_SHARE = 0.25
 """While a decoding request has no draft, those of others may lengthen its step by this share: it gets one
 token of the step, as ever, and waits longer for it."""
-LEAST_GAIN = 1.5
-"""A draft token must promise this multiple of its cost."""
 MOST_ROWS = 256
 """Steps of more rows are prefills: their time says nothing about one row more."""
 
 
 class DeviceRows(NamedTuple):
-    """What rows cost on a kind of device, before any step was measured, and its bounds.
+    """Cost of rows on a kind of device before any step was measured, and bounds of a step.
 
     base : rows that take as long as reading the weights
     drafts : draft tokens of all requests in one step
@@ -46,21 +44,8 @@ class DeviceRows(NamedTuple):
 ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
 """Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
 ON_CUDA = DeviceRows(128.0, 256, 2048)
-"""Not measured: see docs/kernels.md. The base is below the 150 to 300 rows of 16-bit weights that the peaks
-of data sheets give (A100, H200, H100). With it 256 draft tokens triple the time of a step."""
-
-
-class Draft(NamedTuple):
-    """`tokens`, proposed for the positions from `position` on.
-
-    grades : for each token the number of tokens before it that match, or a draft model's confidence in
-        eighths
-    """
-
-    source: str
-    grades: list[int]
-    position: int
-    tokens: list[int]
+"""Assumed, not measured (docs/kernels.md). The base is below the 150 to 300 rows of 16-bit weights that the
+peaks of data sheets give (A100, H200, H100). With it 256 draft tokens triple the time of a step."""
 
 
 def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
@@ -86,7 +71,7 @@ class AcceptanceRates:
             for source, (low, high) in first.items()
         }
 
-    def of(self, source: str, length: int) -> float:
+    def rate_of(self, source: str, length: int) -> float:
         return self._table[source][min(length, LONGEST_MATCH) - 1]
 
     def learn(self, source: str, length: int, *, accepted: bool) -> None:
@@ -95,48 +80,6 @@ class AcceptanceRates:
 
     def best(self, sources: Iterable[str]) -> float:
         return max(max(self._table[source]) for source in sources)
-
-
-class RequestAcceptance:
-    """Acceptance of one request's draft tokens, by fading counts of about the last ten."""
-
-    __slots__ = ("_accepted", "_verified")
-    FADE = 0.9
-    PRIOR_WEIGHT = 4.0
-    """The rate of all requests weighs as much as this number of the request's own draft tokens."""
-
-    def __init__(self) -> None:
-        self._accepted = self._verified = 0.0
-
-    def learn(self, *, accepted: bool) -> None:
-        self._accepted = self._accepted * self.FADE + accepted
-        self._verified = self._verified * self.FADE + 1.0
-
-    def rate(self, general: float) -> float:
-        """The probability of acceptance for this request, where it is `general` for all."""
-        return (general * self.PRIOR_WEIGHT + self._accepted) / (self.PRIOR_WEIGHT + self._verified)
-
-
-@dataclasses.dataclass(slots=True)
-class SpeculationState:
-    """What the drafter keeps of one request."""
-
-    draft: Draft | None = None
-    """The last draft by prompt lookup, until its outcome has been learned from."""
-    model_draft: Draft | None = None
-    """And that of the draft model."""
-    by_model: bool = False
-    """The request's draft tokens are the draft model's."""
-    acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
-    """Of looked-up tokens."""
-    model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
-    """Of the draft model's tokens."""
-    kv: DraftKv | None = None
-    """What the draft model has computed."""
-    pause: int = 0
-    """Steps to go until the next lookup."""
-    next_pause: int = 1
-    """Steps of the next pause: doubled after each lookup that found no draft worth its rows."""
 
 
 def rows_of(device: torch.device) -> DeviceRows:
@@ -169,13 +112,13 @@ class StepCost:
         self._rows_rows = self._rows_rows * fade + rows * rows
         self._rows_seconds = self._rows_seconds * fade + rows * seconds
 
-    def of(self, rows: int) -> float:
+    def seconds_of(self, rows: int) -> float:
         """The seconds of a step of `rows` rows; 0 before any step."""
         if not self._weight:
             return 0.0
         return max(0.0, self._seconds / self._weight + self._slope() * (rows - self._rows / self._weight))
 
-    def of_a_row(self, rows: int, *, bounded: bool = True) -> float:
+    def share_of_a_row(self, rows: int, *, bounded: bool = True) -> float:
         """The time of one more row, as a share of the time of a step of `rows` rows.
 
         bounded : the slope is at least half the prior
@@ -197,28 +140,30 @@ class StepCost:
 
 
 class StepDrafts:
-    """What a step computes and promises, with the draft tokens that it has so far.
+    """A step and its draft tokens so far: the rows it computes, and the tokens it is expected to give.
 
     cost : of steps
     rows : tokens that the step computes without drafts
     tokens : that are expected of it
     decoding : requests that wait for a token of the step
+    least_gain : a draft token must promise this multiple of its cost
     """
 
-    def __init__(self, cost: StepCost, rows: int, tokens: float, decoding: int) -> None:
+    def __init__(self, cost: StepCost, rows: int, tokens: float, decoding: int, least_gain: float) -> None:
         self.cost = cost
+        self._least_gain = least_gain
         self.rows = rows
         self.tokens = tokens
         self.room = cost.device.drafts
         if decoding > 1:
-            self.room = min(self.room, int(WAITING_SHARE / cost.of_a_row(rows)))
+            self.room = min(self.room, int(WAITING_SHARE / cost.share_of_a_row(rows)))
         self._beyond = cost.device.drafts - self.room
         self.share = max(1, self.room // max(1, decoding))
         """Draft tokens of a request before others have had theirs."""
         self.seconds = 0.0
         """Spent by the draft model."""
         self.price = self._price()
-        """What one more row must promise, in tokens."""
+        """Tokens that one more row must promise."""
 
     def lift(self) -> None:
         """All decoding requests have drafts: no one waits for those of others alone."""
@@ -234,10 +179,9 @@ class StepDrafts:
         return min(self.longest(request), self.room)
 
     def price_of(self, seconds: float) -> float:
-        """What `seconds` of drafting must promise, in tokens; more than there can be where no step has been
-        measured."""
-        step = self.cost.of(self.rows)
-        return LEAST_GAIN * self.tokens * seconds / (step + self.seconds) if step > 0 else math.inf
+        """Tokens that `seconds` of drafting must promise; infinite where no step has been measured."""
+        step = self.cost.seconds_of(self.rows)
+        return self._least_gain * self.tokens * seconds / (step + self.seconds) if step > 0 else math.inf
 
     def add(self, request: Request, token: int, chance: float) -> None:
         """Give `request` a draft token, which is accepted with probability `chance`."""
@@ -248,4 +192,4 @@ class StepDrafts:
         self.price = self._price()
 
     def _price(self) -> float:
-        return self.cost.of_a_row(self.rows) * LEAST_GAIN * self.tokens
+        return self.cost.share_of_a_row(self.rows) * self._least_gain * self.tokens

@@ -13,40 +13,101 @@ prompts of requests that never draft cost nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ramify.errors import RamifyError
+from ramify.errors import RamifyError, UnsupportedField
 from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
-from ramify.runtime.scheduler.counters import Counters
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.outputs.next_tokens import RequestSampler
-from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.request import PageTable, Request, ScheduledRequest, common_prefix
-from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, StepCost, rows_of
+from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.context import with_context
+from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
+from ramify.runtime.scheduler.requests.accounts import Counters
+from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.parts import NONE, Draft, DraftKv
+from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest, common_prefix
+from ramify.runtime.scheduler.requests.sampling import RequestSampler
+from ramify.runtime.scheduler.speculation.acceptance import (
+    LEARNING_RATE,
+    LONGEST_MATCH,
+    MOST,
+    MOST_ROWS,
+    AcceptanceRates,
+    StepCost,
+    StepDrafts,
+    outcomes,
+    rows_of,
+)
 
-NONE = np.zeros(0, dtype=np.int32)
+
+def context_of(config: EngineConfig, shape: ModelShape) -> int:
+    """The context length of an engine, in tokens.
+
+    Raises `InvalidRequest` where the model has no positions for it.
+    """
+    return with_context(shape, config.context_length).context_length
 
 
-@dataclasses.dataclass(slots=True)
-class DraftKv:
-    """What the draft model has computed of one request, as long as that has the pages of `table`."""
+def check_draft(
+    config: EngineConfig, shape: ModelShape, draft: ModelShape, tokenizer: Path, draft_tokenizer: Path
+) -> None:
+    """Raises `UnsupportedField` where the draft model of shape `draft` cannot draft for the model of `shape`.
 
-    table: PageTable
-    computed: int
-    """Tokens of the sequence."""
-    ahead: np.ndarray = dataclasses.field(default_factory=lambda: NONE)
-    """(n,) int32: known and draft tokens behind them. They count once the sequence has them."""
+    tokenizer, draft_tokenizer : the folders of their tokenizers
+    """
+    name = f"draft_model {config.draft_model!r}"
+    if draft.states is not None:
+        raise _refused(
+            f"{name} has linear attention layers: their states cannot go back behind draft tokens that are "
+            "not accepted."
+        )
+    context_length = context_of(config, shape)
+    if draft.context_length < context_length:
+        raise _refused(
+            f"{name} has a context of {draft.context_length} tokens, and the engine one of {context_length}.",
+            f"Give the engine a context_length of {draft.context_length}, or choose another draft model.",
+        )
+    differing = _difference(tokenizer, draft_tokenizer)
+    if differing is not None:
+        token, ours, other = differing
+        raise _refused(
+            f"{name} has another tokenizer: its token {token} is {other!r}, and the model's is {ours!r}."
+        )
+
+
+def _difference(tokenizer: Path, draft_tokenizer: Path) -> tuple[int, str | None, str | None] | None:
+    """The first token that differs, and its two spellings, None where there is none.
+
+    Tokens behind the last one of the shorter vocabulary do not count: there they are padding.
+    """
+    first, second = tokenizer_file(tokenizer), tokenizer_file(draft_tokenizer)
+    if first.read_bytes() == second.read_bytes():
+        return None
+    ours, others = (
+        {token: text for text, token in load_backend(folder).get_vocab(with_added_tokens=True).items()}
+        for folder in (tokenizer, draft_tokenizer)
+    )
+    for token in range(1 + min(max(ours), max(others))):
+        if ours.get(token) != others.get(token):
+            return token, ours.get(token), others.get(token)
+    return None
+
+
+def _refused(
+    message: str, remedy: str = "Choose a smaller model of the same family, with its tokenizer."
+) -> UnsupportedField:
+    return UnsupportedField(message, field="draft_model", remedy=remedy)
 
 
 class Drafted(NamedTuple):
@@ -78,9 +139,10 @@ class DraftModel:
         self._clock = clock
         self._sampler = RequestSampler(runner, limits)
         self._rows = np.zeros(runner.pool.num_pages, dtype=np.int32)
-        """By page: its first rows that hold the draft model's KV of the page's tokens."""
+        """Number of rows that hold the draft model's KV of the page's tokens, by page: the first ones."""
         self._grammars: dict[str, tuple[ConstrainedOutput, int]] = {}
-        """By request: its grammar, ahead of the request's own, and the tokens that it has read."""
+        """Grammars ahead of the requests' own, each with the number of tokens that it has read, by request
+        id."""
 
     @property
     def seconds(self) -> float:
@@ -114,7 +176,7 @@ class DraftModel:
         """`pages` hold other tokens now, of which this model has computed none."""
         self._rows[list(pages)] = 0
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step begins: draft tokens of the last one are decided."""
         self._grammars.clear()
 
@@ -201,7 +263,7 @@ class DraftModel:
         return min(kv.computed + len(kv.ahead), request.target_len - 1)
 
     def _settled(self, request: Request) -> DraftKv:
-        """What is computed of `request`, now that it is known which tokens came."""
+        """The request's draft KV, kept up to the first rejected token."""
         kv = request.speculation.kv
         if kv is None or kv.table is not request.pages:
             kv = request.speculation.kv = DraftKv(request.pages, self._marked(request))
@@ -235,3 +297,124 @@ class DraftModel:
         partial = np.flatnonzero(rows < size)
         found = len(rows) * size if not len(partial) else int(partial[0] * size + rows[partial[0]])
         return min(found, request.computed_len)
+
+
+MODEL = "model"
+"""The source of its drafts."""
+FIRST_RATE = 0.7
+"""The share of its tokens that is taken to be accepted until some have been verified."""
+PROBE_SHARE = 0.01
+"""The share of the time that a draft model has which does not pay."""
+MOST_PROBE_S = 1.0
+"""Seconds for probes are saved up to this number."""
+READY = MOST + 2
+"""A request that lacks no more tokens than this drafts at once: a step may leave that number."""
+
+
+class ModelDrafts:
+    """Draft tokens by the draft model, for the requests of a step together."""
+
+    def __init__(self, model: DraftModel, rates: AcceptanceRates, limits: Limits) -> None:
+        self._model = model
+        self._rates = rates
+        self._limits = limits
+        self._rate = FIRST_RATE
+        self._probe_s = 0.0
+        self._drafts = False
+        """The last pass paid."""
+
+    def chance(self, request: Request) -> float:
+        """The probability that the model's next token is accepted, before it is known."""
+        return request.speculation.model_acceptance.rate(self._rate)
+
+    def is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
+        """A draft token for `request` promises more, its pass paid, than one of probability `chance`."""
+        if not self._drafts or self._model.missing(request) > READY:
+            return False
+        return self.chance(request) - step.price_of(self._model.cost.seconds_of(1)) > chance
+
+    def learn(self, request: Request) -> None:
+        """Compare the last draft with what came."""
+        speculation = request.speculation
+        draft, speculation.model_draft = speculation.model_draft, None
+        for grade, accepted in () if draft is None else outcomes(request, draft):
+            self._rates.learn(MODEL, grade, accepted=accepted)
+            self._rate += LEARNING_RATE * (accepted - self._rate)
+            speculation.model_acceptance.learn(accepted=accepted)
+
+    def propose_drafts(self, requests: Sequence[Request], step: StepDrafts) -> None:
+        """Give `requests` the draft tokens that are worth their passes and rows, or probe."""
+        began = self._model.seconds
+        self._propose(requests, step)
+        step.seconds = self._model.seconds - began
+
+    def _propose(self, requests: Sequence[Request], step: StepDrafts) -> None:
+        model = self._model
+        model.begin_step()
+        for request in requests:
+            self.learn(request)
+        self._probe_s = min(self._probe_s + PROBE_SHARE * step.cost.seconds_of(step.rows), MOST_PROBE_S)
+        requests = [one for one in requests if one.pages.copy is None and step.most(one) > 0]
+        worth = [one for one in requests if self.chance(one) >= step.price]
+        if requests:
+            self._drafts = self._pays({one: self.chance(one) for one in worth}, len(worth), step)
+        if worth and self._drafts:
+            missing = {request: model.missing(request) for request in worth}
+            late = [one for one in worth if self._is_due(one, missing[one], step, len(requests))]
+            self._draft([one for one in worth if missing[one] <= READY], step)
+            if late:
+                model.catch_up(late)
+        elif requests and model.cost.seconds_of(1) <= self._probe_s:
+            self._probe(min(requests, key=model.missing), step)
+
+    def _pays(self, promised: Mapping[Request, float], rows: int, step: StepDrafts) -> bool:
+        """A pass of `rows` tokens is worth its seconds, with the tokens that it is expected to give."""
+        needed = step.price_of(self._model.cost.seconds_of(rows)) + step.price * len(promised)
+        return bool(promised) and sum(promised.values()) >= needed
+
+    def _is_due(self, request: Request, missing: int, step: StepDrafts, among: int) -> bool:
+        """`request` lacks many tokens, and has decoded for as long as computing them takes. An output that
+        has been long will be long: so this is worth its time, or takes at most as long as the output has."""
+        cost, steps = self._model.cost, step.cost.seconds_of(step.rows) / among
+        return missing > READY and cost.seconds_of(missing) <= request.output_len * steps
+
+    def _draft(self, requests: Sequence[Request], step: StepDrafts, *, probing: bool = False) -> None:
+        model, began = self._model, self._model.seconds
+        drafts = {request: Draft(MODEL, [], request.target_len, []) for request in requests}
+        chances = dict.fromkeys(requests, 1.0)
+        rows = sum(map(model.missing, requests))
+        while requests:
+            promised = {one: chances[one] * self.chance(one) for one in requests}
+            if not probing and not self._pays(promised, rows, step):
+                break
+            going = []
+            for request, token, confidence in model.next_tokens(requests):
+                grade = 1 + int(confidence * (LONGEST_MATCH - 1))
+                drafts[request].tokens.append(token)
+                drafts[request].grades.append(grade)
+                acceptance = request.speculation.model_acceptance
+                chances[request] *= acceptance.rate(self._rates.rate_of(MODEL, grade))
+                if chances[request] >= step.price and step.most(request) > 0:
+                    request.speculation.by_model = True
+                    step.add(request, token, chances[request])
+                    if not probing and step.most(request) > 0 and not self._ends(request, token):
+                        going.append(request)
+            step.seconds = model.seconds - began
+            requests, rows = going, len(going)
+        for request, draft in drafts.items():
+            request.speculation.model_draft = draft if draft.tokens else None
+
+    def _probe(self, request: Request, step: StepDrafts) -> None:
+        """Draft one token of `request`, or compute some that it lacks, if there are seconds for that."""
+        missing = self._model.missing(request)
+        seconds = self._model.cost.seconds_of(min(missing, MOST_ROWS))
+        if seconds > self._probe_s:
+            return
+        self._probe_s -= seconds
+        if missing > READY:
+            self._model.catch_up([request])
+        else:
+            self._draft([request], step, probing=True)
+
+    def _ends(self, request: Request, token: int) -> bool:
+        return token in self._limits.eos_token_ids or token in request.sampling.stop_token_ids

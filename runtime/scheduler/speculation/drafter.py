@@ -16,31 +16,117 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from ramify.radix.cache import PrefixCache
-from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.request import Request
+import numpy as np
+
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.scheduler.requests.accounts import Counters
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.pages import RequestPages
+from ramify.runtime.scheduler.requests.parts import Draft
+from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import (
-    ON_CPU,
+    LONGEST_MATCH,
     AcceptanceRates,
     DeviceRows,
-    Draft,
     StepCost,
     StepDrafts,
     outcomes,
 )
-from ramify.runtime.scheduler.speculation.draft_model import DraftModel
-from ramify.runtime.scheduler.speculation.model_drafts import MODEL, ModelDrafts
-from ramify.runtime.scheduler.speculation.prompt_lookup import (
-    CONTEXT,
-    LONGEST_MATCH,
-    RecentOutputs,
-    copied,
-    find,
-)
+from ramify.runtime.scheduler.speculation.draft_model import MODEL, DraftModel, ModelDrafts
 
 log = logging.getLogger("ramify")
+
+
+CAPACITY = 8192
+"""Output tokens remembered of a scope: looking through them takes about 8 us."""
+SCOPES = 64
+CONTEXT = LONGEST_MATCH
+"""Prompt tokens remembered in front of each output, so that its first tokens can be found."""
+_END = -1
+
+
+class Found(NamedTuple):
+    """The last `length` tokens of the sequence also stand right before `place`."""
+
+    place: int
+    length: int
+
+
+def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
+    """The latest of the longest matches of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32.
+
+    A match at the very end of `tokens` does not count, as nothing follows it.
+    """
+    places = np.flatnonzero(tokens[:-1] == end[-1]) + 1
+    if not len(places):
+        return None
+    length = 1
+    for back in range(2, min(LONGEST_MATCH, len(end)) + 1):
+        reaching = places[places >= back]
+        longer = reaching[tokens[reaching - back] == end[-back]]
+        if not len(longer):
+            break
+        places, length = longer, back
+    return Found(int(places[-1]), length)
+
+
+def copied(tokens: np.ndarray, place: int, count: int) -> list[int]:
+    """`count` tokens from `place` on. Where `tokens` end, the copy repeats itself: from place 1 of "a b c",
+    5 tokens are "b c b c b"."""
+    found = tokens[place : place + count].tolist()
+    period = len(found)
+    while len(found) < count:
+        found.append(found[-period])
+    return found
+
+
+class RecentOutputs:
+    """The last output tokens of ended requests, by cache scope."""
+
+    def __init__(self) -> None:
+        self._scopes: OrderedDict[str, _Ring] = OrderedDict()
+
+    def remember(self, scope: str, tokens: np.ndarray) -> None:
+        """Remember an output, (n,) int32, with the end of its prompt in front."""
+        ring = self._scopes.get(scope)
+        if ring is None:
+            ring = self._scopes[scope] = _Ring()
+            if len(self._scopes) > SCOPES:
+                self._scopes.popitem(last=False)
+        self._scopes.move_to_end(scope)
+        ring.add(tokens)
+
+    def find(self, scope: str, end: np.ndarray) -> Found | None:
+        ring = self._scopes.get(scope)
+        return None if ring is None else find(ring.tokens, end)
+
+    def following(self, scope: str, place: int, count: int) -> list[int]:
+        """Tokens from `place` on, at most `count`, to the end of their output."""
+        found: list[int] = self._scopes[scope].tokens[place : place + count].tolist()
+        return found[: found.index(_END)] if _END in found else found
+
+
+class _Ring:
+    """Outputs one after the other, each with an end mark; new outputs overwrite the oldest."""
+
+    def __init__(self) -> None:
+        self.tokens = np.full(CAPACITY, _END, dtype=np.int32)
+        self._next = 0
+
+    def add(self, tokens: np.ndarray) -> None:
+        tokens = tokens[-(CAPACITY // 4) :]
+        if self._next + len(tokens) + 1 > CAPACITY:
+            self.tokens[self._next :] = _END
+            self._next = 0
+        stop = self._next + len(tokens)
+        self.tokens[self._next : stop] = tokens
+        self.tokens[stop] = _END
+        self._next = stop + 1
+
 
 FREE_PAGES = 4
 """Free pages a request below which there are no drafts: a draft is not worth a retraction."""
@@ -50,7 +136,7 @@ LOOKUPS = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
 """Acceptance rates of each source at a match of one token and of `LONGEST_MATCH`, until drafts have been
 verified."""
 FIRST_RATES = LOOKUPS | {MODEL: (0.3, 0.95)}
-"""And those of a draft model at the least and the greatest confidence."""
+"""Acceptance rates of all sources; a draft model's are at the least and the greatest confidence."""
 
 
 class Drafter:
@@ -58,22 +144,29 @@ class Drafter:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        pages: RequestPages,
         limits: Limits,
+        counters: Counters,
+        clock: Callable[[], float],
+        rows: DeviceRows,
+        least_gain: float,
+        draft_runner: Runner | None,
         *,
         enabled: bool,
-        model: DraftModel | None,
-        rows: DeviceRows = ON_CPU,
     ) -> None:
-        self._cache = cache
+        self.model: DraftModel | None = None
+        if draft_runner is not None:
+            self.model = DraftModel(draft_runner, pages, limits, counters, clock)
+        self._cache = pages.cache
+        self._least_gain = least_gain
         self._enabled = enabled
         self._outputs = RecentOutputs()
         self._rates = AcceptanceRates(FIRST_RATES)
-        self._by_model = None if model is None else ModelDrafts(model, self._rates, limits)
+        self._by_model = None if self.model is None else ModelDrafts(self.model, self._rates, limits)
         self._drafting_s = 0.0
         self.cost = StepCost(rows)
 
-    def propose(self, running: Sequence[Request]) -> None:
+    def propose_drafts(self, running: Sequence[Request]) -> None:
         """Give each decoding request of a step the draft tokens that are worth their rows. After an error no
         request gets any more."""
         self._drafting_s = 0.0
@@ -85,13 +178,18 @@ class Drafter:
             return
         with self._off_after_an_error():
             rows = sum(request.target_len - request.computed_len for request in decoding)
-            step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding))
-            self._propose(drafting, len(decoding), step)
+            step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding), self._least_gain)
+            self._propose_to(drafting, len(decoding), step)
             self._drafting_s = step.seconds
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """A step of decoding requests alone took `seconds`, with those of drafting."""
         self.cost.learn(rows, seconds - self._drafting_s)
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """`pages` now hold other tokens."""
+        if self.model is not None:
+            self.model.overwritten(pages)
 
     def ended(self, request: Request) -> None:
         """Learn from the last draft, and remember the output."""
@@ -102,7 +200,7 @@ class Drafter:
             if self._by_model is not None:
                 self._by_model.learn(request)
             if request.output_len:
-                self._outputs.add(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
+                self._outputs.remember(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
 
     @contextlib.contextmanager
     def _off_after_an_error(self) -> Iterator[None]:
@@ -112,7 +210,7 @@ class Drafter:
             log.exception("speculation failed, and is off from now on")
             self._enabled = False
 
-    def _propose(self, requests: Sequence[Request], decoding: int, step: StepDrafts) -> None:
+    def _propose_to(self, requests: Sequence[Request], decoding: int, step: StepDrafts) -> None:
         found: list[Request] = []
         without: list[Request] = []
         for request in requests:
@@ -126,7 +224,7 @@ class Drafter:
             return
         if len(requests) == decoding:
             step.lift()  # it drafts for all the others together
-        self._by_model.propose(without, step)
+        self._by_model.propose_drafts(without, step)
 
     def _look_up(self, request: Request, step: StepDrafts, longest_pause: int) -> bool:
         """Give `request` the first tokens of prompt lookup that are worth their rows, if there are any."""
@@ -179,13 +277,13 @@ class Drafter:
             following = self._outputs.following(request.scope, other.place, most)
             found.append(looked_up("outputs", other.length, len(ids), following))
         found = [draft for draft in found if draft.tokens]
-        return max(found, key=lambda draft: self._rates.of(draft.source, draft.grades[0]), default=None)
+        return max(found, key=lambda draft: self._rates.rate_of(draft.source, draft.grades[0]), default=None)
 
     def _chances(self, request: Request, draft: Draft) -> Iterator[tuple[int, float]]:
         """Each draft token, and the probability that it and those before it are accepted."""
         chance = 1.0
         for token, grade in zip(draft.tokens, draft.grades, strict=True):
-            general = self._rates.of(draft.source, grade)
+            general = self._rates.rate_of(draft.source, grade)
             chance *= request.speculation.acceptance.rate(general)
             yield token, chance
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.messages import Generate
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.server.fields import json_response, read_fields
@@ -37,13 +37,10 @@ Encoding = Literal["float", "base64"]
 
 @router.post(PATH)
 async def embeddings(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "embd-")
-    given = take_prompts(fields, "input", service.frontend.info.vocab_size)
-    if given is None:
-        raise InvalidRequest("input is missing.", field="input")
-    prompts, _ = given
+    prompts, _ = take_prompts(fields, "input", service.frontend.info.vocab_size)
     service.check_count(len(prompts))
     encoding: Encoding = fields.take("encoding_format", Encoding, "float")
     dimensions: int | None = fields.take("dimensions", int)

@@ -1,0 +1,110 @@
+"""Views of the tree: a sample of its nodes for dashboards, and the prefixes that are worth most."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from ramify.radix.key import ids
+from ramify.radix.node import Node, Root
+from ramify.radix.tree import RadixTree
+
+OWNERS = 4
+"""Most owners of leases that a `NodeView` names."""
+
+
+@dataclasses.dataclass(slots=True)
+class NodeView:
+    """A node at the time of the snapshot. `parent` is its parent's index in the list, -1 for a root."""
+
+    parent: int
+    start: int
+    tokens: int
+    pages: int
+    """Number of pages that the node owns."""
+    state: Literal["in_use", "leased", "evictable"]
+    locks: int
+    owners: tuple[str, ...]
+    """Owners of leases that end here, at most `OWNERS`."""
+    hidden: int = 0
+    """Number of children that are not in the list."""
+    has_state: bool = False
+    """The node holds a state at its end (`ramify.radix.states`)."""
+
+
+def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
+    """A sample of at most `most` nodes, parents before children, in O(most * log most) at any size of the
+    tree.
+
+    Nodes in use come first, then the most recently used ones. Looks at no more than the `most` newest
+    children of a node, and at 4 * `most` nodes in all.
+    """
+    views: list[NodeView] = []
+    heap: list[tuple[bool, int, int, Node, int]] = []
+    numbers = itertools.count()
+    looks = 4 * most
+
+    def push(nodes: Iterable[Node], count: int, parent: int) -> None:
+        nonlocal looks
+        taken = min(count, looks, most)
+        for node in itertools.islice(nodes, taken):
+            heapq.heappush(heap, (not node.locks, -node.last_used, next(numbers), node, parent))
+        looks -= taken
+        if parent >= 0:
+            views[parent].hidden += count - taken
+
+    push(reversed(tree.roots.values()), len(tree.roots), -1)
+    while heap and len(views) < most:
+        _, _, _, node, parent = heapq.heappop(heap)
+        views.append(
+            NodeView(
+                parent,
+                node.start,
+                node.end - node.start,
+                node.owned,
+                "in_use" if node.locks else "leased" if node.leases else "evictable",
+                node.locks,
+                tuple(itertools.islice(owners(node), OWNERS)),
+                has_state=node.state is not None,
+            )
+        )
+        push(reversed(node.children.values()), len(node.children), len(views) - 1)
+    for _, _, _, _, parent in heap:
+        if parent >= 0:
+            views[parent].hidden += 1
+    return views
+
+
+class HeldPrefix(NamedTuple):
+    scope: str
+    ids: tuple[int, ...]
+    owners: tuple[str, ...]
+    """Owners of the leases at its end."""
+
+
+def prefixes(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[HeldPrefix]:
+    """The prefixes worth most to the tree's owner: leased ones first, then the most recently used.
+
+    At most `most` tokens in all; no prefix is the beginning of one before it. Costs O(tree).
+    """
+    leased = {node: tuple(owners(node)) for node in tree.nodes() if node.parent is not None}
+    nodes = [node for node, own in leased.items() if own or not node.children]
+    nodes.sort(key=lambda node: (not leased[node], -node.last_used))
+    found: list[HeldPrefix] = []
+    covered: set[Node] = set()
+    for node in nodes:
+        if node in covered or node.end > most:
+            continue
+        most -= node.end
+        path = [node]
+        while (above := path[-1].parent) is not None:
+            path.append(above)
+        covered.update(path)
+        root = path[-1]
+        assert isinstance(root, Root)
+        tokens = b"".join(step.tokens for step in reversed(path))
+        found.append(HeldPrefix(root.scope, tuple(ids(tokens)), leased[node]))
+    return found

@@ -1,0 +1,248 @@
+"""The scheduler's side of grammar compilation: compiled grammars, jobs under way, and the requests that wait.
+
+Grammars are compiled in another process, which answers every job within its limits. One that is on disk is
+read here (0.2 ms), without waiting for that process to start. The engines are imported with the first
+grammar, because that takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from ramify.constraint import Constraint
+from ramify.engine_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
+from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
+from ramify.grammar.matcher import Grammar, Matcher
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Preamble
+from ramify.runtime.processes.ipc import Outbox, Sockets
+from ramify.runtime.processes.worker_process import Orders, spawn
+
+log = logging.getLogger("ramify")
+
+
+Settled = list[tuple[str, Grammar | RamifyError]]
+"""Requests that waited, each with its grammar or the reason why it gets none."""
+
+FAILURE_KEPT_S = 60.0
+"""Seconds for which a failed constraint is answered from memory."""
+MAX_FAILURES = 1024
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    constraint: Constraint
+    waiting: list[str]
+    sent: int = 1
+
+
+class GrammarStore:
+    """An LRU cache of compiled grammars by `Constraint.key`, and the compile jobs under way.
+
+    `find` returns the grammar of a key that is on disk. `send` passes a job to the compiler's process,
+    `restart` starts a new process. The cache keeps `cache_bytes`; matchers keep the grammars in use alive
+    beyond that.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        send: Callable[[CompileGrammar | DropGrammar], None],
+        restart: Callable[[], None],
+        find: Callable[[str], GrammarReady | None] = lambda key: None,
+        clock: Callable[[], float] = time.monotonic,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._find = find
+        self._send = send
+        self._restart = restart
+        self._clock = clock
+        self._cache_bytes = cache_bytes
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._held_bytes = 0
+        self._failures: dict[str, tuple[float, RamifyError]] = {}
+        self._jobs: dict[str, _Job] = {}
+        """Jobs that the process has not answered, by grammar key."""
+        self._process_missing = False
+
+    def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
+        """The grammar or the error of `constraint`, if known; else None, and `rid` waits for it."""
+        key = constraint.key
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+            return grammar
+        failure = self._recent_failure(key)
+        if failure is not None:
+            return failure
+        job = self._jobs.get(key)
+        if job is not None:
+            job.waiting.append(rid)
+            return None
+        found = self._find(key)
+        if found is not None:
+            return self._load(found)
+        if self._process_missing:
+            self._process_missing = False
+            self._restart()
+        self._jobs[key] = _Job(constraint, [rid])
+        self._send(CompileGrammar(key=key, constraint=constraint))
+        return None
+
+    def deliver(self, message: GrammarReady | GrammarFailed) -> Settled:
+        """Take an answer of the compiler's process. It is kept even if no request waits for it any more."""
+        outcome: Grammar | RamifyError
+        if isinstance(message, GrammarFailed):
+            outcome = from_info(message.error)
+            # A refusal is final; an overloaded compiler may succeed later.
+            if isinstance(outcome, InvalidConstraint):
+                self._remember_failure(message.key, outcome)
+        else:
+            outcome = self._load(message)
+        return self._settle(message.key, outcome)
+
+    def _load(self, message: GrammarReady) -> Grammar | EngineError:
+        from ramify.grammar.engine.load import load_grammar
+
+        try:
+            grammar = load_grammar(message.engine, message.payload, message.enforcement, self._vocabulary)
+        except Exception as error:  # an unreadable payload fails only its own requests
+            log.exception("a compiled grammar cannot be read")
+            return EngineError(f"The compiled grammar cannot be read: {error}")
+        self._keep(message.key, grammar)
+        return grammar
+
+    def matcher(
+        self, grammar: Grammar | None, preambles: Sequence[Preamble] = (), prefix: bytes = b""
+    ) -> Matcher:
+        """A matcher for one request: its preambles, then its grammar, or free text if that is None. The first
+        tokens must spell `prefix`, the end of the prompt."""
+        from ramify.grammar.engine.controls import with_controls
+        from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
+
+        chosen = FreeGrammar(self._vocabulary) if grammar is None else grammar
+        answer = chosen.matcher(prefix) if prefix else chosen.matcher()
+        answer = with_controls(answer, self._vocabulary)
+        return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
+
+    def forget(self, rid: str) -> None:
+        """Let `rid` no longer wait for its grammar. A job that nobody waits for is dropped."""
+        for key, job in self._jobs.items():
+            if rid in job.waiting:
+                job.waiting.remove(rid)
+                if not job.waiting:
+                    del self._jobs[key]
+                    self._send(DropGrammar(key=key))
+                return
+
+    def compiler_died(self) -> Settled:
+        """The compiler's process has died: a new one gets its jobs. Jobs that saw two processes die fail.
+
+        Without jobs, a new process is started with the next job only, so that a process that cannot start is
+        not restarted for ever.
+        """
+        if not self._jobs:
+            self._process_missing = True
+            return []
+        settled: Settled = []
+        for key in [key for key, job in self._jobs.items() if job.sent > 1]:
+            settled += self._settle(key, EngineError("The grammar compiler died twice over this constraint."))
+        if not self._jobs:
+            self._process_missing = True
+            return settled
+        self._restart()
+        for key, job in self._jobs.items():
+            job.sent += 1
+            self._send(CompileGrammar(key=key, constraint=job.constraint))
+        return settled
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for their grammar."""
+        return sum(len(job.waiting) for job in self._jobs.values())
+
+    def _settle(self, key: str, outcome: Grammar | RamifyError) -> Settled:
+        job = self._jobs.pop(key, None)
+        return [(rid, outcome) for rid in job.waiting] if job is not None else []
+
+    def _remember_failure(self, key: str, error: RamifyError) -> None:
+        self._failures[key] = (self._clock() + FAILURE_KEPT_S, error)
+        if len(self._failures) > MAX_FAILURES:
+            del self._failures[next(iter(self._failures))]
+
+    def _keep(self, key: str, grammar: Grammar) -> None:
+        replaced = self._grammars.pop(key, None)
+        self._grammars[key] = grammar
+        self._held_bytes += grammar.nbytes - (replaced.nbytes if replaced is not None else 0)
+        while self._held_bytes > self._cache_bytes and self._grammars:
+            _, dropped = self._grammars.popitem(last=False)
+            self._held_bytes -= dropped.nbytes
+
+    def _recent_failure(self, key: str) -> RamifyError | None:
+        known = self._failures.get(key)
+        if known is None:
+            return None
+        until, error = known
+        if self._clock() < until:
+            return error
+        del self._failures[key]
+        return None
+
+
+class CompilerHost:
+    """One compiler process at a time. `generation` counts them, so that `CompilerDied` names the one that
+    died."""
+
+    def __init__(self, orders: Orders, sockets: Sockets, vocabulary: Vocabulary) -> None:
+        self._orders = orders
+        self._sockets = sockets
+        self._vocabulary = [str(vocabulary.size), ",".join(map(str, vocabulary.stop_ids))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox: Outbox | None = None
+        self.generation = 0
+
+    def start(self) -> None:
+        self.generation += 1
+        # Each process has a socket of its own, so that a new one does not read the messages to a dead one.
+        path = self._sockets.compiler(self.generation)
+        self._process = spawn(
+            "processes.grammar_compiler",
+            self._orders,
+            dict(os.environ),
+            arguments=[str(path), *self._vocabulary],
+            own_session=False,
+        )
+        self._outbox = Outbox(path)
+        threading.Thread(
+            target=self._announce_death, args=(self._process, self.generation), daemon=True
+        ).start()
+
+    def send(self, message: CompileGrammar | DropGrammar) -> None:
+        if self._outbox is None:
+            self.start()
+        assert self._outbox is not None
+        self._outbox.send(message)
+
+    def restart(self) -> None:
+        """Kill the process, whatever it is doing, and start another."""
+        if self._process is not None:
+            self._process.kill()
+        if self._outbox is not None:
+            self._outbox.close()
+        self.start()
+
+    def _announce_death(self, process: subprocess.Popen[bytes], generation: int) -> None:
+        process.wait()
+        # A ZeroMQ socket belongs to one thread, so this thread opens its own.
+        outbox = Outbox(self._sockets.scheduler)
+        outbox.send(CompilerDied(generation=generation))
+        outbox.close(linger_s=1.0)

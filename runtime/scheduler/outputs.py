@@ -1,0 +1,305 @@
+"""Appends tokens to outputs, and tells the detokenizer of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ramify.engine_messages import StepOutput, TokenChunk
+from ramify.messages import ChoiceScore, Continuation, Finish, TokenLogprobs
+from ramify.runtime.scheduler.requests.accounts import Counters
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.parts import Logprob
+from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.sampling import RequestSampler
+
+CONTEXT_IDS = 6
+"""Prompt ids that the detokenizer is given as context: no tokenizer's spelling depends on more."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    request: Request
+    ids: list[int]
+    logprobs: list[Logprob]
+    forced: list[int]
+    finish: Finish | None = None
+    since: float | None = None
+    """When the first step ended whose tokens it holds."""
+
+
+class StepOutputs:
+    """Collects tokens and ends: of one step, or of several where a request wants fewer chunks (`every_s`)."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, _Pending] = {}
+
+    def tokens(
+        self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
+    ) -> None:
+        """`request` has new tokens, of which those at `forced` were forced. It may keep the list."""
+        pending = self._pending.get(request.rid)
+        if pending is None:
+            self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
+            return
+        pending.forced += [len(pending.ids) + place for place in forced]
+        pending.ids += tokens
+        pending.logprobs += logprobs or ()
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        self._of(request).finish = finish
+
+    def drop(self, request: Request) -> None:
+        """The request has failed: its tokens that were not sent are void."""
+        self._pending.pop(request.rid, None)
+
+    def take_output(self, now: float) -> StepOutput | None:
+        """The message about all requests that are due; None where none is."""
+        due = [pending for pending in self._pending.values() if _is_due(pending, now)]
+        if not due:
+            return None
+        if len(due) == len(self._pending):
+            self._pending.clear()
+        for pending in due if self._pending else ():
+            del self._pending[pending.request.rid]
+        return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
+
+    def _of(self, request: Request) -> _Pending:
+        pending = self._pending.get(request.rid)
+        if pending is None:
+            pending = self._pending[request.rid] = _Pending(request, [], [], [])
+        return pending
+
+    def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
+        request, report = pending.request, pending.request.report
+        if report.announced and pending.finish is None:
+            return TokenChunk(
+                rid=request.rid,
+                ids=tuple(pending.ids),
+                forced=tuple(pending.forced),
+                logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+            )
+        first = not report.announced
+        report.announced = True
+        prompt_logprobs = None
+        context: tuple[int, ...] = ()
+        if first:
+            context = tuple(request.ids[: request.prompt_len][-CONTEXT_IDS:].tolist())
+            if request.sampling.prompt_logprobs_start is not None:
+                prompt_logprobs = pack_logprobs(report.prompt_logprobs)
+                report.prompt_logprobs = []
+        aborted = pending.finish is not None and pending.finish.reason == "abort"
+        whole = pending.finish is not None and pending.finish.reason == "length"
+        choices: tuple[ChoiceScore, ...] = ()
+        if request.scoring is not None and whole:
+            choices = request.scoring.choices.scores()
+        return TokenChunk(
+            rid=request.rid,
+            ids=tuple(pending.ids),
+            forced=tuple(pending.forced),
+            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+            prompt_logprobs=prompt_logprobs,
+            choices=choices,
+            embedding=request.pooled.embedding() if request.pooled is not None and whole else b"",
+            first=first,
+            sampling=request.sampling if first else None,
+            stop_after=tuple(one.end for one in request.preambles if one.apart) if first else (),
+            context=context,
+            overlap=report.overlap.decode() if first else "",
+            replaced=report.replaced if first else 0,
+            enforcement=report.enforcement if first else None,
+            usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
+            every_s=request.every_s if first else 0.0,
+            finish=pending.finish,
+        )
+
+
+def _is_due(pending: _Pending, now: float) -> bool:
+    """The tokens of a request with stop strings are sent at once: the detokenizer finds where it ends."""
+    request = pending.request
+    if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
+        return True
+    if pending.since is None:
+        pending.since = now
+    return now - pending.since >= request.every_s
+
+
+def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:
+    return TokenLogprobs(
+        ids=tuple(token for token, _, _ in entries),
+        logprobs=tuple(value for _, value, _ in entries),
+        top=tuple(top for _, _, top in entries),
+    )
+
+
+JUMP_CONTEXT = 16
+"""Output tokens before a jump that are looked at, and may be spelled anew with the forced text."""
+
+
+@dataclasses.dataclass(eq=False)
+class OutputAppender:
+    """Appends tokens and reports them; `finish` is called with a request whose output has ended."""
+
+    limits: Limits
+    outputs: StepOutputs
+    sampler: RequestSampler
+    counters: Counters
+    finish: Callable[[Request, Finish], None]
+    jump_forward: bool
+
+    def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> bool:
+        """Append a sampled token and all that the grammar forces behind it. True if the request goes on."""
+        if request.stats.first_token is None:
+            request.stats.first_token = now
+        request.append(token)
+        self.counters.output_tokens += 1
+        constrained = request.constrained
+        logprobs = None if logprob is None else [logprob]
+        if constrained is not None:
+            constrained.accept(token)
+        if constrained is None or self._is_stop(request, token):
+            self._report(request, logprobs)
+        else:
+            if logprobs is not None:
+                self._report(request, logprobs)
+            self.jump(request, loose=0 if logprobs is not None else 1)
+            if request.sampling.logprobs is None:
+                self._report(request)
+        return not self.end_if_done(request)
+
+    def accept_draft(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
+        """Append `token`, which is the next draft token: it and the draft behind it are computed.
+
+        Returns the distance to the state that predicts the next token, 0 where that is not computed.
+        """
+        start = request.length
+        draft = request.target_ids[start:].copy()
+        if not self.accept(request, token, logprob, now):
+            return 0
+        return request.verify_draft(start, draft)
+
+    def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
+        """The next known token was chosen. True if the request goes on, and the token was computed."""
+        if request.constrained is not None:
+            request.constrained.accept(token)
+        healed = request.healing is not None
+        request.keep_known()
+        if healed:
+            return request.computes_ahead  # a token of the prompt
+        self._count_forced(request, request.length - 1)
+        self._report(request, None if logprob is None else [logprob])
+        return not self.end_if_done(request) and request.computes_ahead
+
+    def replay(self, request: Request, output: Continuation) -> None:
+        """Append the output that `request` had elsewhere; `request` has just arrived.
+
+        Raises `EngineError` where its grammar does not allow that output.
+        """
+        request.continues = None
+        while request.healing is not None and request.known_len > output.replaced:
+            if request.constrained is not None and request.next_ahead is not None:
+                request.constrained.accept(request.next_ahead)
+            request.keep_known()
+        request.computed_len = 0
+        for token in output.ids:
+            request.append(token)
+            if request.constrained is not None:
+                request.constrained.accept(token)
+            request.begin_answer(request.output_len)
+        request.report.forced.update(request.prompt_len + index for index in output.forced)
+        request.stats.forced_tokens = len(output.forced)
+
+    def jump(self, request: Request, loose: int) -> None:
+        """Append what the grammar forces (jump-forward). The last `loose` tokens may be replaced."""
+        constrained = request.constrained
+        assert constrained is not None
+        if not self.jump_forward:
+            return
+        # A token whose log-probability is asked for needs a state after it, so the last one is sampled.
+        room = request.budget_left - (request.sampling.logprobs is not None)
+        jump = constrained.jump(request.output[-JUMP_CONTEXT:].tolist(), loose, room)
+        if jump is None:
+            return
+        before = request.length
+        request.take_back(jump.replaced)
+        request.begin_answer(request.output_len + len(jump.tokens))
+        for token in jump.tokens:
+            request.append(token)
+            if self._is_stop(request, token):
+                break
+        self._count_forced(request, before)
+        if jump.draft is not None and request.budget_left > 0:
+            request.add_known(jump.draft)
+
+    def report_computed(self, request: Request, states: torch.Tensor, start: int, stop: int) -> None:
+        """Report log-probabilities of tokens that were not sampled: the prompt's, and forced ones.
+
+        `states` (stop - start, hidden size) are those of positions ``[start, stop)``; each predicts the token
+        behind it.
+        """
+        report = request.report
+        if request.wants_prompt_logprobs:
+            wanted = request.sampling.prompt_logprobs_start
+            assert wanted is not None
+            if wanted == 0 and not report.prompt_logprobs:
+                report.prompt_logprobs.append((int(request.ids[0]), None, ()))
+            low, high = max(wanted, start + 1), min(stop + 1, request.prompt_len)
+            report.prompt_logprobs += self.sampler.token_logprobs(request, states, start, low, high)
+        low, high = request.reported_len, min(stop + 1, request.length)
+        if request.sampling.logprobs is not None and start < low < high:
+            found = self.sampler.token_logprobs(request, states, start, low, high)
+            for position, logprob in enumerate(found, low):
+                forced = [0] if position in report.forced else []
+                self.outputs.tokens(request, [logprob[0]], [logprob], forced)
+            request.reported_len = high
+
+    def end_if_done(self, request: Request) -> bool:
+        """End `request` if its last token ends it, or if the grammar allows only the end."""
+        constrained = request.constrained
+        if request.answer_start is None:
+            request.begin_answer(request.output_len)
+        last = request.last
+        if self._is_stop(request, last):
+            self.finish(request, Finish(reason="stop", matched=last))
+        elif request.budget_left <= 0:
+            whole = constrained is not None and constrained.whole
+            self.finish(request, Finish(reason="stop" if whole else "length"))
+        elif constrained is not None and request.sampling.logprobs is None and self.jump_forward:
+            stop = constrained.only_end(request.budget_left)
+            if stop is None:
+                return False
+            request.append(stop)
+            self._count_forced(request, request.length - 1)
+            self._report(request)
+            self.finish(request, Finish(reason="stop", matched=stop))
+        else:
+            return False
+        return True
+
+    def _count_forced(self, request: Request, start: int) -> None:
+        """Tokens from position `start` on were forced. A jump may have replaced tokens before it: then the
+        number added is smaller by these."""
+        added = request.length - start
+        request.stats.forced_tokens += added
+        self.counters.forced_tokens += added
+        self.counters.output_tokens += added
+        request.report.forced.update(range(start, request.length))
+
+    def _report(self, request: Request, logprobs: Sequence[Logprob] | None = None) -> None:
+        """Report all tokens that have not been reported, each with its entry of `logprobs` if there are
+        any."""
+        start, forced = request.reported_len, request.report.forced
+        tokens = request.ids[start:].tolist()
+        if not tokens:
+            return
+        places = [i for i in range(len(tokens)) if start + i in forced] if forced else []
+        self.outputs.tokens(request, tokens, logprobs, places)
+        request.reported_len = request.length
+
+    def _is_stop(self, request: Request, token: int) -> bool:
+        params = request.sampling
+        return (token in params.stop_token_ids and request.answer_len > 0) or (
+            not params.ignore_eos and token in self.limits.eos_token_ids
+        )

@@ -1,0 +1,177 @@
+"""The accounts of a scheduler: its counters, and the budgets of programs.
+
+    a limit of 100 tokens; requests of 60 have ended
+    A runs: prompt 20, output 12        92 spent; A's next token makes 93
+    B waits: prompt 10                  10 and a first token make 104: B ends, and has cost nothing
+    seven steps later                   99 spent, with A's next token 100
+    one step later                      100 spent; the next token would be too much: A ends
+
+Each request that has not ended reserves its prompt, its output and its next token. While the reservations are
+too much, the newest request ends. A step that appends several tokens at once, forced or drafted ones, may
+spend a few more than the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ramify.messages import ReachedLimit
+
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.requests.request import Request
+
+
+@dataclasses.dataclass
+class Counters:
+    """Fields are those of `SchedulerStats`, which says what they count. `clock` is in seconds."""
+
+    clock: dataclasses.InitVar[Callable[[], float]]
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    forced_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    model_draft_tokens: int = 0
+    model_accepted_tokens: int = 0
+    draft_model_tokens: int = 0
+    draft_model_s: float = 0.0
+    retractions: int = 0
+    exported_tokens: int = 0
+    exported_bytes: int = 0
+    imported_tokens: int = 0
+    imported_bytes: int = 0
+    refused_imports: int = 0
+    step_s: float = 0.0
+    model_s: float = 0.0
+
+    def __post_init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def model_time(self) -> Iterator[None]:
+        """Count the time of this block as the model's."""
+        began = self._clock()
+        yield
+        self.model_s += self._clock() - began
+
+    def count_drafts(self, request: Request) -> None:
+        """The draft tokens of `request` are verified."""
+        for counts in (self, request.stats):
+            counts.draft_tokens += request.draft_len
+            counts.model_draft_tokens += request.draft_len * request.speculation.by_model
+
+    def count_accepted(self, request: Request) -> None:
+        """One of them was accepted."""
+        for counts in (self, request.stats):
+            counts.accepted_tokens += 1
+            counts.model_accepted_tokens += request.speculation.by_model
+
+
+MAX_LIMITS = 4096
+"""Limits without a request that are remembered; those used longest ago are forgotten first."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Limit:
+    id: str
+    most: int | None = None
+    deadline: float | None = None
+    ended_tokens: int = 0
+    """The cost of the requests that have ended."""
+    reserved: dict[Request, int] = dataclasses.field(default_factory=dict)
+    """Its open requests in the order of arrival, and what each reserves."""
+    reserved_tokens: int = 0
+    """The sum of `reserved`."""
+
+    @property
+    def too_much(self) -> bool:
+        return self.most is not None and self.ended_tokens + self.reserved_tokens > self.most
+
+    def reserve(self, request: Request) -> None:
+        tokens = _reserved(request)
+        self.reserved_tokens += tokens - self.reserved.get(request, 0)
+        self.reserved[request] = tokens
+
+    def end(self, request: Request) -> None:
+        self.reserved_tokens -= self.reserved.pop(request)
+        self.ended_tokens += _cost(request)
+
+    def reached(self, *, timed_out: bool) -> ReachedLimit:
+        tokens = self.ended_tokens + sum(map(_cost, self.reserved))
+        return ReachedLimit(id=self.id, tokens=tokens, timed_out=timed_out)
+
+
+class Budgets:
+    """The limits of the requests in the scheduler, by their id.
+
+    remembered : limits without a request that are kept
+    """
+
+    def __init__(self, remembered: int = MAX_LIMITS) -> None:
+        self._remembered = remembered
+        self._limits: OrderedDict[str, _Limit] = OrderedDict()
+        self._open: dict[str, _Limit] = {}
+        """The limits that have requests."""
+        self._limits_of: dict[Request, list[_Limit]] = {}
+
+    def __contains__(self, limit: str) -> bool:
+        return limit in self._limits
+
+    def join(self, request: Request) -> None:
+        """`request` has arrived."""
+        # Each limit counts a request once, also where its hint names a limit twice.
+        hints = {hint.id: hint for hint in (() if request.hint is None else request.hint.limits)}
+        for hint in hints.values():
+            limit = self._limits.setdefault(hint.id, _Limit(hint.id))
+            self._limits.move_to_end(hint.id)
+            limit.most = hint.max_total_tokens
+            if hint.seconds_left is not None:
+                limit.deadline = request.arrival + hint.seconds_left
+            limit.reserve(request)
+            self._open[hint.id] = limit
+        if hints:
+            self._limits_of[request] = [self._open[id] for id in hints]
+
+    def leave(self, request: Request) -> None:
+        """`request` ends."""
+        for limit in self._limits_of.pop(request, ()):
+            limit.end(request)
+            if not limit.reserved:
+                del self._open[limit.id]
+        while len(self._limits) - len(self._open) > self._remembered:
+            del self._limits[next(id for id in self._limits if id not in self._open)]
+
+    def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
+        """The requests that must end, each with its limit. The caller ends each before the next.
+
+        Only `running` requests can reserve more than at the last call.
+        """
+        for request in running if self._limits_of else ():
+            for limit in self._limits_of.get(request, ()):
+                limit.reserve(request)
+        for limit in list(self._open.values()):
+            if limit.deadline is not None and limit.deadline <= now:
+                reached = limit.reached(timed_out=True)
+                for request in list(limit.reserved):
+                    yield request, reached
+            if limit.too_much and limit.reserved:
+                reached = limit.reached(timed_out=False)  # the same for each request that it ends
+                while limit.too_much and limit.reserved:
+                    yield next(reversed(limit.reserved)), reached
+
+
+def _cost(request: Request) -> int:
+    """Tokens as `Usage` counts those of an aborted request."""
+    return request.reached_prompt_tokens + request.output_len
+
+
+def _reserved(request: Request) -> int:
+    """Its tokens with the next one, where it generates."""
+    return request.prompt_tokens + request.output_len + (request.budget_left > 0)

@@ -1,0 +1,260 @@
+"""The programs that are running: their service so far and to come, their tokens, and their reuse intervals.
+
+Example: intervals of the kind "tool search" took 2 s in all programs, and 8 s each of two times in this one.
+The program's mean weighs 2 and the common one `COMMON_WEIGHT` = 2, so the next is expected to take sqrt(2 *
+8) = 4 s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ramify.radix.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.requests.request import Request
+
+
+PRIORS = {"soon": 0.05, "join": 1.0, "tool": 2.0, "unknown": 20.0}
+"""Seconds by kind, before any interval has been seen. They weigh as much as one interval of all programs."""
+
+MEMORY = 50
+"""The mean over all programs follows about this number of the last intervals."""
+
+COMMON_WEIGHT = 2.0
+"""The mean over all programs weighs as much as this number of intervals of the program itself."""
+
+MAX_KINDS = 4096
+"""Kinds that are remembered: tools have names, and clients choose them."""
+
+
+@dataclasses.dataclass(slots=True)
+class Mean:
+    """A geometric mean of seconds: intervals are spread over orders of magnitude."""
+
+    count: int = 0
+    log: float = 0.0
+
+    def learn(self, seconds: float, memory: float = math.inf) -> None:
+        self.count = int(min(self.count + 1, memory))
+        self.log += (math.log(max(seconds, 1e-3)) - self.log) / self.count
+
+
+@dataclasses.dataclass(slots=True)
+class ProgramIntervals:
+    """The intervals of one program."""
+
+    means: dict[str, Mean] = dataclasses.field(default_factory=dict)
+    """Mean intervals by kind."""
+    open: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    """Open intervals by branch: the moment of their beginning, and their kind."""
+
+
+class ReuseIntervals:
+    """Learns intervals. Their kind is a `NextUse`, or "tool" with the tool's name."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, Mean] = {}
+
+    def begin_interval(self, own: ProgramIntervals, branch: str, kind: str, now: float) -> float:
+        """A request of `branch` has ended. Returns the seconds until its next one is expected."""
+        own.open[branch] = (now, kind)
+        return self.expected(own, kind)
+
+    def set_kind(self, own: ProgramIntervals, branch: str, kind: str) -> float | None:
+        """Set the kind of an open interval. Returns like `begin_interval`; None where `branch` has no open
+        interval."""
+        if branch not in own.open:
+            return None
+        own.open[branch] = (own.open[branch][0], kind)
+        return self.expected(own, kind)
+
+    def end_interval(self, own: ProgramIntervals, branch: str, now: float) -> None:
+        """The next request of `branch` has arrived."""
+        since, kind = own.open.pop(branch, (now, ""))
+        if not kind:
+            return
+        _mean(own.means, kind).learn(now - since)
+        _mean(self._means, kind).learn(now - since, MEMORY)
+
+    def expected(self, own: ProgramIntervals, kind: str) -> float:
+        """Seconds that an interval of this kind is expected to take from its beginning."""
+        everybody, here = self._means.get(kind, Mean()), own.means.get(kind, Mean())
+        prior = math.log(PRIORS[kind.partition(" ")[0]])
+        common = (prior + everybody.count * everybody.log) / (1 + everybody.count)
+        return math.exp((COMMON_WEIGHT * common + here.count * here.log) / (COMMON_WEIGHT + here.count))
+
+
+def _mean(means: dict[str, Mean], kind: str) -> Mean:
+    """The mean of a kind in `means`, which is added in place of the oldest kind where there are too many."""
+    if kind not in means and len(means) >= MAX_KINDS:
+        del means[next(iter(means))]
+    return means.setdefault(kind, Mean())
+
+
+FORGET_S = 600.0
+"""A program without requests is forgotten when its last one arrived this many seconds ago: its client may
+have gone without ending it."""
+
+STEP_TOKENS = 16.0
+"""Each step of a request counts as this many tokens of service, beside the tokens that it computes."""
+
+LEAST_LEFT = 0.2
+"""A program is expected to need at least this share of the larger of its usual and its attained service."""
+
+PRIOR_SERVICE = 16_384.0
+"""Expected service of a program before any has ended; it weighs as much as one program that has."""
+
+PRIOR_SINGLE = 2048.0
+"""The same for a request without a program."""
+
+MAX_NAMES = 4096
+"""Names of programs that are remembered with their usual service."""
+
+NAME_MEMORY = 50
+"""The usual service of a name is that of about this number of its last programs."""
+
+
+@dataclasses.dataclass(slots=True)
+class Usual:
+    """The mean service of the programs of one kind, over their whole run."""
+
+    prior: float | Usual
+    """Expected before any has ended: a number, or the mean of a wider kind."""
+    count: int = 0
+    mean: float = 0.0
+
+    @property
+    def service(self) -> float:
+        prior = self.prior if isinstance(self.prior, float) else self.prior.service
+        return (prior + self.count * self.mean) / (1 + self.count)
+
+    def learn(self, served: float) -> None:
+        self.count = min(self.count + 1, NAME_MEMORY)
+        self.mean += (served - self.mean) / self.count
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Program:
+    """One run of a program; a request without a program is one of its own."""
+
+    last_arrival: float = 0.0
+    name: str = ""
+    """The program's name, for people."""
+    open_requests: int = 0
+    """Requests that have not ended."""
+    ended_requests: int = 0
+    waited: float = 0.0
+    """Service that the engine gave while requests of this program waited for their first admission. Requests
+    that waited at the same time count once."""
+    usual: Usual = dataclasses.field(default_factory=lambda: Usual(PRIOR_SINGLE))
+    """The service of programs of its name."""
+    served: float = 0.0
+    """Attained service: tokens computed for the program, and `STEP_TOKENS` for each step of each request."""
+    calls: dict[str, TokenTree] = dataclasses.field(default_factory=dict)
+    """The tokens of its requests: prompts from their arrival on, outputs from their end on."""
+    forks: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Tokens that the prompts of all requests inside a fork begin with, by fork."""
+    intervals: ProgramIntervals = dataclasses.field(default_factory=ProgramIntervals)
+
+    def left(self, calls_left: int | None) -> float:
+        """The service that the program is expected to need still.
+
+        Where the number of calls to come is known, it is estimated from the calls so far; else from the usual
+        service of programs of its name, or of all programs where none of that name has ended.
+        """
+        if calls_left is not None and self.ended_requests:
+            return self.served / self.ended_requests * (calls_left + 1)
+        usual = self.usual.service
+        return max(usual - self.served, LEAST_LEFT * max(usual, self.served))
+
+
+class Programs:
+    """The programs by their id."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, Program] = {}
+        """Programs by id, in the order of their last arrival."""
+        self.served = 0.0
+        """Service that the engine has given: the clock that measures waiting."""
+        self.usual = Usual(PRIOR_SERVICE)
+        """The service of all programs; requests without one are left out."""
+        self._singles = Usual(PRIOR_SINGLE)
+        self._names: dict[str, Usual] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def find(self, name: str) -> Program | None:
+        """The program with this id, if it has had a request."""
+        return self._programs.get(name)
+
+    def join(self, request: Request) -> None:
+        """`request` has arrived: find its program, and count the tokens of its prompt that are new to it."""
+        hint, program = request.hint, request.program
+        if hint is None:
+            program.usual = self._singles
+            request.stats.distinct_tokens = request.prompt_tokens
+        else:
+            self._forget(request.arrival)
+            program = request.program = self._programs.pop(hint.program, program)
+            self._programs[hint.program] = program
+            program.name, program.usual = hint.name, self._usual_of(hint.name)
+            # Without known tokens: the end of a prompt that is healed may yet be replaced.
+            paths = (request.ids,) if request.scoring is None else request.scoring.choices.paths()
+            calls = program.calls.setdefault(request.scope, TokenTree())
+            request.stats.distinct_tokens = sum(len(path) - calls.insert(path) for path in paths)
+        program.last_arrival = request.arrival
+        program.open_requests += 1
+        request.served_before = self.served
+
+    def waited(self, request: Request) -> float:
+        """Service that the engine gave while `request`, and earlier ones of its program, waited."""
+        return self.served - request.served_before + request.program.waited
+
+    def started(self, request: Request) -> None:
+        """`request` was admitted for the first time."""
+        program = request.program
+        program.waited += (self.served - request.served_before) / max(1, program.open_requests)
+
+    def serve(self, request: Request, tokens: int) -> None:
+        """A step has computed `tokens` tokens of `request`."""
+        request.program.served += STEP_TOKENS + tokens
+        self.served += STEP_TOKENS + tokens
+
+    def leave(self, request: Request) -> None:
+        """`request` ends: its program holds what it has computed."""
+        program = request.program
+        program.open_requests -= 1
+        program.ended_requests += 1
+        if request.hint is None:
+            request.stats.distinct_tokens = request.prompt_tokens
+            self._singles.learn(program.served)
+            return
+        computed = request.ids[: request.computed_len]
+        known = program.calls[request.scope].insert(computed)
+        request.stats.distinct_tokens += max(0, min(request.prompt_len, len(computed)) - known)
+
+    def end(self, program: str) -> None:
+        """The program with this id is over."""
+        found = self._programs.pop(program, None)
+        if found is not None:
+            found.usual.learn(found.served)
+            self.usual.learn(found.served)
+
+    def _usual_of(self, name: str) -> Usual:
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(name, Usual(self.usual))
+
+    def _forget(self, now: float) -> None:
+        for name, program in self._programs.items():
+            if program.last_arrival + FORGET_S > now:
+                return
+            if not program.open_requests:
+                del self._programs[name]
+                return  # one program is forgotten for each request that arrives

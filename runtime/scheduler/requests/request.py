@@ -1,0 +1,459 @@
+"""A request inside the scheduler, from its arrival to its last token.
+
+    tokens   | prompt               | output      | known | draft |
+             0             prompt_len        length        target_len
+    KV       | in the tree     | private   |
+             0     committed_len  computed_len
+
+Here the prompt and some of the output are computed. `extend_len`, from `computed_len` to `length`, is what
+the next steps compute before the next token can be sampled. It is 1 while the request decodes, and larger in
+a prefill and after a retraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ramify.constraint import Constraint
+from ramify.engine_messages import Submit, flow_key
+from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.messages import ProgramHint, Usage
+from ramify.priority import MOST
+from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.scheduler.requests.flows import Flow
+from ramify.runtime.scheduler.requests.parts import (
+    PageTable,
+    PooledStates,
+    Report,
+    RequestStats,
+    SpeculationState,
+)
+from ramify.runtime.scheduler.requests.programs import Program
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.runtime.model.lora.adapters import Adapter
+    from ramify.runtime.scheduler.requests.choices import ScoringState
+    from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput, Healing
+
+FORCED_RUN = 16
+"""A request whose prompt is computed counts as decoding while at most this number of tokens is to be
+computed: tokens that a grammar forces do not wait for the budget of prefills."""
+
+LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
+"""The range of `Request.rank`."""
+
+
+class Request:
+    """One generation, or one span of choices to be scored.
+
+    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind them may stand `known_len`
+    known tokens and `draft_len` draft tokens. They are computed together with the sequence, and each joins
+    it if it is the token that is chosen there. Known tokens come from the grammar's text or are the end of
+    the prompt (token healing); only a longer token that begins with the same text can replace one. Draft
+    tokens are speculative.
+    """
+
+    def __init__(
+        self, submit: Submit, *, arrival: float, max_tokens: int, adapter: Adapter | None = None
+    ) -> None:
+        self.rid = submit.rid
+        self.sampling: SamplingParams = submit.sampling
+        self.constraint: Constraint | None = submit.constraint
+        self.preambles = submit.preambles
+        self.hint: ProgramHint | None = submit.hint
+        self.adapter = adapter
+        """Its LoRA adapter, which is held to its end."""
+        self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
+        self.every_s = submit.every_s
+        self.continues = submit.continues
+        """Output of an engine that has died, until it has been replayed."""
+        self.arrival = arrival
+        self.prompt_len = len(submit.ids)
+        self.priority = submit.priority
+        program = "" if submit.hint is None else submit.hint.program
+        self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
+        self.flow = Flow(submit.priority)
+        """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
+        self.uncached = self.prompt_len
+        """Prompt tokens that it has to compute. While it prefills they stay as many as when it joined."""
+        self.rank = 2 * submit.priority
+        """Higher goes first: twice the priority, less one while the flow yields."""
+        self.order = (-self.rank, arrival)
+        """Its place among running and among waiting requests: highest rank first, then oldest."""
+        self.max_tokens = max_tokens
+        own_limit = any(one.uncounted for one in submit.preambles)
+        self.answer_tokens = self.sampling.max_tokens if own_limit else None
+        """The most tokens behind the preambles that are `apart`, until these have ended."""
+        self.answer_start = None if any(one.apart for one in submit.preambles) else 0
+        """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
+        self.seed = self.sampling.seed or 0
+
+        self.length = self.prompt_len
+        self.computed_len = 0
+        """Tokens whose KV is in pages."""
+        self.reported_len = self.prompt_len
+        """Tokens already reported, the prompt included. With logprobs a forced token is reported one step
+        late: the state before it gives its log-probability."""
+        self.known_len = 0
+        self.draft_len = 0
+        self.computes_ahead = True
+        """Known and draft tokens are computed before they are chosen. States cannot take that back."""
+        self.forks = submit.forks
+        self.marks: list[int] = []
+        """Positions at which a pass is to end, in order, so that the state there can be kept."""
+        self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
+        self._ids[: self.prompt_len] = submit.ids
+
+        self._counts: TokenCounts | None = None
+
+        self.pages = PageTable()
+        self.report = Report()
+        self.stats = RequestStats()
+        self.speculation = SpeculationState()
+        self.pooled = None if submit.pooling is None else PooledStates(submit.pooling)
+        """Set where the prompt is embedded."""
+        self.scoring: ScoringState | None = None
+        """Set where choices are scored."""
+        self.constrained: ConstrainedOutput | None = None
+        self.healing: Healing | None = None
+        """Set while the known tokens are the end of the prompt."""
+        self.program = Program(arrival)
+        """A program of its own, until `Programs.join` finds the one that the request belongs to."""
+        self.served_before = 0.0
+        """`Programs.served` at the arrival."""
+        self.deadline: int | None = None
+        """Number of admissions since the start after which no other request goes first."""
+        self.expired = False
+        """The `deadline` had passed at the admission, so the request yields its place to nobody."""
+
+    def count_uncached(self, found: int) -> None:
+        """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off
+        counts as before."""
+        uncached = max(0, self.prompt_len - found)
+        begun = 0 < self.stats.reached < self.prompt_len
+        self.uncached = max(self.uncached, uncached) if begun else uncached
+
+    def share_prefix(self) -> int:
+        """The number of its tokens that the newest request of its flow will compute; it is the newest now."""
+        newest, self.flow.newest = self.flow.newest, self
+        if newest is None or not newest.prefilling or newest.scope != self.scope:
+            return 0
+        return min(common_prefix(self.ids, newest.ids), self.match_limit)
+
+    def take_rank(self) -> None:
+        """Set `rank` and `order` by what the flow is now. The lists that are sorted by them must be sorted
+        anew."""
+        self.rank = 2 * self.priority - self.flow.yields
+        self.order = (-self.rank, self.arrival)
+
+    @property
+    def head(self) -> Request:
+        """The request that was submitted: this one, unless it scores a span of another's choices."""
+        return self if self.scoring is None else self.scoring.head
+
+    @property
+    def lora(self) -> int:
+        """The slot of its LoRA adapter; below 0 for none."""
+        return -1 if self.adapter is None else self.adapter.slot
+
+    @property
+    def owner(self) -> str:
+        """The owner of its leases: a program's id, or its own."""
+        return self.rid if self.hint is None else self.hint.program
+
+    @property
+    def taker(self) -> str:
+        """Name, for people, of the request that takes pages: its program's, or its own id."""
+        return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(length,) int32: prompt and output."""
+        return self._ids[: self.length]
+
+    @property
+    def target_ids(self) -> np.ndarray:
+        """(target_len,) int32: prompt, output, known tokens and draft tokens."""
+        return self._ids[: self.target_len]
+
+    @property
+    def last(self) -> int:
+        """The last token of the sequence."""
+        return int(self._ids[self.length - 1])
+
+    def token_counts(self) -> TokenCounts:
+        """Counts of the tokens in `ids`, for the penalties. They are kept, and grow with the next call."""
+        if self._counts is None:
+            self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
+        self._counts.extend(self.ids, self.prompt_len)
+        return self._counts
+
+    @property
+    def output(self) -> np.ndarray:
+        """(output_len,) int32."""
+        return self._ids[self.prompt_len : self.length]
+
+    @property
+    def output_len(self) -> int:
+        return max(0, self.length - self.prompt_len)
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens to be computed before the next one can be sampled."""
+        return self.length - self.computed_len
+
+    @property
+    def ahead_len(self) -> int:
+        """Known and draft tokens."""
+        return self.known_len + self.draft_len
+
+    @property
+    def computed_ahead(self) -> int:
+        """Known and draft tokens that are computed with the sequence."""
+        return self.known_len + self.draft_len if self.computes_ahead else 0
+
+    @property
+    def target_len(self) -> int:
+        """Tokens that need a place in the pages."""
+        return self.length + self.known_len + self.draft_len
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, and of its choices as far as they are computed."""
+        return self.prompt_len if self.scoring is None else self.scoring.choices.tokens
+
+    @property
+    def reached(self) -> int:
+        """Tokens, prompt and output, that were found in the tree or computed so far."""
+        return max(self.stats.reached, self.computed_len)
+
+    @property
+    def reached_prompt_tokens(self) -> int:
+        """`prompt_tokens` without those that were not computed yet."""
+        reached = min(self.reached, self.prompt_len)
+        return reached if self.scoring is None else reached + self.scoring.choices.reached(self)
+
+    @property
+    def budget_left(self) -> int:
+        return self.max_tokens - max(0, self.length - self.prompt_len)
+
+    def begin_answer(self, output_len: int) -> None:
+        """Note the end of the preambles that are `apart`, and let the answer have its own tokens and no more.
+
+        output_len : output tokens that the grammar has read
+        """
+        if self.answer_start is not None or self.constrained is None:
+            return
+        begun = self.constrained.answer_tokens
+        if begun is None:
+            return
+        self.answer_start = output_len - begun
+        if self.answer_tokens is not None:
+            # A jump may have spelled forced text in more tokens than the fewest.
+            needed = output_len + self.constrained.needed
+            self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
+            self.answer_tokens = None
+
+    @property
+    def answer_len(self) -> int:
+        """Output tokens that `min_tokens` and stop tokens are about."""
+        return 0 if self.answer_start is None else self.output_len - self.answer_start
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed_len < self.prompt_len
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed_len >= self.prompt_len and self.length - self.computed_len <= FORCED_RUN
+
+    def chunk_stop(self, budget: int) -> int:
+        """The end of the next chunk of at most `budget` tokens."""
+        end = self.length + self.computed_ahead
+        stop = min(end, self.computed_len + budget)
+        # Known and draft tokens are verified in the step that reaches them.
+        return end if self.length <= stop < end else stop
+
+    @property
+    def match_limit(self) -> int:
+        """The most tokens that may come from the tree: states that predict tokens must be computed."""
+        if self.scoring is not None:
+            return self.scoring.span.first_state
+        if self.wants_prompt_logprobs:
+            assert self.sampling.prompt_logprobs_start is not None
+            return min(self.length - 1, max(self.sampling.prompt_logprobs_start - 1, 0))
+        if self.pooled is not None:
+            return min(self.length - 1, self.pooled.reusable)
+        if self.max_tokens == 0:
+            return self.length
+        # The state before a token that has not been reported gives its log-probability.
+        return self.reported_len - 1
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Log-probabilities of tokens that are not sampled are asked for: of the prompt's, or forced ones."""
+        params = self.sampling
+        return params.logprobs is not None or (
+            params.prompt_logprobs_start is not None and not self.report.announced
+        )
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Log-probabilities of the prompt are asked for and have not been sent."""
+        return self.sampling.prompt_logprobs_start is not None and not self.report.announced
+
+    @property
+    def may_speculate(self) -> bool:
+        """Draft tokens may be added.
+
+        With log-probabilities under a grammar they may not: those of forced tokens are read off the step that
+        computes them.
+        """
+        forced_logprobs = self.sampling.logprobs is not None and self.constrained is not None
+        return (
+            self.budget_left > 1
+            and self.scoring is None
+            and self.healing is None
+            and not (self.draft_len or forced_logprobs or self.wants_prompt_logprobs)
+        )
+
+    @property
+    def next_ahead(self) -> int | None:
+        """The known or draft token right behind the sequence."""
+        return int(self._ids[self.length]) if self.known_len or self.draft_len else None
+
+    @property
+    def next_is_draft(self) -> bool:
+        return self.draft_len > 0 and self.known_len == 0
+
+    def append(self, token: int) -> None:
+        """Add `token` to the sequence; known and draft tokens are void."""
+        if self.healing is not None:
+            # A longer token replaces the end of the prompt.
+            self.report.replaced = self.known_len
+            self.report.overlap = self.healing.rest
+            self.prompt_len = self.length
+            self.healing = self._counts = None
+        if self.length == len(self._ids):
+            self._lengthen()
+        self._ids[self.length] = token
+        self.length += 1
+        self.known_len = self.draft_len = 0
+
+    def take_back(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens of the sequence."""
+        if tokens:
+            self.length -= tokens
+            self._counts = None
+
+    def heal(self, healing: Healing, tokens: int) -> None:
+        """Turn the last `tokens` tokens of the prompt into known tokens."""
+        self.healing = healing
+        self.length = self.reported_len = self.prompt_len - tokens
+        self.known_len = tokens
+
+    def add_known(self, token: int) -> None:
+        """Make `token` the only known token."""
+        self._place(self.length, token)
+        self.known_len = 1
+
+    def add_draft(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._place(self.target_len, token)
+            self.draft_len += 1
+
+    def drop_draft(self) -> int:
+        """Drop the draft tokens, and return their number."""
+        dropped, self.draft_len = self.draft_len, 0
+        return dropped
+
+    def keep_known(self) -> None:
+        """The first known token was chosen, and joins the sequence."""
+        self.length += 1
+        if self.computes_ahead:
+            self.computed_len = self.length
+        self.known_len -= 1
+        if self.healing is not None:
+            self.reported_len = self.length
+            self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.known_len else None
+
+    def verify_draft(self, start: int, draft: np.ndarray) -> int:
+        """Tokens from position `start` on have been appended, where `draft`, (n,) int32, was computed.
+
+        Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Both are computed then, 7
+        is the draft again, and the result is 2. Had 5 9 been appended, 9 would still have to be computed: the
+        result is 0.
+
+        Returns the number of tokens appended, if all of them were in the draft, else 0.
+        """
+        added = self.length - start
+        right = common_prefix(self.ids[start:], draft)
+        self.computed_len = start + right
+        if right < added:
+            return 0
+        known, rest = self.next_ahead, draft[added:].tolist()
+        self.known_len = 0
+        if rest and rest[0] == known:
+            self.add_known(rest.pop(0))
+        self.add_draft(rest)
+        return added
+
+    def usage(self, now: float, *, aborted: bool = False) -> Usage:
+        """Cost of the request so far. With `aborted`, prompt tokens that were never computed are left out."""
+
+        def since_arrival(moment: float | None) -> float:
+            return 0.0 if moment is None else moment - self.arrival
+
+        stats = self.stats
+        prompt_tokens = self.reached_prompt_tokens if aborted else self.prompt_tokens
+        cached_tokens = min(stats.cached_tokens or 0, prompt_tokens)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            distinct_tokens=stats.distinct_tokens,
+            evicted_tokens=min(stats.lost.tokens, prompt_tokens - cached_tokens),
+            evicted_by=stats.lost.taker,
+            completion_tokens=self.output_len,
+            forced_tokens=stats.forced_tokens,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            model_draft_tokens=stats.model_draft_tokens,
+            model_accepted_tokens=stats.model_accepted_tokens,
+            retractions=stats.retractions,
+            queue_s=since_arrival(stats.first_pass),
+            first_token_s=since_arrival(stats.first_token),
+            total_s=now - self.arrival,
+        )
+
+    def _place(self, position: int, token: int) -> None:
+        if position == len(self._ids):
+            self._lengthen()
+        self._ids[position] = token
+
+    def _lengthen(self) -> None:
+        self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step: positions ``[computed_len, stop)``."""
+
+    request: Request
+    stop: int
+
+    @property
+    def samples(self) -> bool:
+        """The step computes all tokens of the request, so that it can sample the next one."""
+        request = self.request
+        return self.stop == request.length + request.computed_ahead and request.budget_left > 0
+
+
+def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """The number of tokens that two sequences share from the start."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

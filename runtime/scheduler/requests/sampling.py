@@ -1,0 +1,143 @@
+"""The next token of each request in a step, and the log-probabilities that were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ramify.grammar.matcher import allowed_among
+from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.sampler import SamplingRow
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.parts import Logprob
+from ramify.runtime.scheduler.requests.request import Request
+
+MASK64 = 2**64 - 1
+
+LOGPROB_ROWS = 64
+"""Rows whose logits are in memory at a time: 64 x 49k float32 are 13 MB."""
+
+
+Sampled = tuple[int, Logprob | None]
+"""A token, and its log-probability where that was asked for."""
+
+
+@dataclasses.dataclass(eq=False)
+class RequestSampler:
+    """Chooses tokens by each request's own options, random numbers and grammar."""
+
+    runner: Runner
+    limits: Limits
+
+    def next_tokens(
+        self,
+        places: Sequence[tuple[Request, int]],
+        logits: torch.Tensor,
+        meanwhile: Callable[[torch.Tensor], None] | None = None,
+    ) -> list[Sampled]:
+        """A token for each of `places` from `logits`, (places, vocab), which are changed.
+
+        A place is (request, draft_offset): the number of the request's draft tokens before the token to be
+        chosen. `meanwhile` is called with the tokens on the model's device, (places,) int64, before they are
+        waited for.
+        """
+        requests = [request for request, _ in places]
+        rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
+        asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
+        top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
+        drawing = self.runner.sampler.begin(logits, rows, asked, top)
+        if meanwhile is not None:
+            meanwhile(drawing.tokens)
+        tokens, found = drawing.result()
+        logprobs: list[Logprob | None] = [None] * len(rows)
+        for row, (value, best) in zip(asked, found, strict=True):
+            logprobs[row] = (tokens[row], value, best[: requests[row].sampling.logprobs])
+        return list(zip(tokens, logprobs, strict=True))
+
+    def at_once(self, request: Request) -> int:
+        """The number of next tokens that can be chosen together, each as if the draft before it were right.
+
+        It is 1 where a grammar or a penalty depends on the token before.
+        """
+        if not request.draft_len or request.known_len or request.constrained is not None:
+            return 1
+        params = request.sampling
+        early = request.output_len < params.min_tokens
+        return 1 if params.penalises or early or params.logprobs is not None else 1 + request.draft_len
+
+    def token_logprobs(
+        self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int
+    ) -> list[Logprob]:
+        """Log-probabilities of the request's tokens at positions ``[low, high)``, where low > start.
+
+        `hidden` (tokens, hidden size) are the states of positions from `start` on.
+        """
+        top = request.sampling.logprobs or 0
+        found: list[Logprob] = []
+        for first in range(low, high, LOGPROB_ROWS):
+            last = min(first + LOGPROB_ROWS, high)
+            logits = self.runner.logits(hidden[first - start - 1 : last - start - 1])
+            tokens = request.ids[first:last]
+            values = self.runner.sampler.log_probabilities(logits, tokens, top)
+            found += [(int(token), value, best) for token, (value, best) in zip(tokens, values, strict=True)]
+        return found
+
+    def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
+        """Masks of the tokens that each row of logits is needed for, None for all; empty where all are None.
+
+        The first rows are one per request. Log-probabilities need the logits of all tokens. The rows of known
+        and draft tokens follow; their masks are not known yet.
+        """
+        if not any(each.constrained is not None or each.healing is not None for each in requests):
+            return []
+        found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
+        return found + [None] * sum(request.computed_ahead for request in requests)
+
+    def row(
+        self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
+    ) -> SamplingRow:
+        """How the token is chosen that stands `ahead` tokens behind the sequence.
+
+        mask : the tokens that may come, (words,) int32; None for all
+        counts : of the tokens that penalties are about; None for those of the sequence
+        """
+        params = request.sampling
+        banned: tuple[int, ...] = ()
+        if params.min_tokens and request.answer_len < params.min_tokens:
+            banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
+            if mask is not None and allowed_among(mask, {*banned}) is not None:
+                banned = ()  # the grammar says that the text ends here
+        return SamplingRow(
+            params=params,
+            uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
+            if params.temperature > 0.0
+            else 0.0,
+            counts=counts or request.token_counts() if params.penalises else None,
+            mask=mask,
+            banned=banned,
+        )
+
+
+def _mask(request: Request) -> np.ndarray | None:
+    """The tokens that may come next, (words,) int32; None for all."""
+    mask = None if request.constrained is None else request.constrained.mask
+    if request.healing is not None and request.next_ahead is not None:
+        mask = request.healing.mask(request.next_ahead, mask)
+    return mask
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) for the output token `position`, which is negative in a prompt that is healed.
+
+    It depends on these two alone, and not on whether the tokens before were sampled, forced, or computed
+    again after a retraction.
+    """
+    # SplitMix64, one stream for each seed. Seeding a generator of Python's own takes 5 us.
+    x = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15) & MASK64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK64
+    return ((x ^ x >> 31) >> 11) * 2.0**-53

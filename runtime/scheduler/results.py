@@ -1,0 +1,363 @@
+"""Chooses the next token of each request, and verifies known and draft tokens against it.
+
+Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed behind it. The states of 4,
+5, 6 and 7 each predict a token. The state of 4 gives 5: the draft is right, and the state of 5 counts. It
+gives 6, and the state of 6 gives 9. The request has 5 6 9 after this step, and 7 is void. Tokens are the same
+as without a draft, as each is chosen with the request's own random number and under its grammar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ramify.engine_messages import Submit
+from ramify.errors import EngineError
+from ramify.kernels.reference.logits import log_sum
+from ramify.kernels.registry import LogSum
+from ramify.kernels.transfers import to_device
+from ramify.messages import Finish, ProgramHint
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.attention import index_select
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.scheduler.forward import ForwardPass, MaskFiller, OverlapScheduling
+from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.outputs import OutputAppender
+from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoredSpan, ScoringState
+from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.requests.parts import Logprob
+from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest
+from ramify.runtime.scheduler.requests.sampling import LOGPROB_ROWS, RequestSampler, Sampled
+from ramify.sampling_params import SamplingParams
+
+log = logging.getLogger("ramify")
+
+
+class ComputedSpan(NamedTuple):
+    """Positions ``[start, stop)`` of a request, whose states begin in row `row` of a step's."""
+
+    request: Request
+    start: int
+    stop: int
+    row: int
+
+
+@dataclasses.dataclass(eq=False)
+class Scorer:
+    """Reads scores off the states of a step and enqueues the spans behind each fork."""
+
+    runner: Runner
+    requests: Lifecycle
+
+    def begin_scoring(self, head: Request, choices: ChoiceTree) -> None:
+        """`head` has arrived with `choices`."""
+        choices.open.add(head)
+        for span in choices.alone():
+            self._branch(head, (), span)
+        if head.length:
+            self.requests.enqueue(head)
+        else:
+            self.advance(head, head.arrival)
+
+    def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
+        """Record what the states of a step, (tokens, hidden size), score, and go on behind full spans."""
+        try:
+            self._read(computed, hidden)
+        except Exception as error:
+            log.exception("scoring failed")
+            for part in computed:
+                self.requests.fail(part.request, EngineError(f"Scoring failed: {error}"))
+            return
+        for request, *_ in computed:
+            if request.pages.lock is not None and request.extend_len == 0:
+                with self.requests.failing_alone(request):
+                    self.advance(request, now)
+
+    def _read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor) -> None:
+        rows: list[int] = []
+        places: list[tuple[ScoredSpan, int]] = []
+        for request, start, stop, row in computed:
+            assert request.scoring is not None
+            span = request.scoring.span
+            wanted = [position for position in range(start, stop) if position in span.wanted]
+            rows += [row + position - start for position in wanted]
+            places += [(span, position) for position in wanted]
+        tokens = [[token for token, _ in span.wanted[position]] for span, position in places]
+        found = [
+            log_probabilities(
+                self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS])),
+                tokens[first : first + LOGPROB_ROWS],
+                self.runner.ops.log_sum,
+            )
+            for first in range(0, len(rows), LOGPROB_ROWS)
+        ]
+        values = iter(torch.cat(found).tolist() if found else [])  # the one wait for the device
+        for (span, position), some in zip(places, tokens, strict=True):
+            span.note(position, list(itertools.islice(values, len(some))))
+
+    def advance(self, request: Request, now: float) -> None:
+        """The span of `request` is computed and read: the spans behind it come next."""
+        assert request.scoring is not None
+        head, choices = request.head, request.scoring.choices
+        following = request.scoring.span.following()
+        for span in following:
+            self._branch(head, tuple(request.ids.tolist()), span)
+        choices.open.remove(request)
+        if request is not head:
+            choices.done_tokens += len(request.scoring.span.tokens)
+        if request is head and not choices.open:
+            self.requests.finish(head, Finish(reason="length"))
+            return
+        if following:
+            choices.resting.append(request)
+        self.requests.pages.rest(request, now, awaited=bool(following))
+        self.requests.stop(request)
+        if not choices.open:
+            self.requests.finish(head, Finish(reason="length"))
+
+    def _branch(self, head: Request, before: tuple[int, ...], span: ScoredSpan) -> None:
+        """Enqueue `span`, to be computed behind the tokens `before`."""
+        assert head.scoring is not None
+        choices, hint = head.scoring.choices, head.hint
+        submit = Submit(
+            rid=f"{head.rid}/{next(choices.numbers)}",
+            ids=before + span.tokens,
+            sampling=SamplingParams(max_tokens=0),
+            hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
+            priority=head.priority,
+        )
+        request = Request(submit, arrival=head.arrival, max_tokens=0)
+        request.adapter, request.scope = head.adapter, head.scope
+        request.scoring, request.program = ScoringState(choices, span, head), head.program
+        request.served_before, request.flow = head.served_before, head.flow
+        # The statistics are kept by the head.
+        request.stats.first_pass, request.stats.cached_tokens = head.arrival, 0
+        choices.open.add(request)
+        self.requests.enqueue(request)
+
+
+@torch.inference_mode()
+def log_probabilities(
+    logits: torch.Tensor, tokens: Sequence[Sequence[int]], log_sum: LogSum = log_sum
+) -> torch.Tensor:
+    """The log-probabilities of the `tokens` of each row of `logits`, (R, vocab), one after the other: float32
+    with the logits. Does not wait for the device."""
+    counts = torch.tensor([len(some) for some in tokens])
+    rows = torch.arange(len(counts)).repeat_interleave(counts)
+    wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
+    rows, wanted = to_device(torch.stack([rows, wanted]), logits.device)
+    logits = logits.float()
+    return logits[rows, wanted] - log_sum(logits)[rows]
+
+
+Predicting = list[tuple[Request, int]]
+"""Requests, each with the row of the state that predicts its next token."""
+
+PlannedAhead = Callable[[Sequence[Request]], list[ScheduledRequest] | None]
+"""A function from requests whose next tokens are being chosen to the chunks of prompts beside them in the
+next step, or to None where nothing is to be launched."""
+
+
+@dataclasses.dataclass(eq=False)
+class Verifier:
+    """Chooses and verifies tokens.
+
+    overlap : launches the next pass; None where none is launched ahead
+    """
+
+    runner: Runner
+    sampler: RequestSampler
+    masks: MaskFiller
+    appender: OutputAppender
+    requests: Lifecycle
+    overlap: OverlapScheduling | None
+
+    def choose(
+        self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
+    ) -> None:
+        """Choose and append tokens. `hidden` (tokens, hidden size) are the states of the step."""
+        with self.requests.counters.model_time():
+            # The logits of known and draft tokens are computed with the first ones: most tokens are kept, and
+            # the head's weights are read once. Rows are ordered by their distance from the sequence's end, so
+            # that what is chosen together is a slice.
+            ahead = [request.computed_ahead for request, _ in predicting]
+            needed = [
+                row + i
+                for i in range(max(ahead) + 1)
+                for (_, row), count in zip(predicting, ahead, strict=True)
+                if i <= count
+            ]
+            states = hidden if needed == list(range(len(hidden))) else index_select(hidden, needed)
+            logits = self.runner.logits(states, self.sampler.masks([request for request, _ in predicting]))
+        place = {row: i for i, row in enumerate(needed)}
+        while predicting:
+            predicting = self._choose(predicting, logits, place, now, planned_ahead)
+
+    def _choose(
+        self,
+        predicting: Predicting,
+        logits: torch.Tensor,
+        place: Mapping[int, int],
+        now: float,
+        planned_ahead: PlannedAhead,
+    ) -> Predicting:
+        """Choose from the logits of each state, which are in row ``place[state]``.
+
+        Returns the requests whose known or draft tokens were chosen, each with its next state.
+        """
+        errors, ready = self.masks.errors, predicting
+        if errors:
+            ready = [(request, row) for request, row in predicting if request.rid not in errors]
+            for request, _ in predicting:
+                if request.rid in errors:
+                    self.requests.fail(request, errors[request.rid])
+        if not ready:
+            return []
+        requests = [request for request, _ in ready]
+        counts = [self.sampler.at_once(request) for request in requests]
+        # In the order of the logits.
+        wanted = [(i, ahead) for ahead in range(max(counts)) for i in range(len(ready)) if ahead < counts[i]]
+        rows = [place[ready[i][1] + ahead] for i, ahead in wanted]
+        first, last = rows[0], rows[0] + len(rows)
+        chosen = self.sampler.next_tokens(
+            [(requests[i], ahead) for i, ahead in wanted],
+            logits[first:last] if rows == list(range(first, last)) else index_select(logits, rows),
+            self._launcher(requests, planned_ahead) if len(rows) == len(requests) else None,
+        )
+        if self.overlap is not None:
+            self.overlap.settle([token for token, _ in chosen])
+        tokens: list[list[Sampled]] = [[sampled] for sampled in chosen[: len(ready)]]
+        for (i, _), sampled in zip(wanted[len(ready) :], chosen[len(ready) :], strict=True):
+            tokens[i].append(sampled)
+        more: Predicting = []
+        for (request, row), some in zip(ready, tokens, strict=True):
+            try:
+                on = 0
+                for token, logprob in some:
+                    following = self._append(request, token, logprob, now)
+                    on += following
+                    if not following:
+                        break
+                else:
+                    more.append((request, row + on))
+            except Exception as error:
+                self.requests.fail_alone(request, error)
+        self.masks.fill_now([request for request, _ in more])
+        return more
+
+    def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
+        """Append a chosen token. Returns the distance to the state that predicts the next one, 0 where that
+        state has not been computed."""
+        if token != request.next_ahead:
+            self.appender.accept(request, token, logprob, now)
+            return 0
+        if request.next_is_draft:
+            self.requests.counters.count_accepted(request)
+            return self.appender.accept_draft(request, token, logprob, now)
+        return int(self.appender.accept_known(request, token, logprob))
+
+    def _launcher(
+        self, requests: Sequence[Request], planned_ahead: PlannedAhead
+    ) -> Callable[[torch.Tensor], None] | None:
+        """Launches the pass over the tokens that are being chosen and the next chunks of prompts, if the next
+        step wants it."""
+        overlap = self.overlap
+        if overlap is None or not overlap.idle:
+            return None
+        chunks = planned_ahead(requests)
+        if chunks is None:
+            return None
+
+        def launch(tokens: torch.Tensor) -> None:
+            with self.requests.counters.model_time():
+                overlap.launch(requests, tokens, chunks)
+
+        return launch
+
+
+class StepResults:
+    """Records what a step has computed, chooses and appends tokens, and ends what is done."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        limits: Limits,
+        requests: Lifecycle,
+        forward: ForwardPass,
+        sampler: RequestSampler,
+    ) -> None:
+        overlap = forward.overlap if config.overlap else None
+        self.appender = OutputAppender(
+            limits, requests.outputs, sampler, requests.counters, requests.finish, config.jump_forward
+        )
+        self._verifier = Verifier(runner, sampler, forward.masks, self.appender, requests, overlap)
+        self._runner = runner
+        self._requests = requests
+        self.scorer = Scorer(runner, requests)
+
+    def settle(self, request: Request, now: float) -> None:
+        """`request` was admitted and has nothing to compute."""
+        if request.scoring is not None:
+            self.scorer.advance(request, now)
+        else:
+            self._requests.finish(request, Finish(reason="length"))  # it samples nothing either
+
+    def read(
+        self, plan: Sequence[ScheduledRequest], hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
+    ) -> None:
+        """Read the states of the scheduled tokens, (tokens, hidden size), in the order of `plan`.
+
+        planned_ahead : the part of the next step that may be launched now (`StepPlanner.ahead`)
+        """
+        requests, pages = self._requests, self._requests.pages
+        next_row = 0
+        predicting: Predicting = []
+        spans: list[ComputedSpan] = []
+        for scheduled in plan:
+            request, stop = scheduled
+            start = request.computed_len
+            first_row, next_row = next_row, next_row + stop - start
+            if request.pages.lock is None:
+                continue  # another span of its choices has failed in this step
+            try:
+                samples = scheduled.samples
+                if request.wants_logprobs:
+                    self.appender.report_computed(request, hidden[first_row:next_row], start, stop)
+                if request.pooled is not None:
+                    request.pooled.take(hidden[first_row:next_row], start)
+                prefilled = start < request.prompt_len
+                request.computed_len = min(stop, request.length)
+                requests.programs.serve(request, stop - start)
+                if prefilled:
+                    pages.commit(request)
+                    pages.states.keep_copy(request)
+                if samples:
+                    predicting.append((request, first_row + request.length - 1 - start))
+                elif request.scoring is not None:
+                    spans.append(ComputedSpan(request, start, stop, first_row))
+                elif request.extend_len == 0:
+                    requests.finish(request, Finish(reason="length"))
+            except Exception as error:
+                requests.fail_alone(request, error)
+        if spans:
+            with requests.counters.model_time():
+                self.scorer.read(spans, hidden, now)
+        if predicting:
+            try:
+                self._verifier.choose(predicting, hidden, now, planned_ahead)
+            except Exception as error:
+                self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+
+    def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
+        """Called while `error` is handled: `what` a step does for `requests` together failed. They end, and
+        the engine goes on."""
+        log.exception("%s", what)
+        self._runner.check_device()  # a lost device ends this process; the next process gets it back
+        for request in requests:
+            self._requests.fail(request, EngineError(f"{what}: {error}"))
