@@ -254,9 +254,7 @@ def test_a_damaged_file_is_an_error_and_not_a_wrong_answer(path):
 def test_a_file_that_cannot_be_written_is_a_warning(path, caplog):
     store = AnswerStore(path)
     with sqlite3.connect(path) as database:
-        database.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'full'); END"
-        )
+        database.execute("CREATE TRIGGER fails BEFORE INSERT ON answers BEGIN SELECT 1 FROM missing; END")
     database.close()
     with caplog.at_level(logging.WARNING, "ramify"):
         store.put(b"k", chunks("a"), "m")
