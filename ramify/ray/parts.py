@@ -22,7 +22,16 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.checkpoint import HEADER, LINE, VERSION, Identity, ResultsFile, read_header
+from ramify.lang.batch.checkpoint import (
+    HEADER,
+    LINE,
+    VERSION,
+    Identity,
+    Origin,
+    ResultsFile,
+    keyed,
+    read_header,
+)
 from ramify.lang.batch.fingerprint import Record, difference
 from ramify.lang.batch.json_text import canonical, encode
 
@@ -52,7 +61,7 @@ class Parts:
 
     @property
     def _recorded(self) -> Record:
-        return {**self.record, "key": {} if self.key is None else {"name": self.key}}
+        return keyed(self.record, self.key)
 
     def begin(self) -> None:
         """Make the folder, or check that it belongs to this batch.
@@ -69,39 +78,18 @@ class Parts:
             )
         folder = Path(self.path)
         folder.mkdir(parents=True, exist_ok=True)
+        origin = Origin(self.path, "folder", "checkpoint", "their arguments")
         for file in self._files():
             with file.open("rb") as opened:
                 for text in opened:
                     if text.startswith(HEADER):
-                        self._check(file, read_header(text))
+                        found = origin.difference(read_header(text), self._recorded, file)
+                        if found is not None and not self.rerun & {"changed", "missing"}:
+                            raise origin.refusal(found)
         if not (folder / BATCH).exists():
             new = folder / f"{uuid.uuid4().hex}.new"
             new.write_bytes(encode({"ramify_results": VERSION, "header": "batch", **self._recorded}) + b"\n")
             os.replace(new, folder / BATCH)
-
-    def _check(self, file: Path, header: dict[str, Any]) -> None:
-        if header.get("ramify_results") != VERSION:
-            raise InvalidRequest(
-                f"{file} was written by another version of Ramify.",
-                field="checkpoint",
-                remedy="Give another folder.",
-            )
-        was, now = header.get("key", {}).get("name"), self.key
-        if was != now:
-            raise InvalidRequest(
-                f"{self.path} has rows that are known by {was or 'their arguments'}, not by "
-                f"{now or 'their arguments'}.",
-                field="key",
-                remedy=f"Give key {was!r}, or another folder." if was else "Give no key, or another folder.",
-            )
-        found = difference(header, self._recorded)
-        if found is not None and not self.rerun & {"changed", "missing"}:
-            raise InvalidRequest(
-                f"{self.path} has results of another batch: {found}.",
-                field="checkpoint",
-                remedy='Give another folder, or rerun="changed" to run these rows again, or '
-                'rerun="missing" to keep their results and run the others.',
-            )
 
     def open(self) -> Finished:
         """Open the checkpoint in an actor."""
