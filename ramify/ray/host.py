@@ -116,12 +116,17 @@ class Session:
 class EngineHost:
     """Owns an engine core and shares it among the frontends that open sessions.
 
-    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests.
+    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests. `clock` gives seconds.
     """
 
     def __init__(
-        self, config: EngineConfig, make_engine: Callable[..., Any] = EngineSupervisor, **options: Any
+        self,
+        config: EngineConfig,
+        make_engine: Callable[..., Any] = EngineSupervisor,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> None:
+        self._clock = clock
         self._engine = make_engine(
             config,
             None,
@@ -183,7 +188,7 @@ class EngineHost:
                 yield encode_item([Goodbye(reason=SUPERSEDED)])
                 return
             self._end(other, SUPERSEDED)
-        session = self._sessions[name] = Session(name, time.monotonic())
+        session = self._sessions[name] = Session(name, self._clock())
         session.put(
             Hello(
                 info=self._engine.info,
@@ -207,7 +212,7 @@ class EngineHost:
         session = self._sessions.get(name)
         if session is None:
             return False
-        session.heard_at = time.monotonic()
+        session.heard_at = self._clock()
         decoded = _decoded(message)
         ended: asyncio.Future[None] | None = None
         if isinstance(decoded, Generate):
@@ -287,7 +292,7 @@ class EngineHost:
 
     def _end_silent(self) -> None:
         """End the sessions of silent frontends: one that died with its machine closes nothing."""
-        now = time.monotonic()
+        now = self._clock()
         for name, session in list(self._sessions.items()):
             if now - session.heard_at > SILENT_S:
                 self._end(name, "The frontend has been silent.")

@@ -82,7 +82,7 @@ class ClusterConfig:
         """Requests per replica that scaling aims at."""
         if self.requests_per_replica is not None:
             return self.requests_per_replica
-        # Of the smallest GPU: which one the replicas get is not known.
+        # The smallest GPU's value, as the replicas' GPU is not known.
         by_device = ON_CUDA[-1][1] if self.gpus(server) else ON_CPU
         return max(1.0, (server.max_running or by_device.max_running) * REQUESTS_PER_REPLICA)
 

@@ -1,4 +1,4 @@
-"""Remote ends for the HTTP backends: Ramify's own server in front of a script, and one that misbehaves."""
+"""Servers for the HTTP backends: Ramify's own before a script, and a raw one that may misbehave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 
 class ScriptedFrontend(FakeFrontend):
-    """What the server talks to, answering from a script; chat is rendered as ChatML."""
+    """A frontend for Ramify's server that answers from a script; chats are rendered as ChatML."""
 
     def __init__(self, answers: Any) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class RawServer:
         self._answer, self._keeps, self._tls, self.port = answer, keeps, tls, port
         self.bodies: list[Any] = []
         self.heads: list[str] = []
-        """Of the requests, in their order."""
+        """Heads of the requests, in their order."""
         self.connections = 0
         self.closed = threading.Semaphore(0)
         """Released for each connection that ends."""

@@ -28,7 +28,7 @@ from tests.server.fake_frontend import LiveServer
 
 
 class Stored(rm.ScriptedBackend):
-    """A script with a store, as the model `fingerprint`."""
+    """A script with a store of answers, for a model with a given fingerprint."""
 
     def __init__(self, answers, path, fingerprint="one") -> None:
         super().__init__(answers)
@@ -58,7 +58,7 @@ SCRIPT = {"draft": "Trees are tall.", "view": "fine ! and more", "grade": "B", "
 
 
 def everything(state):
-    """What a program sees."""
+    """All results of the program."""
     logprobs = state.get_meta_info("draft")["output_token_logprobs"]
     return state.text(), state["view"], state["grade"], state["number"], logprobs
 
@@ -292,7 +292,8 @@ while True:
 
 
 def test_processes_write_at_the_same_time_and_one_is_killed(path):
-    """All begin on a file that is not there; a killed one leaves what it has said that it wrote."""
+    """All processes start on a missing file; the answers that a killed one reported as written are
+    found."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, name, str(path)], stdout=subprocess.PIPE, text=True)
         for name in "abc"
@@ -316,7 +317,7 @@ def test_processes_write_at_the_same_time_and_one_is_killed(path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_opens_the_file_itself(path):
-    """Both sides go on writing, and either may close the file first."""
+    """Parent and child go on writing, and either may close the file first."""
     store = AnswerStore(path)
     store.put(b"before", chunks("before"), "m")
     wrote, closed = os.pipe(), os.pipe()
@@ -359,7 +360,7 @@ def test_a_forked_process_inherits_no_connection(path):
 
 @pytest.fixture
 def busy(path, monkeypatch):
-    """Another process's hold on the whole file."""
+    """A lock on the whole file, as another process may hold it."""
     monkeypatch.setattr(answers, "BUSY_S", 0.0)
     AnswerStore(path).close()
     other = sqlite3.connect(path, isolation_level=None)

@@ -1,4 +1,5 @@
-"""A program over HTTP is the program in process, and every failure of the wire is an error of ours."""
+"""A program over HTTP equals the program in process, and every failure of the connection is one of
+Ramify's errors."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.common.event import Event
 from ramify.loop import wait
 from ramify.messages import HELD_S, Finish, Generate, ProgramHint, TextChunk, Usage
-from ramify.program_route import router
+from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
-from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_endpoint, raw_endpoint
+from tests.lang.remote import ScriptedFrontend, answer, live_endpoint, raw_endpoint
 from tests.server.fake_frontend import LiveServer
 
 
@@ -76,9 +77,10 @@ def test_only_who_follows_a_text_has_it_piece_by_piece(compiled):
 
 
 def facts(state):
-    """All that must be equal wherever a program ran, times and ids aside.
+    """The parts of a state that do not depend on the place where it ran: all but times and ids.
 
-    Which of two branches computes what they share is the network's choice; that it is computed once is not.
+    The network decides which of two branches computes their shared prefix, so the split of cached tokens is
+    left out inside the tree.
     """
     varies = {"start_s", "end_s"}
 
@@ -104,8 +106,7 @@ def test_a_program_over_http_equals_the_program_in_process():
         remote = everything.run(backend=backend, cache_scope="tenant")
         assert facts(remote) == facts(local)
         assert {request.scope for request in frontend.requests} == {"tenant"}
-        program = frontend.requests[0].hint.program
-        assert frontend.ended_programs == [program]
+    assert frontend.ended_programs == [frontend.requests[0].hint.program]
 
 
 def test_forced_tokens_are_told_apart_over_http():
@@ -175,7 +176,7 @@ def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_abort_that_overtakes_its_request_is_sent_again(monkeypatch: pytest.MonkeyPatch):
-    """The first abort comes before the request is known, as on another connection it may."""
+    """The first abort arrives before its request, as it may on another connection."""
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 3600.0)
 
     class Overtaken(ScriptedFrontend):
@@ -292,15 +293,6 @@ def test_a_server_that_misbehaves(reply, error, message):
 def test_another_kind_of_server(reply, message):
     with raw_endpoint(lambda path: reply) as (backend, _), pytest.raises(BackendError, match=message):
         ask.run(backend=backend)
-
-
-def test_no_server_at_all():
-    with RawServer(lambda path: b"") as server:
-        url = server.url
-    backend = rm.RuntimeEndpoint(url)
-    with pytest.raises(BackendError, match=r"get_model_info cannot be reached"):
-        ask.run(backend=backend)
-    backend.close()
 
 
 def test_a_chat_template_by_name_is_refused():

@@ -1,4 +1,4 @@
-"""Endpoints that keep to OpenAI's API by halves: what is answered, what fails, and what is sent again."""
+"""Endpoints that deviate from OpenAI's API: accepted answers, errors, and requests that are sent again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.lang.remote import RawServer, answer, raw_openai
 
 class Case(NamedTuple):
     reply: bytes | None
-    """None closes the connection without an answer."""
+    """Bytes of the answer; None closes the connection without one."""
     text: str | None = None
-    """Value that the program gets; None where it fails."""
+    """Value that the program gets; None if it fails."""
     error: str = ""
     """A part of the message of the failure."""
     sent: int = 1
-    """Requests that the endpoint gets."""
+    """Number of requests that the endpoint gets."""
     finish: str = "stop"
 
 
@@ -35,7 +35,7 @@ def stream(*events: str, end: str = "\n\n", kind: str = "text/event-stream") -> 
 
 
 def cut(body: bytes, kind: str = "text/event-stream") -> bytes:
-    """A body that ends before the length that was announced."""
+    """An answer whose body is shorter than its announced length."""
     return answer(body, kind=kind, headers=f"content-length: {len(body) + 9}\r\n")
 
 
@@ -107,6 +107,7 @@ CASES = {
     ),
     # --- statuses ---
     "400": Case(answer(b'{"error": "no such field"}', "400 Bad"), error="no such field"),
+    "404": Case(answer(b'{"error": {"message": "no model m"}}', "404 Not Found"), error="no model m"),
     "402 with a page": Case(answer(PAGE, "402 Pay"), error='answered 402: Sign in to "the hub"'),
     "422 with details": Case(
         answer(b'{"detail": [{"loc": ["body"], "msg": "odd"}]}', "422 No"), error='"msg":"odd"'
