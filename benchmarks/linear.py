@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import fastest
-from ramify.kernels.packed import PackedWeight, pack
 from ramify.kernels.registry import Linear, ops
-from ramify.kernels.rows import Rows, quantised
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.rows import Rows, quantised
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.hub.resolve import resolve

@@ -18,9 +18,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ramify.kernels.cpu.codegen.team import set_threads
-from ramify.kernels.lora import LoraWeight
+from ramify.kernels.machine.threads import set_threads
 from ramify.kernels.registry import ops
+from ramify.kernels.weights.lora import LoraWeight
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
@@ -49,7 +49,9 @@ def load(model: Model, slots: range, targets: tuple[str, ...], rank: int) -> Non
             start += rows
         for slot in slots:
             if parts:
-                linear.lora[slot] = LoraWeight.of([(at, a.clone(), b.clone(), s) for at, a, b, s in parts])
+                linear.lora[slot] = LoraWeight.from_parts(
+                    [(at, a.clone(), b.clone(), s) for at, a, b, s in parts]
+                )
 
 
 def measured(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:

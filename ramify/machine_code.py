@@ -24,7 +24,10 @@ from typing import Any
 import ramify.cache as cache
 
 SOURCES = {
-    "ramify.kernels.cpu": ("ramify.kernels", "*.py", "cpu/**/*.py"),
+    "ramify.kernels.cpu": (
+        "ramify.kernels",
+        *("machine/*.py", "weights/*.py", "arguments/*.py", "cpu/**/*.py"),
+    ),
     "ramify.grammar.automaton": ("ramify.grammar", "*.py", "automaton/**/*.py", "rules/**/*.py"),
 }
 """Package with compiled functions → patterns of the files, by package, that these functions are compiled

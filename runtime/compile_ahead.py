@@ -48,7 +48,7 @@ KERNELS = Modules(
         (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
         (
             f"{_CPU}.linear",
-            f"{_CPU}.packing",
+            f"{_CPU}.parts.packing",
             f"{_CPU}.linear_masked",
             f"{_CPU}.rope",
             f"{_CPU}.lora",

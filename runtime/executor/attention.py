@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.registry import Ops
-from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.model.config import ModelShape

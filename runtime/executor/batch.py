@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ramify.kernels.lora import LoraRows
+from ramify.kernels.weights.lora import LoraRows
 
 
 class Extension(NamedTuple):

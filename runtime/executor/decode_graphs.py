@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep

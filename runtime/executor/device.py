@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
@@ -54,7 +54,7 @@ def capability_of(device: torch.device) -> int | None:
     """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
     None of the CPU."""
     if device.type == "meta":
-        from ramify.kernels.triton import interpret
+        from ramify.kernels.triton.launching import interpret
 
         return interpret.absent_capability
     if device.type != "cuda":

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.device_counts import DeviceCounts
+from ramify.kernels.arguments.device_counts import DeviceCounts
+from ramify.kernels.arguments.sampling_inputs import LogProbabilities
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.registry import SamplingOps
-from ramify.kernels.sampling_inputs import LogProbabilities
-from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, row_edits, stacked
 from ramify.sampling_params import SamplingParams
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention, StepAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
-from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.attention import (
     CalledAttention,
     PlannedAttention,

@@ -12,10 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import (
+    NONE_COUNTED,
+    LogitEdits,
+    RowEdits,
+    SamplingOptions,
+    TokenCounts,
+)
 from ramify.kernels.reference.logits import edit_logits, log_sum
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LogSum, SampleTokens
-from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.sampling_params import SamplingParams
 
 
@@ -87,7 +93,7 @@ def sample(
     """
     edits = row_edits(rows)
     if any(row is not None for row in edits):
-        edit_logits(logits, LogitEdits.of([row or RowEdits() for row in edits]))
+        edit_logits(logits, LogitEdits.from_rows([row or RowEdits() for row in edits]))
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -96,7 +102,7 @@ def sample(
 def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
     """The sampling parameters of `rows` as tensors on `device`."""
     params = [row.params for row in rows]
-    return SamplingOptions.of(
+    return SamplingOptions.from_columns(
         [each.temperature for each in params],
         [max(each.top_k, 0) for each in params],
         [each.top_p for each in params],

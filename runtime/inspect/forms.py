@@ -67,9 +67,9 @@ def _probed() -> dict[str, tuple[str, float | None]]:
     import torch
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    from ramify.kernels.packed import pack
-    from ramify.kernels.quantised import lay_out
-    from ramify.kernels.rows import Rows
+    from ramify.kernels.weights.packed import pack
+    from ramify.kernels.weights.quantised import lay_out
+    from ramify.kernels.weights.rows import Rows
     from ramify.runtime.model.gguf.blocks import rows_of
     from ramify.runtime.model.quantization import packing
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.layers import Adapted, HeadNorms, Slots

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.routing import ClampedGate, Routing
+from ramify.kernels.weights.routing import ClampedGate, Routing
 from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.model.state_shape import StateShape
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, pack
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.experts import Entry, MixtureOfExperts, expert_entries

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.reference import experts as reference
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import ExpertMatrices, PackedExperts
+from ramify.kernels.weights.packed import PackedWeight, Stack, pack, unstacked
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 from ramify.runtime.model.config import Experts, ModelConfig
 from ramify.runtime.model.layers import (
     GatedMLP,

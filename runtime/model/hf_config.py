@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.kernels.routing import ClampedGate, Routing
+from ramify.kernels.weights.routing import ClampedGate, Routing
 from ramify.runtime.model.config import (
     Experts,
     Family,

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.lora import MOST_PARTS, Extra, LoraRows, LoraTable
-from ramify.kernels.packed import PackedWeight, pack
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import Norm
+from ramify.kernels.weights.lora import MOST_PARTS, Extra, LoraRows, LoraTable
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import Norm
 from ramify.runtime.model.config import Activation
 
 

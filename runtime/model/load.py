@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ramify import cache
-from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
-from ramify.kernels.routing import ClampedGate
+from ramify.kernels.weights.packed import LAYOUT_VERSION, PackedWeight
+from ramify.kernels.weights.routing import ClampedGate
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import MixtureOfExperts

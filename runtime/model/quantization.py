@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.rows import Rows, quantised
+from ramify.kernels.weights.rows import Rows, quantised
 from ramify.runtime.model.quantised.config import Quantised
 
 Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]

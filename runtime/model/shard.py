@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.config import ModelConfig, Shard
 
 Entry = Tensor | Rows

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.rows import Rows
-from ramify.kernels.threads import on_threads
+from ramify.kernels.machine.threads import on_threads
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot

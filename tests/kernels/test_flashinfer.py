@@ -14,8 +14,8 @@ import torch
 
 from ramify.errors import UnsupportedField
 from ramify.kernels import registry
-from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.flashinfer import FlashInferPlanner
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference.attention import paged_attention
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.config import EngineConfig

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.quantised import lay_out
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.kernels.triton.float8 import float8_matmul
 from ramify.kernels.triton.matmul import matmul
 from ramify.kernels.triton.sampling import sample_tokens
+from ramify.kernels.weights.quantised import lay_out
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
@@ -77,7 +77,7 @@ def steps(runner: Runner) -> None:
 def draws(runner: Runner, rows: int) -> None:
     logits = torch.zeros(rows, runner.model.config.vocab_size, dtype=runner.pool.k.dtype)
     mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
-    counts = TokenCounts.of(np.arange(9, dtype=np.int32), 4)
+    counts = TokenCounts.from_ids(np.arange(9, dtype=np.int32), 4)
     for params in PARAMS:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.routing import Routing
+from ramify.kernels.weights.routing import Routing
 from ramify.runtime.model.config import Experts, Family
 from ramify.runtime.model.experts import MixtureOfExperts
 

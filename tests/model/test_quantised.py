@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.packed import pack, unpack
-from ramify.kernels.quantised import QuantisedWeight, multiplies_float8
 from ramify.kernels.reference.float8 import float8_matmul
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.packed import pack, unpack
+from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear

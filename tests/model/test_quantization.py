@@ -16,9 +16,9 @@ from gguf.quants import dequantize
 
 from ramify import cache
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.kernels.packed import pack, unpack
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.packed import pack, unpack
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model import load, packed_cache
 from ramify.runtime.model.gguf import blocks
 from ramify.runtime.model.gguf.blocks import rows_of

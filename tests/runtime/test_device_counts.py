@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import device_counts, sampling_inputs
-from ramify.kernels.device_counts import DeviceCounts
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, TokenCounts
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments import device_counts, sampling_inputs
+from ramify.kernels.arguments.device_counts import DeviceCounts
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, TokenCounts
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.scheduler.requests.constrained import Healer
@@ -72,7 +72,7 @@ def test_edits_are_those_of_the_host(seed: int) -> None:
             rows += [row, *([None] if rng.random() < 0.2 else [])]
         found = device.edits(rows)
         assert (found is None) == all(row is None for row in rows)
-        expected = LogitEdits.of([row or RowEdits() for row in rows])
+        expected = LogitEdits.from_rows([row or RowEdits() for row in rows])
         torch.testing.assert_close(
             edited(found, len(rows)), edited(expected, len(rows)), rtol=0, atol=0, equal_nan=True
         )

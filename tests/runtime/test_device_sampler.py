@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.sampler import HostSampler, SamplingRow
 from ramify.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ def rows_of(options: list[dict[str, Any]], *, masked: bool, banned: bool) -> lis
         SamplingRow(
             params=SamplingParams(**each).check(),
             uniform=rng.random(),
-            counts=TokenCounts.of(numbers.integers(0, VOCAB, 30).astype(np.int32), 11),
+            counts=TokenCounts.from_ids(numbers.integers(0, VOCAB, 30).astype(np.int32), 11),
             mask=mask[index] if masked and index % 2 else None,
             banned=(5, 6) if banned and index % 3 == 0 else (),
         )

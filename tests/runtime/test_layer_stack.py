@@ -10,7 +10,7 @@ import torch
 
 from ramify.kernels.cpu import attention, experts, linear
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import quantised
+from ramify.kernels.weights.rows import quantised
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor.batch import Extension, pack

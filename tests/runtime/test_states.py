@@ -25,7 +25,7 @@ from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Tuning
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.metrics import Metrics
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_healing import expected as healed_by_hand

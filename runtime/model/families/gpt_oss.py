@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import Entry
 from ramify.runtime.model.families.llama import LlamaLayer

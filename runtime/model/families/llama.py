@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ramify.kernels.lora import LoraTable
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.lora import LoraTable
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model

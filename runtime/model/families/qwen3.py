@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.families.llama import LlamaLayer

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.reference import gated_delta as reference
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model

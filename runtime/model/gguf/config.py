@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ramify.kernels.routing import ClampedGate, Routing
+from ramify.kernels.weights.routing import ClampedGate, Routing
 from ramify.runtime.model.config import (
     Experts,
     Family,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.families.qwen3_next import ungrouped
 from ramify.runtime.model.state_shape import StateShape
 

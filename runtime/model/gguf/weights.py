@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
 from ramify.runtime.model.gguf.config import config_from_gguf

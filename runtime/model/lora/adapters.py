@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
-from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.kernels.weights.lora import MOST_SLOTS, LoraTable, LoraWeight
 from ramify.runtime.lora_names import unknown
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
@@ -137,7 +137,7 @@ class Adapters:
                 found.setdefault(linear, {})[part] = _part(
                     linear, part, slot, deltas[name], f"{path}: {name}"
                 )
-        return [(linear.lora, LoraWeight.of(list(parts.values()))) for linear, parts in found.items()]
+        return [(linear.lora, LoraWeight.from_parts(list(parts.values()))) for linear, parts in found.items()]
 
 
 def _part(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.quantised import schemes
 from ramify.runtime.model.quantised.config import Quantised

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ramify.grammar.matcher import allowed_among
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.scheduler.requests.limits import Limits

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ramify.errors import RamifyError, UnsupportedField
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
@@ -209,7 +209,7 @@ class DraftModel:
                 ready.append(request)
                 counts = None
                 if request.sampling.penalises:
-                    counts = TokenCounts.of(request.target_ids, request.prompt_len)
+                    counts = TokenCounts.from_ids(request.target_ids, request.prompt_len)
                 rows.append(self._sampler.row(request, request.ahead_len, mask, counts))
         if not ready:
             return []

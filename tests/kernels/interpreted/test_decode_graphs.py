@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool

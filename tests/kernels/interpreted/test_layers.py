@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from ramify.kernels.registry import Ops, ops
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner

@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.registry import ops
 from ramify.kernels.triton import attention, kv_store, norm, quantised, rope
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.load import loader
 from ramify.runtime.model.hub.resolve import ModelFiles

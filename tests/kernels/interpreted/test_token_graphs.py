@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.executor import token_graphs
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.quantised import QuantisedWeight
-from ramify.kernels.stack import ExpertMatrices, PackedExperts
+from ramify.kernels.weights.packed import PackedWeight
+from ramify.kernels.weights.quantised import QuantisedWeight
+from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

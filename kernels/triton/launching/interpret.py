@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 absent_capability: int | None = None

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, TokenCounts
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, TokenCounts
+from ramify.kernels.machine.transfers import to_device
 
 LEAST = 64
 """Places of a segment, at least; it has twice as many as tokens when it is made."""
@@ -40,17 +40,19 @@ class DeviceCounts:
         self._pool = torch.zeros(2, 0, dtype=torch.int32, device=device)
         self._used = 0
         self._segments: weakref.WeakKeyDictionary[TokenCounts, _Segment | None] = weakref.WeakKeyDictionary()
-        """None: seen once. Counts that are made for one step are not worth a segment."""
+        """A counter without a segment was seen once: counts made for one step are not worth one."""
 
     def edits(self, rows: Sequence[RowEdits | None]) -> LogitEdits | None:
-        """The edits of the rows of logits, as `LogitEdits.of` makes them, in another order. None for a row
-        without any; None where all are."""
+        """The edits of the rows of logits, as `LogitEdits.from_rows` makes them, in another order.
+
+        A row without edits is None. Returns None if all rows are.
+        """
         placed = [(index, row) for index, row in enumerate(rows) if row is not None and self._has(row)]
         held = {index for index, _ in placed}
         others = [None if index in held else row for index, row in enumerate(rows)]
         found = []
         if any(row is not None for row in others):
-            found.append(LogitEdits.of([row or RowEdits() for row in others], self._device))
+            found.append(LogitEdits.from_rows([row or RowEdits() for row in others], self._device))
         if placed:
             found.append(self._gathered(placed))
         if not found:

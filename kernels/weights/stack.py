@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ramify.kernels.lora import LoraTable
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.routing import ClampedGate, Routing
+from ramify.kernels.weights.lora import LoraTable
+from ramify.kernels.weights.packed import PackedWeight
+from ramify.kernels.weights.routing import ClampedGate, Routing
 
 Norm = tuple[Tensor, float]
 """The weight of an RMS norm, in the dtype of its input, and its epsilon."""

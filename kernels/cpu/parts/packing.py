@@ -1,4 +1,4 @@
-"""Numbers of 4 and 8 bits: out of the bytes of a file, and into panels (`kernels.packed`) for products."""
+"""Numbers of 4 and 8 bits: out of a file's bytes, and into panels (`kernels.weights.packed`) for products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
-from ramify.kernels.rows import NumbersAt
 
 
 def nibbles(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -70,13 +69,24 @@ def _run(address, row_bytes, bits, block, first, size, runs, panels, to):  # typ
                 to += 16 * size
 
 
-def lay_out(rows: NDArray[np.uint8], at: NumbersAt, out: NDArray[np.uint8]) -> None:
-    """The numbers in (panels * 16, bytes) to panels: (panels, bytes). See `kernels.packed`."""
+def lay_out(
+    rows: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+    *,
+    bits: int,
+    block: int,
+    first: int,
+    size: int,
+    runs: int,
+) -> None:
+    """The numbers in (panels * 16, bytes) to panels, (panels, bytes); see `kernels.weights.packed`.
+
+    The numbers lie in a row as `kernels.weights.rows.NumbersAt` says.
+    """
     assert rows.flags.c_contiguous
     assert out.flags.c_contiguous
     assert len(rows) == 16 * len(out)
-    where = (at.bits, at.block, at.first, at.size, at.runs)
-    _run(rows.ctypes.data, rows.shape[1], *where, len(out), out.ctypes.data)
+    _run(rows.ctypes.data, rows.shape[1], bits, block, first, size, runs, len(out), out.ctypes.data)
 
 
 @compiled(types.void(types.Array(types.uint64, 3, "C"), types.Array(types.uint32, 3, "C")))

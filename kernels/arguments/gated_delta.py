@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import DTYPES
+from ramify.kernels.arguments.checks import DTYPES
 
 HEAD_MULTIPLE = 16
 """key_dim and value_dim are multiples of this: a vector of AVX-512, or a row of a GPU's tile."""
@@ -19,7 +19,7 @@ class DeltaWeights(NamedTuple):
     """All float32 and contiguous.
 
     conv : (width, channels)
-        Of the causal depthwise convolution over queries, keys and values, the newest token's weights last.
+        Weights of the causal depthwise convolution over queries, keys and values, the newest token's last.
     a_log, dt_bias : (heads,)
         A token's decay is exp(-exp(a_log) · softplus(a + dt_bias)).
     """

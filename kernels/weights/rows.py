@@ -21,8 +21,8 @@ INPUT_MULTIPLE = 32
 
 @dataclasses.dataclass(frozen=True)
 class NumbersAt:
-    """Where a row of bytes has its numbers, in the order of the inputs: each `block` bytes, from byte `first`
-    on, have `runs` runs of `size` bytes.
+    """The places of numbers in a row of bytes, in the order of the inputs: each `block` bytes have, from byte
+    `first` on, `runs` runs of `size` bytes.
 
     bits : 8, or 4: the low four bits of a run's bytes, then their high four bits
     size : a multiple of 8, with 8 bits of 16
@@ -48,7 +48,7 @@ class Stored:
     """Rows as files have them.
 
     parts : (outputs, bytes) uint8, each of them; their rows follow one another
-    decode : the rows of (outputs, bytes) uint8. What has the same function can be joined.
+    decode : the rows of (outputs, bytes) uint8. Rows with the same function can be joined.
     verbatim : None if the numbers have to be decoded
     """
 
@@ -68,19 +68,19 @@ class Stored:
         """(chosen, bytes)"""
         if isinstance(index, slice) and len(self.parts) == 1:
             return self.parts[0][index]
-        from ramify.kernels.cpu.packing import gather_rows
+        from ramify.kernels.cpu.parts.packing import gather_rows
 
         if isinstance(index, slice):
             addresses = self._addresses[index].contiguous()
         else:
-            addresses = self._addresses.index_select(0, index)  # which refuses what is out of bounds
+            addresses = self._addresses.index_select(0, index)  # refuses an index out of bounds
         found = self.parts[0].new_empty(len(addresses), self.parts[0].shape[1])
         gather_rows(addresses.numpy(), found.numpy())
         return found
 
     @functools.cached_property
     def _addresses(self) -> Tensor:
-        """Of each row, int64."""
+        """The address of each row, int64."""
         return torch.cat([part.data_ptr() + part.stride(0) * torch.arange(len(part)) for part in self.parts])
 
 
@@ -121,8 +121,8 @@ class Rows:
         object.__setattr__(self, "group", group)
 
     @classmethod
-    def of(cls, stored: Stored) -> Rows:
-        """Rows that are decoded where they are needed."""
+    def from_stored(cls, stored: Stored) -> Rows:
+        """Rows of `stored`, which are decoded when they are needed."""
         return stored.decode(stored[:1])._storing(stored)
 
     def _storing(self, stored: Stored) -> Rows:
@@ -143,7 +143,7 @@ class Rows:
         return dataclasses.replace(rows, table=self.table, group=self.group, order=self.order)
 
     def with_offsets(self) -> Rows:
-        """The same values by float32 factors and offsets, if they can be had so; else these rows."""
+        """The same values by float32 factors and offsets, or these rows where that is impossible."""
         if self.factors is None or self.format not in ("int4", "int8"):
             return self
         if self.stored is not None:

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 
 STEP = {"int4": 32, "int8": 64, "fp8": 128}
 """The most bytes of an output in a block. With 64 of int4 a tile of 64 rows spills registers on sm_80."""
@@ -59,7 +59,7 @@ class QuantisedWeight:
 
     @property
     def padded(self) -> int:
-        """Inputs with those that fill the last block."""
+        """Inputs, with the padding of the last block."""
         return self.numbers.shape[0] * self.block
 
     @property

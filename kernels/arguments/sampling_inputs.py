@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES, check_linear
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.transfers import to_device
+from ramify.kernels.arguments.checks import ALL_DTYPES, check_linear
+from ramify.kernels.machine.transfers import to_device
+from ramify.kernels.weights.packed import PackedWeight
 
 MOST_LOGPROBS = 512
 """The largest `top` of `log_probabilities`."""
@@ -36,7 +36,7 @@ class SamplingOptions:
     ordered: bool
 
     @staticmethod
-    def of(
+    def from_columns(
         temperature: Sequence[float],
         top_k: Sequence[int],
         top_p: Sequence[float],
@@ -64,7 +64,7 @@ class LogitEdits:
     amounts: Tensor
 
     @staticmethod
-    def of(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
+    def from_rows(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
         """The edits of each row of the logits."""
         rows = rows or [RowEdits()]
         found = [row.entries() for row in rows]
@@ -97,8 +97,8 @@ class TokenCounts:
         self._changed: set[int] | None = None
 
     @staticmethod
-    def of(ids: np.ndarray, prompt_len: int) -> TokenCounts:
-        """Of a whole sequence."""
+    def from_ids(ids: np.ndarray, prompt_len: int) -> TokenCounts:
+        """The counts of a whole sequence."""
         counts = TokenCounts()
         counts.extend(ids, prompt_len)
         return counts
@@ -140,14 +140,14 @@ class TokenCounts:
 
 
 NONE_COUNTED = TokenCounts()
-"""Of no text."""
+"""Counts of an empty text."""
 
 
 @dataclasses.dataclass(slots=True)
 class RowEdits:
     """Penalties and biases of one row; see the sampling parameters of the same names.
 
-    counts : of the tokens that penalties are about
+    counts : occurrences of the tokens that penalties are about
     banned : forbidden tokens
     """
 

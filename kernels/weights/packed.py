@@ -29,8 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.routing import ClampedGate
-from ramify.kernels.rows import (
+from ramify.kernels.machine.threads import on_threads
+from ramify.kernels.weights.routing import ClampedGate
+from ramify.kernels.weights.rows import (
     BITS,
     FORMATS,
     INPUT_MULTIPLE,
@@ -41,7 +42,6 @@ from ramify.kernels.rows import (
     lowest_of_steps,
     padded,
 )
-from ramify.kernels.threads import on_threads
 
 LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
@@ -59,13 +59,13 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
 AT_ONCE = 1 << 21
-"""Weights that a thread lays out at a time at most: fewer, and Python takes longer than the bytes do."""
+"""Most weights that a thread lays out at a time. With fewer, Python would take longer than the copies."""
 SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
-"""By `scale_kind` of a layout."""
+"""Dtypes of scales, in the order of a layout's `scale_kind`."""
 
 TABLE_BF16_AT, TABLE_BYTES_AT = 64, 128
 RAISED = 128
-"""What int8 numbers are raised by where the processor multiplies unsigned bytes by signed ones."""
+"""Added to int8 numbers where the processor multiplies unsigned bytes by signed ones."""
 
 
 def tables(table: Tensor) -> NDArray[np.uint8]:
@@ -124,7 +124,8 @@ class PackedWeight:
 
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
-        """The address of a record of `LAYOUT`, and what it points to. Cached, as every call needs it."""
+        """The address of a record of `LAYOUT`, and the arrays that must live as long. Cached, as every call
+        needs it."""
         record = np.zeros(1, LAYOUT)
         looked_up = len(self.table) > 0
         raised = RAISED if looked_up or self.format == "int8" else 0
@@ -146,7 +147,7 @@ class PackedWeight:
 
 
 def with_offsets(weight: PackedWeight) -> PackedWeight:
-    """As `Rows.with_offsets`."""
+    """The same values by factors and offsets, if possible; see `Rows.with_offsets`."""
     if weight.format not in ("int4", "int8"):
         return weight
     scales, table = weight.scales.float(), weight.table
@@ -159,7 +160,7 @@ def with_offsets(weight: PackedWeight) -> PackedWeight:
 
 
 def form_of(weight: PackedWeight) -> tuple[object, ...]:
-    """What one call of the compiled kernels needs to be equal in all of its matrices of experts."""
+    """Everything that one call of the compiled kernels needs to be equal in all its matrices of experts."""
     shapes = (weight.panels.shape, weight.scales.shape[-3:], weight.scales.dtype, len(weight.order))
     fixed = (weight.outputs, weight.inputs, weight.group, weight.gated, weight.clamp)
     return (weight.format, *fixed, *shapes, weight.table.tolist())
@@ -223,9 +224,9 @@ class Stack:
         self._panels, self._scales = torch.empty(0), torch.empty(0)
 
     def put(self, index: int, weight: PackedWeight) -> bool:
-        """Returns False, and does nothing, for a matrix that cannot have the form of those that are there.
+        """Returns False, and does nothing, for a matrix whose form does not fit the earlier ones.
 
-        Offsets, or another dtype of scales, change the form of those that are there.
+        A matrix with offsets, or with another dtype of scales, changes the form of the earlier ones.
         """
         if self._one is None:
             self._one = weight
@@ -243,8 +244,7 @@ class Stack:
         return True
 
     def unpack_into(self, values: Tensor) -> None:
-        """Write the values of the matrices that are there to `values`, (count, outputs, inputs), and forget
-        them."""
+        """Write the values of the matrices so far to `values`, (count, outputs, inputs), and forget them."""
         for index in self.there:
             assert self._one is not None
             panels, scales = self._panels[index], self._scales[index]
@@ -347,7 +347,7 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
     """Write (panels, 16, inputs) to (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "int4":
-        from ramify.kernels.cpu.packing import lay_out_codes
+        from ramify.kernels.cpu.parts.packing import lay_out_codes
 
         eights = numbers.contiguous().view(torch.uint64).numpy()
         lay_out_codes(eights, out.numpy().view(np.uint32).reshape(panels, inputs // 8, WIDTH))
@@ -355,16 +355,16 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
         rows = numbers.contiguous().view(torch.uint8).flatten(0, 1)
         _lay_out_from(rows, NumbersAt(bits=8, block=inputs, first=0, size=inputs), out)
     else:
-        # Of bfloat16 two at a time.
+        # bfloat16 two at a time.
         laid = out.view(torch.int32).view(panels, -1, WIDTH)
         laid.numpy()[...] = numbers.contiguous().view(torch.int32).numpy().transpose(0, 2, 1)
 
 
 def _lay_out_from(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
     """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
-    from ramify.kernels.cpu import packing
+    from ramify.kernels.cpu.parts import packing
 
-    packing.lay_out(rows.numpy(), at, out.numpy())
+    packing.lay_out(rows.numpy(), out.numpy(), **dataclasses.asdict(at))
 
 
 def _place(k: int) -> int:

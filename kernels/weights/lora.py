@@ -55,7 +55,7 @@ class LoraPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoraWeight:
-    """What one adapter adds to the product with one matrix, whose projections are stacked.
+    """One adapter's part of the product with one matrix, whose projections are stacked.
 
     a : (ranks, inputs) contiguous, the rows of A of all parts, in the dtype of x; inputs padded to `MULTIPLE`
     scales : (ranks,) float32
@@ -67,8 +67,8 @@ class LoraWeight:
     parts: tuple[LoraPart, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, Tensor, Tensor, float]]) -> LoraWeight:
-        """Of (start, A (rank, inputs), B (columns, rank), scale) for each part."""
+    def from_parts(cls, parts: Sequence[tuple[int, Tensor, Tensor, float]]) -> LoraWeight:
+        """The weight of parts, each (start, A (rank, inputs), B (columns, rank), scale)."""
         found = []
         for start, _, b, _ in parts:
             columns = b.shape[0]
@@ -92,12 +92,12 @@ class LoraWeight:
 
 
 class LoraTable:
-    """What adapters add to the product with one matrix, by slot."""
+    """The adapters' weights for one matrix, by slot."""
 
     def __init__(self) -> None:
         self.weights: dict[int, LoraWeight] = {}
         self.addresses = np.zeros(MOST_SLOTS, np.int64)
-        """Of the weights' records; 0 for none."""
+        """Addresses of the weights' records; 0 for none."""
         self._records: Tensor | None = None
 
     def __setitem__(self, slot: int, weight: LoraWeight) -> None:
@@ -163,7 +163,7 @@ class Extra:
     """Terms of a product before its gate.
 
     terms : (T, outputs) float32, rows contiguous
-    rows : those that have an adapter get their terms; the bits of the others stay as they are
+    rows : the step's rows; rows without an adapter keep their bits
     """
 
     terms: Tensor
