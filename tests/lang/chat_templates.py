@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ramify.messages import ChatFormat
+from ramify.runtime.model.tokenizer.chat_format import chat_format
+from tests.model.test_chat_format import tokenizer
+
 SMOLLM2 = (
     "{% for message in messages %}"
     "{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -247,3 +253,21 @@ THINKING = {
     "gpt-oss": GPT_OSS,
     "keeping": KEEPING,
 }
+
+ALL = {**TEMPLATES, **THINKING}
+
+
+def pieces_of(name: str) -> ChatFormat:
+    """The pieces of a template that programs append."""
+    found = chat_format(tokenizer(ALL[name]))
+    assert found is not None
+    return found
+
+
+def rendered(name: str, messages: list[dict[str, Any]], **given: Any) -> str:
+    """The prompt of `messages` as the template itself renders it."""
+    text = tokenizer(ALL[name]).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, **given
+    )
+    assert isinstance(text, str)
+    return text

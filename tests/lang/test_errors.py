@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 
 import pytest
@@ -11,6 +10,7 @@ import ramify as rm
 from ramify import loop as rm_loop
 from ramify.errors import BackendError, Cancelled, InvalidConstraint, InvalidRequest
 from tests.lang.backends import Breaking, Holding
+from tests.lang.compiling import line_of
 from tests.lang.steps import program_of
 
 
@@ -25,9 +25,7 @@ def test_a_backend_that_breaks_mid_stream():
     with pytest.raises(rm.ProgramError, match=r"gen 'x' at .* failed: gone") as failed:
         state["x"]
     error = failed.value
-    source, first = inspect.getsourcelines(program.body)
-    line = first + next(i for i, text in enumerate(source) if "the line that the error names" in text)
-    assert error.line == f"{__file__}:{line}"
+    assert error.line == line_of(__file__, "the line that the error names")
     assert (error.variable, error.prompt, error.partial) == ("x", "Before:", "1")
     assert isinstance(error.__cause__, BackendError)
     with pytest.raises(rm.ProgramError, match="'y' was not run, because an earlier step failed") as skipped:
@@ -119,9 +117,7 @@ def test_an_exception_of_a_body_in_the_background_has_its_line():
             branch += rm.gen("x", max_tokens="x")  # the wrong option
 
     error = program.run(backend=rm.ScriptedBackend([]), stream=True).error()
-    source, first = inspect.getsourcelines(program.body)
-    line = first + next(i for i, text in enumerate(source) if "the wrong option" in text)
-    assert error.line == f"{__file__}:{line}"
+    assert error.line == line_of(__file__, "the wrong option")
 
 
 def test_a_state_plus_a_turn_is_not_an_append():

@@ -14,30 +14,12 @@ import ramify as rm
 from ramify import retry
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
 from ramify.lang.prompt.thinking import PLAIN, ThoughtSplitter
-from ramify.messages import ChatFormat, Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.messages import Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
 from ramify.retry import Retry
-from ramify.runtime.model.tokenizer.chat_format import chat_format
-from tests.lang.chat_templates import TEMPLATES, THINKING
+from tests.lang.chat_templates import THINKING, pieces_of, rendered
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
 from tests.lang.steps import program_of
-from tests.model.test_chat_format import tokenizer
 from tests.server.fake_frontend import LiveServer
-
-ALL = {**TEMPLATES, **THINKING}
-
-
-def pieces_of(name: str) -> ChatFormat:
-    found = chat_format(tokenizer(ALL[name]))
-    assert found is not None
-    return found
-
-
-def rendered(name: str, messages: list[dict[str, Any]], **given: Any) -> str:
-    text = tokenizer(ALL[name]).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, **given
-    )
-    assert isinstance(text, str)
-    return text
 
 
 def script(name: str, thoughts: str, answer: str) -> str:
