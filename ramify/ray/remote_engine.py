@@ -33,15 +33,21 @@ RETRY_S = 0.5
 
 
 class RemoteEngine:
-    """The engine core of one replica; a `EngineCore`. The callbacks run on the event loop of `start`.
+    """The engine core of one replica; an `EngineCore`. The callbacks run on the event loop of `start`.
 
     The end of a session counts as the engine core's death, and the next session as its return, until
     `aclose`. `snapshots` holds the KV snapshots on their way between all engine cores of the fleet.
     """
 
     def __init__(
-        self, name: str, transport: Transport, snapshots: RemoteSnapshots, events: EngineEvents
+        self,
+        name: str,
+        transport: Transport,
+        snapshots: RemoteSnapshots,
+        events: EngineEvents,
+        retry_s: float = RETRY_S,
     ) -> None:
+        self._retry_s = retry_s
         self._name = name
         self._transport = transport
         self._snapshots = snapshots
@@ -160,7 +166,7 @@ class RemoteEngine:
                 await asyncio.gather(self._listening, return_exceptions=True)
                 raise
             self._ended(result if isinstance(result, str) else _reason(result))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._retry_s)
 
     def _ended(self, reason: str) -> None:
         """Note that a session has ended, or could not begin."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import ramify as rm
-from ramify import retry
 from ramify.lang.backends.sse import DONE, EventParser
 from tests.lang.remote import RawServer, answer, raw_openai
 
@@ -44,6 +43,8 @@ WHOLE = {"choices": [{"message": {"role": "assistant", "content": "yes"}, "finis
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4}
 ERROR = {"error": {"message": "no more credit", "type": "billing", "code": None}}
 PAGE = b"<!DOCTYPE html><html><style>p {}</style><body><h1>Sign in</h1> to &quot;the hub&quot;</body></html>"
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 CASES = {
     # --- the end ---
@@ -131,13 +132,6 @@ CASES = {
 @rm.function
 def ask(s):
     s += rm.user("Q?") + rm.assistant(rm.gen("x", max_tokens=5))
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pause(seconds: float) -> None: ...
-
-    monkeypatch.setattr(retry, "_sleep", pause)
 
 
 @pytest.mark.parametrize("name", CASES)

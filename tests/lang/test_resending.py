@@ -29,31 +29,6 @@ from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_endpoint
 from tests.lang.test_endpoint import INFO
 
 
-class Clock:
-    """A clock that advances only in pauses."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.pauses: list[float] = []
-        self.during: list = []
-        """Functions for the next pauses, each called in one."""
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-        if self.during and (call := self.during.pop(0)) is not None:
-            await asyncio.to_thread(call)
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(retry, "_clock", lambda: clock.now)
-    monkeypatch.setattr(retry, "_sleep", clock.sleep)
-    return clock
-
-
 @rm.function
 def ask(s, temperature=0.0, seed=None):
     s += "Q:" + rm.gen("x", temperature=temperature, seed=seed)
@@ -125,10 +100,9 @@ def test_the_header_may_hold_seconds(header, seconds):
     assert http_errors.retry_after_s(header) == seconds
 
 
-def test_the_header_may_hold_a_date(monkeypatch):
+def test_the_header_may_hold_a_date():
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
-    assert 88 < http_errors.retry_after_s(formatdate(now + 90, usegmt=True)) <= 90
+    assert 0 < http_errors.retry_after_s(formatdate(now + 90, usegmt=True)) <= 90
     assert http_errors.retry_after_s(formatdate(now - 90, usegmt=True)) == 0
 
 
@@ -300,21 +274,20 @@ def test_an_outage_is_logged_once(clock, caplog):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_batch_leaves_a_long_outage_to_its_breaker(clock, monkeypatch, inside):
+def test_a_batch_leaves_a_long_outage_to_its_breaker(clock, inside):
     @rm.function
     def around(s):
         ask.run(backend=backend).sync()
         s += "Q:" + rm.gen("x")
 
-    monkeypatch.setattr(random, "uniform", lambda least, most: most)
     backend = Breaking(lambda request: "yes", WorkerDied("gone"), after=0)
     backend.retry = Retry()
     (around if inside else ask).run_batch([{}], backend=backend, give_up_after=0)
-    assert sum(clock.pauses) == retry.IN_BATCH_S * (1 + inside)
+    assert sum(clock.pauses) == pytest.approx(retry.IN_BATCH_S * (1 + inside))
     clock.pauses.clear()
     backend.retry = Retry(retry_for=2)
     ask.run_batch([{}], backend=backend, give_up_after=0)
-    assert sum(clock.pauses) == 2
+    assert sum(clock.pauses) == pytest.approx(2)
 
 
 # --- broken off in the middle ---
@@ -428,15 +401,12 @@ def test_a_sample_of_which_nothing_was_streamed_yet_is_sent_again(clock):
         assert list(state.text_iter("x")) == ["yes"]
 
 
-def test_a_steps_own_time_limit_counts_all_attempts(clock, monkeypatch):
+def test_a_steps_own_time_limit_counts_all_attempts(clock):
     @rm.function
     def limited(s):
         s += "Q:" + rm.gen("x", timeout=0.05)
 
-    async def forever(seconds):
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(retry, "_sleep", forever)
+    clock.stands = True
     with raw_endpoint(script(then=answer(b"", "503 Busy"))) as (backend, _):
         error = limited.run(backend=backend).error()
     assert isinstance(error.__cause__, RequestTimeout)

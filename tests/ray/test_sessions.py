@@ -361,21 +361,18 @@ class Events:
     def _restarted(self) -> None:
         self.returns += 1
 
+    def receive(self, message: Any) -> None:
+        self.got.append(message)
+
     @property
     def events(self) -> EngineEvents:
-        return EngineEvents(self.got.append, self._died, self._restarted, lambda error: None)
+        return EngineEvents(self.receive, self._died, self._restarted, lambda error: None)
 
 
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.ray.remote_engine.RETRY_S", 0)
-
-
-@pytest.mark.usefixtures("no_pauses")
 async def test_an_engine_that_restarts_begins_a_new_session() -> None:
     calls, events = Calls(), Events()
     engine = await calls.add("a")
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events, retry_s=0)
     await remote.start()
     assert remote.info == INFO
     await until(lambda: engine.sent == [GetTree()])
@@ -397,15 +394,15 @@ async def test_an_engine_that_restarts_begins_a_new_session() -> None:
 
 
 async def test_a_handler_that_raises_does_not_end_the_session() -> None:
-    calls, events = Calls(), Events()
+    class Raising(Events):
+        def receive(self, message: Any) -> None:
+            super().receive(message)
+            if len(self.got) == 1:
+                raise ValueError("a bug")
+
+    calls, events = Calls(), Raising()
     engine = await calls.add("a")
-
-    def receive(message: Any) -> None:
-        events.got.append(message)
-        if len(events.got) == 1:
-            raise ValueError("a bug")
-
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events._replace(receive=receive))
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
     await remote.start()
     changes = [TreeChange(epoch=1, number=number, added=(number,)) for number in (1, 2)]
     for change in changes:
@@ -415,11 +412,10 @@ async def test_a_handler_that_raises_does_not_end_the_session() -> None:
     await remote.aclose()
 
 
-@pytest.mark.usefixtures("no_pauses")
 async def test_a_lost_call_ends_the_session() -> None:
     calls, events = Calls(), Events()
     engine = await calls.add("a")
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events, retry_s=0)
     await remote.start()
     remote.send(Generate(rid="1"))
     await until(lambda: engine.rids() == ["1"])
