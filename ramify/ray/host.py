@@ -48,7 +48,7 @@ SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
-    """The sending session, and the request's or question's id in it."""
+    """The sending session, and the request's or call's id in it."""
 
     session: Session
     rid: str

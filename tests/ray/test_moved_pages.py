@@ -100,7 +100,7 @@ class Replicas:
 
     def told(self, name: str) -> None:
         """Wait until the frontend knows pages of the replica `name`."""
-        fleet: Any = self.frontend._engine
+        fleet: Any = self.frontend._fleet
         wait_until(lambda: fleet._placement._index._trees[name].digests, 60)
 
     def stats(self, name: str) -> Any:

@@ -34,7 +34,7 @@ from ramify.ray.remote_engine import RemoteEngine
 from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents
+from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents, FleetEvents
 
 INFO = ModelInfo(
     name="m",
@@ -458,15 +458,14 @@ class Fleet:
         self.listed = listed.ListedReplicas()
         self.lost: list[list[str]] = []
         self.got: list[Any] = []
-        self.fleet = ListedFleet(
-            transport=self.calls,
-            listed=self.listed,
-            drain_s=drain_s,
+        events = FleetEvents(
             receive=self.got.append,
-            lost=lambda error, rids: self.lost.append(list(rids)),
+            lost=lambda error, rids: bool(self.lost.append(list(rids))),
             restarted=lambda: None,
             gave_up=lambda error: None,
+            tree_changed=lambda name, change: None,
         )
+        self.fleet = ListedFleet(events, transport=self.calls, listed=self.listed, drain_s=drain_s)
 
     async def start(self) -> dict[str, FakeEngine]:
         engines = {name: await self.calls.add(name) for name in "ab"}
@@ -536,9 +535,8 @@ async def test_what_does_not_end_in_time_goes_on_elsewhere() -> None:
 async def test_replicas_are_added_and_stopped_by_ray_alone() -> None:
     fleet = Fleet()
     await fleet.start()
-    for refused in (fleet.fleet.add_one(), fleet.fleet.restart("a", 1.0), fleet.fleet.drain("a", 1.0)):
-        with pytest.raises(UnsupportedField, match="ramify deploy --replicas"):
-            await refused
+    with pytest.raises(UnsupportedField, match="ramify deploy --replicas"):
+        assert fleet.fleet.operator
     assert fleet.up == ["a", "b"]
     await fleet.fleet.aclose()
 
