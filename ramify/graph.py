@@ -307,7 +307,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     def check(self, field: str = "graph") -> Graph:
         """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
-        _Check(self, field).check_all()
+        _Check(self, field).check_nodes()
         return self
 
     def check_row(self, row: Mapping[str, Any], field: str) -> None:
@@ -369,7 +369,7 @@ class _Check:
         self.here = ""
         """The path of the node that is being checked."""
 
-    def check_all(self) -> None:
+    def check_nodes(self) -> None:
         nodes = self.graph.nodes
         if not nodes:
             raise InvalidRequest("The graph has no nodes.", field=f"{self.field}.nodes")

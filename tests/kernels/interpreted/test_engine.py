@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.kernels.triton.launching.interpret import INTERPRETED
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from tests.runtime.tiny import write_tiny
 
 assert INTERPRETED
