@@ -1,4 +1,4 @@
-"""How the processes start: what they import, and what becomes of those that nobody takes."""
+"""Start of the processes: their imports, and the end of those that nobody takes."""
 
 from __future__ import annotations
 
