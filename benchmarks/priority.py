@@ -94,7 +94,7 @@ class Load:
             )
 
     async def _stats(self) -> SchedulerStats:
-        return await self._engine._frontend.stats()
+        return await self._engine._frontend.control.stats()
 
     def _ids(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.choices(VOCABULARY, k=count))
