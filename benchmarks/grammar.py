@@ -21,13 +21,13 @@ import numpy as np
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.compile.policy import compile_constraint, prepare
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 STRING: dict[str, Any] = {"type": "string"}
@@ -104,7 +104,7 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """One engine on one vocabulary."""
+    """An engine on a vocabulary."""
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         """A way to begin a request: it fills masks and accepts tokens."""
@@ -131,13 +131,11 @@ class XGrammar:
     def __init__(self, vocabulary: Vocabulary, *, strict_mode: bool = True) -> None:
         import xgrammar
 
-        from tests.grammar.xgrammar_oracle import tokenizer_info
+        from ramify.grammar.engine.xgrammar import tokenizer
 
         self._strict_mode = strict_mode
         self._matcher = xgrammar.GrammarMatcher
-        self._compiler = xgrammar.GrammarCompiler(
-            tokenizer_info(vocabulary), max_threads=1, cache_enabled=False
-        )
+        self._compiler = xgrammar.GrammarCompiler(tokenizer(vocabulary), max_threads=1, cache_enabled=False)
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         compiled = self._compiler.compile_json_schema(json.dumps(schema), strict_mode=self._strict_mode)

@@ -1,8 +1,8 @@
 """The runtime: requests in, tokens out.
 
 The modules beside this file are the words of the runtime: `config` (the options of engine and server), names
-(`host_names`, `lora_names`, `rope_fields`), `cores`, `faults`, `compile_ahead` (the kernels, before the first
-run needs them).
+(`host_names`, `lora_names`, `rope_fields`), `generation` (an output, put together from its chunks), `cores`,
+`faults`, `compile_ahead` (the kernels, before the first run needs them).
 
 model        the model: files, families, tokenizers
 parallel     the processes that one model is divided among
@@ -15,4 +15,9 @@ frontend     request ids, answers, cancellation, back-pressure
 inspect      what a model would take, without loading it; quantize writes packed weights
 engine       the engine in a user's script
 server       HTTP, one folder a dialect
+
+Layers, lowest first: own modules; model.shape; model; model.families; model.quantised; model.transformers;
+model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
+scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; engine;
+server; server.openai; server.openai.responses; server.admin; server.sglang; server.app.
 """

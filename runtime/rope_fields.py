@@ -21,8 +21,8 @@ NEEDED = {"linear": ("factor",), "llama3": ("factor",), "longrope": _LISTS}
 
 
 def wrong_field(scaling: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A field with a value that it cannot have, and the values that it may have. None where all are right; a
-    null is a field left out."""
+    """(field, values that it may have) of the first field with a wrong value; None if all are right. A null
+    counts as missing."""
     for name, value in scaling.items():
         if value is None:
             continue

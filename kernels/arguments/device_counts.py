@@ -37,7 +37,7 @@ class DeviceCounts:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.zeros(2, 0, dtype=torch.int32, device=device)
+        self.pool = torch.zeros(2, 0, dtype=torch.int32, device=device)
         self._used = 0
         self._segments: weakref.WeakKeyDictionary[TokenCounts, _Segment | None] = weakref.WeakKeyDictionary()
         """A counter without a segment was seen once: counts made for one step are not worth one."""
@@ -90,7 +90,7 @@ class DeviceCounts:
         repetition, presence, frequency = to_device(np.array(options, np.float64).T.copy(), self._device)
         of = torch.repeat_interleave(lengths, output_size=total)
         index = torch.arange(total, dtype=torch.int32, device=self._device).add_(shifts[of])
-        tokens, counts = self._pool.index_select(1, index)
+        tokens, counts = self.pool.index_select(1, index)
         # In float64 and rounded once, as on the host.
         amounts = torch.zeros(3, total, dtype=torch.float32, device=self._device)
         amounts[0] = repetition[of]
@@ -118,7 +118,7 @@ class DeviceCounts:
         if places:
             sent = np.concatenate([np.concatenate(places)[None], np.concatenate(arrays, axis=1)])
             on_device = to_device(sent, self._device)
-            self._pool[:, on_device[0].long()] = on_device[1:]
+            self.pool[:, on_device[0].long()] = on_device[1:]
 
     def _room(self, counts: TokenCounts) -> int:
         """-1 without a segment: counts of no tokens get one too."""
@@ -129,7 +129,7 @@ class DeviceCounts:
         """Give each of `counts` a new segment; False where the pool is full."""
         for each in counts:
             room = max(LEAST, 2 * each.arrays.shape[1])
-            if self._used + room > self._pool.shape[1]:
+            if self._used + room > self.pool.shape[1]:
                 return False
             self._segments[each] = _Segment(self._used, room)
             self._used += room
@@ -148,4 +148,4 @@ class DeviceCounts:
             self._segments[each] = _Segment(self._used, max(LEAST, 2 * size))
             pool[:, self._used : self._used + size] = each.arrays
             self._used += max(LEAST, 2 * size)
-        self._pool = to_device(pool, self._device)
+        self.pool = to_device(pool, self._device)

@@ -39,7 +39,7 @@ from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
-from ramify.runtime.model.hub.resolve import check_name
+from ramify.runtime.inspect.resolve import check_name
 from ramify.sampling_options import read_options, resolve_options
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
@@ -490,7 +490,7 @@ child shares with its parent."""
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: do not close the parent's engines at exit."""
+    """Leave the parent's engines open at the exit of a forked child."""
     _engines_of_parent.extend(_open_engines)
     _open_engines.clear()
 

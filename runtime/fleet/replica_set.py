@@ -1,8 +1,8 @@
-"""Replica set: the replicas of a fleet by name start, join, drain, leave, die and come back.
+"""The replicas of a fleet by name: they start, join, drain, leave, die and come back.
 
 starts       its model and its page size are those of the others
 joins        with an empty tree and without adapters: it gets the calls and requests that wait
-drains       nothing new goes there; what it has ends, or goes on elsewhere (decision 0053)
+drains       nothing new goes there; what it has ends, or goes on elsewhere
 dies         its requests go to others with the output that they have (decision 0050), and it comes back
 is gone      it has died too often, and does not come back by itself
 """

@@ -15,8 +15,8 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.token_graphs import TokenGraphs
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.test_triton_warm_up import SHAPE
 
 PAGE = 16
@@ -43,13 +43,15 @@ def runner_of() -> Runner:
 
 
 def graphs_of(runner: Runner) -> DecodeGraphs:
-    assert runner._graphs is not None
-    return runner._graphs
+    graphs = runner._graphs
+    assert graphs is not None
+    return graphs
 
 
 def token_graphs_of(runner: Runner) -> TokenGraphs:
-    assert runner._token_graphs is not None
-    return runner._token_graphs
+    graphs = runner._token_graphs
+    assert graphs is not None
+    return graphs
 
 
 def forms_of(graphs: DecodeGraphs | TokenGraphs) -> list[int]:

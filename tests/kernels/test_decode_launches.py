@@ -145,12 +145,12 @@ def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
         before = len(forms_of(graphs))
         for step in range(OFTEN + 2):
             launches.clear()
-            assert graphs.run(decodes([3000 + step, *[30] * 7])) is not None
+            assert graphs.replay(decodes([3000 + step, *[30] * 7])) is not None
             merge = 1 if step >= OFTEN - 1 else 8
             assert programs(launches)["_merge"] == 2 * HEADS * merge
         assert len(forms_of(graphs)) == before + 1
         launches.clear()
-        graphs.run(decodes([3000, 3000, *[30] * 6]))
+        graphs.replay(decodes([3000, 3000, *[30] * 6]))
         assert programs(launches)["_merge"] == 2 * HEADS * 8, "room for one merge is too little"
 
 
@@ -166,7 +166,7 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
         planner = next(iter(runner.attention.planners.values()))
         plan = plan_of(planner, batch)
         assert planner.form(plan, 96).listed
-        steps = [graphs.run(batch) for _ in range(OFTEN + 2)]
+        steps = [graphs.replay(batch) for _ in range(OFTEN + 2)]
         assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
         assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
@@ -219,6 +219,6 @@ def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch)
 
 
 def begin_captures(buffers: GraphBuffers) -> bool:
-    """As on a CUDA device."""
+    """Begin captures as on a CUDA device."""
     buffers._memory = object()
     return True

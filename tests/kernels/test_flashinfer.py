@@ -22,7 +22,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
 from ramify.runtime.executor.attention import FlashInferAttention, has_cascade
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 from tests.kernels.attention_cases import Batch, make_batch
 from tests.kernels.flashinfer_stub import Stub, flashinfer
 from tests.model.checkpoints import GEMMA2, Case, save

@@ -47,18 +47,18 @@ def test_forms_of_prompts_and_verification_have_a_graph_from_the_start() -> None
         before = len(forms_of(graphs))
         prompt, verification = step_of((60, 60)), step_of(*[(4, 1000)] * 7)
         for batch in (prompt, verification):
-            hidden = graphs.run(batch)
+            hidden = graphs.replay(batch)
             assert hidden is not None
             assert len(hidden) == batch.tokens.shape[1]
         assert len(forms_of(graphs)) == before
 
 
 def test_a_form_is_captured_when_it_comes_often() -> None:
-    """A chunk of a prompt beside decodes."""
+    """The form is a chunk of a prompt beside decodes."""
     with compiling(90, noting=True), torch.inference_mode():
         runner, graphs = captured()
         before, batch = len(forms_of(graphs)), step_of((200, 700), *[(1, 900)] * 6)
-        found = [graphs.run(batch) is not None for _ in range(OFTEN + 2)]
+        found = [graphs.replay(batch) is not None for _ in range(OFTEN + 2)]
         assert found == [False] * (OFTEN - 1) + [True] * 3
         assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
@@ -68,7 +68,9 @@ def test_steps_that_do_not_fit_run_eagerly() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         _, graphs = captured()
         for spans in ([(300, 300)], [(180, 180)], [(2, 40)] * 9):
-            assert graphs.run(step_of(*spans)) is None, "too many tokens, too much padding, too many requests"
+            assert graphs.replay(step_of(*spans)) is None, (
+                "too many tokens, too much padding, too many requests"
+            )
 
 
 def test_a_captured_step_can_be_replayed() -> None:
@@ -78,7 +80,7 @@ def test_a_captured_step_can_be_replayed() -> None:
 
 
 def test_a_step_launches_the_programs_of_its_form() -> None:
-    """The kernel's own grid, of two layers: at most twice the items of the plan, or the least room."""
+    """The kernel's grid in both layers has at most twice the plan's items, or the least room."""
     with compiling(90, noting=True) as launches:
         runner, _ = captured()
         assert isinstance(runner.attention, PlannedAttention)

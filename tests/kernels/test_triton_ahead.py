@@ -18,7 +18,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.triton import ahead, norm
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.tiny import write_tiny
 
@@ -79,7 +79,7 @@ def test_forms_are_compiled_in_other_processes_and_found() -> None:
 
 
 def test_every_function_has_its_cache_key_before_the_first_is_compiled() -> None:
-    """A process of its own: what is compiled here has given keys to some."""
+    """A process of its own looks: functions compiled in this one have keys already."""
     code = "from ramify.kernels.triton import ahead; ahead.fix_cache_keys(); import gc; "
     code += "found = [each for each in gc.get_objects() if isinstance(each, ahead.JITFunction)]; "
     code += "ours = [each for each in found if each.fn.__module__.startswith('ramify.')]; "

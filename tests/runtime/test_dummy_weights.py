@@ -9,7 +9,7 @@ import pytest
 
 from ramify.errors import NotFound
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ def logits_of(seed: int = 0, count: int = 1) -> torch.Tensor:
 
 
 def reachable(logits: torch.Tensor, **options: Any) -> dict[int, float]:
-    """Token to the share of evenly spaced uniforms that draw it."""
+    """Token → the share of evenly spaced uniforms that draw it."""
     steps = 4000
     rows = [row((i + 0.5) / steps, **options) for i in range(steps)]
     tokens = sample(logits.repeat(steps, 1), rows)

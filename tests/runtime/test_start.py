@@ -13,7 +13,7 @@ import pytest
 from ramify.engine_messages import Ready
 from ramify.errors import EngineError
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import ROLES, PrestartedWorkers
 
@@ -21,7 +21,7 @@ SCHEDULER = """
 import sys
 import ramify.runtime.scheduler.process
 late = ("transformers", "llguidance", "fastapi")
-grammar = ("engine.load", "compile.policy", "automaton.token_trie")
+grammar = ("engine.load", "compile.policy", "automaton.masks.token_trie")
 late += tuple(f"ramify.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]
 """

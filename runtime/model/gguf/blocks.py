@@ -38,7 +38,7 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
 
 @functools.cache
 def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
-    """What `Stored` needs of a type: the same each time."""
+    """The parts of a type that `Stored` needs, the same each time."""
     verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
@@ -264,7 +264,7 @@ _TABLES: dict[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.MXFP4: MXFP4.kvalues,
     GGMLQuantizationType.NVFP4: MXFP4.kvalues,
 }
-"""What the codes of a type stand for."""
+"""Type → the values that its codes stand for."""
 
 _POWERS = (GGMLQuantizationType.MXFP4, GGMLQuantizationType.NVFP4)
 """Types whose factors fit bfloat16."""

@@ -25,7 +25,7 @@ class Adapter:
     name: str
     path: str
     revision: str
-    """Changes with the adapter's files."""
+    """A digest that changes with the adapter's files."""
     slot: int
     base: str
     """The name of its base model, as its config says; may be empty."""
@@ -37,16 +37,16 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class Adapters:
-    """Loads adapters by name. Requests hold theirs to their end, so that one may be unloaded before."""
+    """Loaded adapters by name. A request holds its adapter to its end, even if it is unloaded before."""
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model
         self._loaded: dict[str, Adapter] = {}
-        self._slots: set[int] = set()
+        self.slots: set[int] = set()
 
     def find(self, name: str, revision: str = "") -> Adapter:
-        """Raises `NotFound` with the names of those that are loaded, and `WorkerDied` where the adapter has
-        another revision than `revision`."""
+        """The adapter of a name. Raises `NotFound` with the names of those that are loaded, and `WorkerDied`
+        where the adapter has another revision than `revision`."""
         if name not in self._loaded:
             raise unknown(name, self._loaded)
         found = self._loaded[name]
@@ -69,7 +69,7 @@ class Adapters:
             raise InvalidRequest(
                 f"The adapter {name!r} is loaded already.", field="name", remedy="Unload it first."
             )
-        free = [slot for slot in range(MOST_SLOTS) if slot not in self._slots]
+        free = [slot for slot in range(MOST_SLOTS) if slot not in self.slots]
         if not free:
             raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
         found = read_adapter(Path(path).expanduser())
@@ -79,14 +79,14 @@ class Adapters:
         )
         for table, weight in weights:
             table[adapter.slot] = weight
-        self._slots.add(adapter.slot)
+        self.slots.add(adapter.slot)
         tables = [table for table, _ in weights]
-        weakref.finalize(adapter, _free, tables, self._slots, adapter.slot).atexit = False
+        weakref.finalize(adapter, _free, tables, self.slots, adapter.slot).atexit = False
         self._loaded[name] = adapter
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget the name: new requests cannot have it. Raises `NotFound`."""
+        """Forget the name, so that new requests cannot use it. Raises `NotFound` for an unknown one."""
         self.find(name)
         del self._loaded[name]
 

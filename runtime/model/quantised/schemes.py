@@ -15,7 +15,7 @@ from torch import Tensor
 from ramify.errors import InvalidRequest
 from ramify.kernels.weights.packed import SCALE_DTYPES
 from ramify.kernels.weights.rows import Rows
-from ramify.runtime.model.quantised.config import Quantised
+from ramify.runtime.model.shape.quantised_config import Quantised
 
 Stored = Mapping[str, Tensor]
 """The tensors of one matrix, by the last part of their names."""

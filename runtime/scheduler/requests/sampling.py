@@ -49,7 +49,7 @@ class RequestSampler:
         rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
-        drawing = self.runner.sampler.begin(logits, rows, asked, top)
+        drawing = self.runner.sampler.begin_draw(logits, rows, asked, top)
         if meanwhile is not None:
             meanwhile(drawing.tokens)
         tokens, found = drawing.result()

@@ -28,8 +28,8 @@ from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
@@ -51,14 +51,6 @@ from ramify.runtime.scheduler.speculation.acceptance import (
 )
 
 
-def context_of(config: EngineConfig, shape: ModelShape) -> int:
-    """The context length of an engine, in tokens.
-
-    Raises `InvalidRequest` where the model has no positions for it.
-    """
-    return with_context(shape, config.context_length).context_length
-
-
 def check_draft(
     config: EngineConfig, shape: ModelShape, draft: ModelShape, tokenizer: Path, draft_tokenizer: Path
 ) -> None:
@@ -72,7 +64,7 @@ def check_draft(
             f"{name} has linear attention layers: their states cannot go back behind draft tokens that are "
             "not accepted."
         )
-    context_length = context_of(config, shape)
+    context_length = with_context(shape, config.context_length).context_length
     if draft.context_length < context_length:
         raise _refused(
             f"{name} has a context of {draft.context_length} tokens, and the engine one of {context_length}.",
@@ -218,7 +210,7 @@ class DraftModel:
         hidden = self._runner.forward(batch)
         if not batch.decoding:
             hidden = index_select(hidden, (batch.query_starts[1:] - 1).tolist())
-        tokens, found = self._runner.sampler.begin(
+        tokens, found = self._runner.sampler.begin_draw(
             self._logits(hidden, [row.mask for row in rows]), rows, range(len(rows)), 0
         ).result()
         self._spent(len(batch.ids), began)

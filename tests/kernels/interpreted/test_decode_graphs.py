@@ -16,8 +16,8 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.scheduler.speculation import acceptance, drafter
 from tests.model.checkpoints import expected, save
 from tests.model.hybrids import DENSE, build_hybrid
@@ -126,7 +126,7 @@ def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.Monke
 
 
 def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two requests, whose passes of one token each are padded to four."""
+    """Two requests' passes of one token each are padded to four."""
     monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(drafter.Drafter, "_look_up", lambda *_: False)
     options = {"attention_backend": "triton", "context_length": 64, "num_pages": 16, "page_size": PAGE}

@@ -12,8 +12,8 @@ from ramify.kernels.triton import attention, kv_store, norm, quantised, rope
 from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.load import loader
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import read_config
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import read_config
 from tests.kernels.ops_cases import forms
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import write_tiny
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(folder: Path, backend: str) -> list[Result]:
-    """Prefill in chunks, cached prefixes, copy-on-write of a shared page, batches of mixed lengths."""
+    """Answers with prefill in chunks, cached prefixes, copy-on-write of a shared page, and mixed lengths."""
     torch.manual_seed(0)
     base = torch.randint(256, (45,)).tolist()
     local = LocalScheduler(folder, attention_backend=backend, page_size=8, chunk_tokens=32, num_pages=64)
@@ -49,7 +49,7 @@ def test_greedy_tokens_equal_those_of_the_torch_backend(folder, monkeypatch):
 
 
 def test_weights_of_four_bits_stay_so(folder, monkeypatch):
-    """Layers and head: the tokens are those of the same rounded weights in the torch backend."""
+    """The tokens are those of the same rounded weights in the torch backend, for layers and head."""
     launches = forms(monkeypatch, quantised, "_quantised_product")
     files, shape = ModelFiles("tiny", folder, folder), read_config(folder)
     load = loader(EngineConfig(quantization="int4"), files, shape, 128)

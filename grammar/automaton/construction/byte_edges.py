@@ -1,0 +1,297 @@
+"""From states over characters to states over the bytes of their UTF-8 (RFC 3629).
+
+The bytes of a character after its first byte are read like a rule that is called. So the states inside
+characters exist once, not once for each state that such a character leads to. With ``[а-я]`` (Cyrillic) from
+state 0 to state 1, the first bytes D0 and D1 call an inner state for the second byte, and return to state 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.grammar.automaton.construction.nodes import PLAIN_SET, Atoms
+from ramify.grammar.automaton.construction.positions import END
+from ramify.grammar.automaton.construction.subset_construction import States
+from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
+from ramify.grammar.rules.expression import Ranges
+from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
+
+Rest = frozenset[tuple[Spans, int]]
+"""Alternatives inside a character, each the bytes still to come and the state after them."""
+
+
+class Edges(NamedTuple):
+    """The edges as in `pushdown.Arrays`; dead states and edges are still among them.
+
+    plain           (states,) bool: every plain character leads somewhere
+    plain_source    (pairs,) int32: a state that a plain character leads from
+    plain_target    (pairs,) int32: the state that it leads to
+    after_item      (states,) bool: a unique item has just ended
+    mark            (states,) int32: the mark that was just read (`States.mark`), or -1
+    """
+
+    offsets: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    target: np.ndarray
+    push: np.ndarray
+    final: np.ndarray
+    plain: np.ndarray
+    plain_source: np.ndarray
+    plain_target: np.ndarray
+    after_item: np.ndarray
+    mark: np.ndarray
+
+
+EDGES = tuple_type(Edges, array_dtypes(Edges, uint8=("low", "high"), flags=("final", "plain", "after_item")))
+
+_Edge = tuple[int, int, int, int]
+"""An edge: its low and high byte, its target, and the state that it pushes or -1."""
+
+
+def to_bytes(states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> Edges:
+    """`states` as an automaton over the bytes of `alphabet`; characters with other bytes cannot be read.
+
+    `bodies` is the node of each rule.
+    """
+    return _Bytes(states, atoms, bodies, alphabet).edges()
+
+
+class _Bytes:
+    def __init__(self, states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> None:
+        self._states = states
+        self._atoms = atoms
+        self._bodies = bodies
+        self._alphabet = np.zeros(256, np.bool_)
+        self._alphabet[list(alphabet)] = True
+        self._allowed = sum(1 << byte for byte in set(alphabet))
+        self._inner: dict[Rest, int] = {}
+        self._pending: list[Rest] = []
+
+    def edges(self) -> Edges:
+        states = self._states
+        count = len(states.final)
+        source, edge = _spans(states.edge_begin, states.edge_end)
+        class_, target = states.edge_class[edge], states.edge_target[edge]
+        members, inside = self._classes()
+        rows = (
+            self._ascii(source, class_, target, inside),
+            self._calls(),
+            self._high(source, class_, target, inside),
+        )
+        extra = [(count + i, *row) for i, rest in enumerate(self._pending) for row in self._inside(rest)]
+        flat = np.concatenate([*rows, np.array(extra, np.int32).reshape(-1, 5)])
+        flat = flat[np.lexsort((flat[:, 1], flat[:, 0]))]
+        number = count + len(self._pending)
+        offsets = np.zeros(number + 1, np.int32)
+        np.cumsum(np.bincount(flat[:, 0], minlength=number), out=offsets[1:])
+        final = _padded(states.final, number)
+        if _ENDED in self._inner:
+            final[self._inner[_ENDED]] = True
+        # The edges of a state are disjoint, so that it covers the plain atoms if it has as many.
+        plain_atoms = self._atoms.members[: self._atoms.begin[PLAIN_SET + 1]]
+        plain = members[:, plain_atoms].sum(axis=1)[class_]
+        covered = np.bincount(source, plain, minlength=number) == len(plain_atoms)
+        pairs = (plain > 0) & covered[source]
+        low, high, into, push = (np.ascontiguousarray(flat[:, i]) for i in range(1, 5))
+        return Edges(
+            offsets,
+            low.astype(np.uint8),
+            high.astype(np.uint8),
+            into,
+            push,
+            final,
+            covered,
+            source[pairs],
+            target[pairs],
+            _padded(states.after_item, number),
+            np.concatenate([states.mark, np.full(number - count, -1, np.int32)]),
+        )
+
+    def _classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """(classes, atoms) bool: the atoms of each class of characters; and (classes, ranges) bool: the
+        ranges of characters."""
+        of_range = self._atoms.of_range
+        members = np.unpackbits(self._states.class_bits.view(np.uint8), axis=1, bitorder="little").astype(
+            np.bool_
+        )
+        return members, members[:, of_range]
+
+    def _ascii(
+        self, source: np.ndarray, class_: np.ndarray, target: np.ndarray, inside: np.ndarray
+    ) -> np.ndarray:
+        range_of = np.searchsorted(self._atoms.cuts, np.arange(0x80), side="right") - 1
+        edge, low, high = _byte_runs(inside[:, range_of] & self._alphabet[:0x80], class_)
+        return _rows(source[edge], low, high, target[edge], -1)
+
+    def _calls(self) -> np.ndarray:
+        states = self._states
+        source, call = _spans(states.call_begin, states.call_end)
+        if not len(call):
+            return np.empty((0, 5), np.int32)
+        first = states.first[self._bodies].view(np.uint8)
+        first = np.unpackbits(first, axis=1, bitorder="little").astype(np.bool_)
+        edge, low, high = _byte_runs(first & self._alphabet, states.call_rule[call])
+        # A call that returns to a final state without edges is a tail call: the end of the rule is the end of
+        # its caller.
+        goes_on = (
+            (states.edge_end > states.edge_begin)
+            | (states.call_end > states.call_begin)
+            | states.after_item
+            | (states.mark >= 0)
+        )
+        after = states.call_after[call]
+        push = np.where(states.final[after] & ~np.asarray(goes_on)[after], -1, after)
+        return _rows(source[edge], low, high, ~states.call_start[call][edge], push[edge])
+
+    def _high(
+        self, source: np.ndarray, class_: np.ndarray, target: np.ndarray, inside: np.ndarray
+    ) -> np.ndarray:
+        """The edges of characters of several bytes."""
+        cuts = self._atoms.cuts
+        begin = int(np.searchsorted(cuts, 0x80))
+        inside = inside[:, begin:]
+        has_high = np.asarray(inside.any(axis=1))
+        edges = np.flatnonzero(has_high[class_])
+        ranges: dict[int, Ranges] = {}
+        for number in np.unique(class_[edges]).tolist():
+            within = np.concatenate(([False], inside[number], [False]))
+            chosen = np.flatnonzero(within[1:] != within[:-1]) + begin
+            ranges[number] = tuple(
+                zip(cuts[chosen[::2]].tolist(), (cuts[chosen[1::2]] - 1).tolist(), strict=True)
+            )
+        rows: list[tuple[int, int, int, int, int]] = []
+        several = np.bincount(source[edges], minlength=1)[source[edges]] > 1
+        called: dict[int, list[tuple[int, int, int]]] = {}
+        for state, number, into in zip(
+            *(a[edges[~several]].tolist() for a in (source, class_, target)), strict=True
+        ):
+            if number not in called:
+                called[number] = self._called_characters(ranges[number])
+            rows += [(state, low, high, inside_, into) for low, high, inside_ in called[number]]
+        beside: dict[int, list[tuple[Spans, int]]] = {}
+        for state, number, into in zip(
+            *(a[edges[several]].tolist() for a in (source, class_, target)), strict=True
+        ):
+            beside.setdefault(state, []).extend((spans, into) for spans in spans_of(ranges[number]))
+        for state, pairs in beside.items():
+            rows += [(state, *row) for row in self._multibyte(pairs)]
+        return np.array(rows, np.int32).reshape(-1, 5)
+
+    def _multibyte(self, pairs: list[tuple[Spans, int]]) -> list[_Edge]:
+        row: list[_Edge] = []
+        for (low, high), rests in _by_first_byte(pairs):
+            targets = {target for _, target in rests}
+            if len(targets) == 1:
+                called = frozenset((spans, END) for spans, _ in rests)
+                self._add_edges(row, low, high, self._inner_state(called), targets.pop())
+            else:
+                self._add_edges(row, low, high, self._inner_state(frozenset((s, ~t) for s, t in rests)), -1)
+        return row
+
+    def _called_characters(self, ranges: Ranges) -> list[tuple[int, int, int]]:
+        """Ranges of first bytes of the characters in `ranges`, each with the state to call for the further
+        bytes."""
+        row: list[_Edge] = []
+        for low, high, rest in _characters(ranges):
+            self._add_edges(row, low, high, self._inner_state(rest), -1)
+        return [edge[:3] for edge in row]
+
+    def _add_edges(self, row: list[_Edge], low: int, high: int, target: int, push: int) -> None:
+        for first, last in _runs_of(((1 << (high + 1)) - (1 << low)) & self._allowed):
+            row.append((first, last, target, push))
+
+    def _inner_state(self, rest: Rest) -> int:
+        """The state inside a character of which `rest` is left. In `rest`, ~t stands for state t, entered
+        without a return."""
+        number = self._inner.get(rest)
+        if number is None:
+            number = self._inner[rest] = len(self._states.final) + len(self._pending)
+            self._pending.append(rest)
+        return number
+
+    def _inside(self, rest: Rest) -> list[_Edge]:
+        row: list[_Edge] = []
+        for (low, high), after in _by_first_byte(pair for pair in rest if pair[0]):
+            ended = {target for spans, target in after if not spans}
+            if ended:
+                (target,) = ended
+                self._add_edges(row, low, high, ~target if target < 0 else self._inner_state(_ENDED), -1)
+            else:
+                self._add_edges(row, low, high, self._inner_state(frozenset(after)), -1)
+        return row
+
+
+@lru_cache(maxsize=4096)
+def _runs_of(mask: int) -> tuple[tuple[int, int], ...]:
+    """Ranges of set bits in `mask`."""
+    runs = []
+    low = 0
+    while mask:
+        skipped = (mask & -mask).bit_length() - 1
+        mask >>= skipped
+        low += skipped
+        length = (mask ^ (mask + 1)).bit_length() - 1
+        runs.append((low, low + length - 1))
+        mask >>= length
+        low += length
+    return tuple(runs)
+
+
+def _rows(*columns: np.ndarray | int) -> np.ndarray:
+    """(rows, columns) int32; the first column is an array."""
+    rows = np.empty((len(columns[0]), len(columns)), np.int32)  # type: ignore[arg-type]
+    for i, column in enumerate(columns):
+        rows[:, i] = column
+    return rows
+
+
+def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices from ``begin[i]`` up to ``end[i]``, for all i in one array; the i of each comes first."""
+    sizes = end - begin
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return owner, np.arange(len(owner)) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
+
+
+def _byte_runs(members: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ranges of bytes of each of the `wanted` rows of `members`, (rows, bytes) bool: the index in
+    `wanted`, and the first and last byte."""
+    padded = np.zeros((len(members), members.shape[1] + 2), np.bool_)
+    padded[:, 1:-1] = members
+    row, low = np.nonzero(padded[:, 1:-1] & ~padded[:, :-2])
+    _, high = np.nonzero(padded[:, 1:-1] & ~padded[:, 2:])
+    begin = np.searchsorted(row, np.arange(len(members) + 1))
+    owner, run = _spans(begin[wanted], begin[wanted + 1])
+    return owner, low[run], high[run]
+
+
+_ENDED: Rest = frozenset([((), END)])
+
+
+@lru_cache(maxsize=1024)
+def _characters(ranges: Ranges) -> list[tuple[int, int, Rest]]:
+    """Ranges of first bytes of the characters in `ranges`, each with the bytes that follow."""
+    following = _by_first_byte((spans, END) for spans in spans_of(ranges))
+    return [(low, high, frozenset(rest)) for (low, high), rest in following]
+
+
+def _by_first_byte(
+    pairs: Iterable[tuple[Spans, int]],
+) -> Iterable[tuple[tuple[int, int], list[tuple[Spans, int]]]]:
+    """Disjoint ranges of the first byte in `pairs` (bytes, state), each with the further bytes and the
+    states."""
+    following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+    for spans, target in pairs:
+        following.setdefault(spans[0], []).append((spans[1:], target))
+    return disjoint(following).items()
+
+
+def _padded(flags: np.ndarray, count: int) -> np.ndarray:
+    """(count,) bool: `flags`, and False for the states inside characters, which come after all others."""
+    padded = np.zeros(count, np.bool_)
+    padded[: len(flags)] = flags
+    return padded

@@ -1,0 +1,334 @@
+"""Compiling rules to a pushdown automaton: which rules are called, and the steps in order.
+
+A rule that calls itself, in any other place than the last, must be called with a stack. A large rule that is
+used several times is called as well, so that its states exist once. All other rules are inlined: read in
+their caller's place, which costs nothing at run time and never makes the automaton nondeterministic.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import numpy as np
+
+from ramify.errors import InvalidConstraint
+from ramify.grammar.automaton.construction import byte_edges, costs, pruning
+from ramify.grammar.automaton.construction.completions import CompletionGraph
+from ramify.grammar.automaton.construction.counted import SHORT, longest_repetition
+from ramify.grammar.automaton.construction.nodes import (
+    Mark,
+    NotCounted,
+    TooLarge,
+    ends_object,
+    flatten,
+    has_unique_items,
+    remembers,
+)
+from ramify.grammar.automaton.construction.runs import runs
+from ramify.grammar.automaton.construction.subset_construction import construct
+from ramify.grammar.automaton.construction.unique_items import unique_item_tables
+from ramify.grammar.automaton.masks.token_trie import token_trie
+from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
+from ramify.grammar.rules.expression import (
+    Accepted,
+    Alt,
+    Call,
+    Chars,
+    Expression,
+    Repeat,
+    Seq,
+    Text,
+    UniqueItem,
+)
+from ramify.grammar.rules.rule_set import ROOT, components
+from ramify.grammar.vocabulary import Vocabulary
+
+MAX_STATES = 100_000
+"""Most states over characters: a few seconds to build, and 10 MB. A string of at most n characters takes n
+states."""
+
+MAX_UNCALLED_STATES = 250_000
+"""Most states of a grammar without recursion or unique items, which has no nondeterministic automaton to fall
+back on."""
+
+LONGEST_UNCOUNTED = 4096
+"""Most repetitions that are written out, a state each, in a grammar where rules cannot count them."""
+
+MOST_POSITIONS = 4_000_000
+POSITIONS_PER_STATE = 3
+"""Most positions in all states together, plus POSITIONS_PER_STATE for each state allowed. States have few
+positions on average, but alternatives that are read side by side for long let their number grow without
+end."""
+
+CALLED_SIZE = 8
+CALLED_SAVING = 24
+"""A rule of at least CALLED_SIZE states is called where that saves CALLED_SAVING states."""
+
+
+Called = tuple[set[str], frozenset[str]]
+"""The rules that are called, and those of them that are recursive."""
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    # Compiling makes some 100,000 objects and no cycles; looking for cycles takes a third of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@_without_collecting()
+def compile_rules(
+    rules: Mapping[str, Expression],
+    vocabulary: Vocabulary,
+    most_states: int = MAX_STATES,
+    *,
+    nondeterministic: bool = False,
+    counting: bool = False,
+    called: Called | None = None,
+) -> PushdownAutomaton:
+    """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
+
+    `called` is the result of `called_rules` where it is known. With `counting`, long repetitions become rules
+    (`counted`), which needs a deterministic automaton without unique items.
+
+    Raises `TooLarge` where a deterministic automaton, or a nondeterministic one with `nondeterministic`,
+    takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
+    by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
+    """
+    nodes, atoms, marks = flatten(rules, *(called or called_rules(rules)), counting=counting)
+    most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
+    states = construct(nodes, most_states, most_positions, nondeterministic=nondeterministic)
+    edges = byte_edges.to_bytes(states, atoms, nodes.rules["body"], vocabulary.spelled_bytes)
+    return compile_edges(edges, vocabulary, marks, nondeterministic=nondeterministic)
+
+
+def compile_edges(
+    edges: byte_edges.Edges,
+    vocabulary: Vocabulary,
+    marks: Mapping[int, Mark] = MappingProxyType({}),
+    *,
+    nondeterministic: bool = False,
+) -> PushdownAutomaton:
+    """The automaton with these edges over the bytes that `vocabulary` can spell; `marks` by the numbers in
+    `edges.mark`. Raises as `compile_rules` does."""
+    length, _ = costs.shortest(edges)
+    if length[0] >= costs.UNREACHABLE:
+        raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
+    return _finished(pruning.pruned(edges, length), marks, vocabulary, nondeterministic)
+
+
+def compile_grammar(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, *, counting: bool = True
+) -> PushdownAutomaton:
+    """A deterministic automaton of `rules`, or else a nondeterministic one.
+
+    With `counting`, repetitions of more than `LONGEST_UNCOUNTED` are refused by `NotCounted` where they
+    cannot be counted by rules: some strings may then be made shorter. Raises also as `compile_rules` does,
+    and `InvalidConstraint` where a text could be one or another unique item.
+    """
+    called = called_rules(rules)
+    recursive = called[1]
+    unique = any(map(has_unique_items, rules.values()))
+    in_any_order = any(map(ends_object, rules.values()))
+    may_be_nondeterministic = bool(recursive) or unique or in_any_order
+    most_states = MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
+    longest = max(map(longest_repetition, rules.values()))
+    if counting and longest > SHORT:
+        try:
+            if not unique and not in_any_order:
+                return compile_rules(rules, vocabulary, most_states, counting=True, called=called)
+        except TooLarge:
+            pass
+        if longest > LONGEST_UNCOUNTED:
+            raise NotCounted
+    if longest > most_states:
+        raise TooLarge
+    if not in_any_order:  # with registers the matcher follows several configurations in any case
+        try:
+            return compile_rules(rules, vocabulary, most_states, called=called)
+        except TooLarge:
+            if not may_be_nondeterministic:
+                raise
+    try:
+        return compile_rules(rules, vocabulary, nondeterministic=True, called=called)
+    except TooLarge:
+        if not unique:
+            raise
+    raise InvalidConstraint(
+        "Texts that must differ cannot be told from what else may come there.",
+        remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
+    )
+
+
+def _finished(
+    edges: byte_edges.Edges, marks: Mapping[int, Mark], vocabulary: Vocabulary, nondeterministic: bool
+) -> PushdownAutomaton:
+    graph = CompletionGraph(edges, marks) if marks else None
+    whole = edges if graph is None else graph.edges
+    length, best = costs.shortest(whole)
+    if graph is not None:
+        graph.check(length)
+    border = None if graph is None else graph.border
+    cost = costs.completion_costs(token_trie(vocabulary), whole, length, best, border)
+    before_item = np.zeros(len(cost), np.bool_)
+    items = None
+    if edges.after_item.any():
+        tables = unique_item_tables(whole, length, best)
+        if tables.words_missing:
+            raise InvalidConstraint(
+                "There are fewer different items, as they are written, than minItems asks for beside "
+                "uniqueItems, or names than minProperties.",
+                remedy="Lower minItems or minProperties, or name more properties of the items: objects in "
+                "arrays of unique items have their named properties only.",
+            )
+        before_item, items = tables.before, tables.items.of_first(len(edges.final))
+        cost += tables.extra
+    members = None
+    if graph is not None:
+        members = graph.members(cost)
+        edges, cost, before_item = graph.cut(edges, cost, before_item)
+    run, run_kind, run_cost = runs(edges, cost)
+    run[before_item] = 0
+    if graph is not None:
+        run[graph.in_names & (run_kind > 0)] = 0
+    arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, edges.after_item, before_item)
+    return PushdownAutomaton(arrays, _most_pushed(edges), items, members, nondeterministic)
+
+
+def _most_pushed(edges: byte_edges.Edges) -> int:
+    """Most states that are pushed for one byte. Raises `TooLarge` where a rule begins with a call of
+    itself."""
+    deepest: dict[int, int] = {}
+    calling = np.repeat(np.arange(len(edges.final)), np.diff(edges.offsets))
+    calls: dict[int, list[tuple[int, int]]] = {}
+    for edge in np.flatnonzero(edges.target < 0).tolist():
+        pushed = int(edges.push[edge] >= 0)
+        calls.setdefault(int(calling[edge]), []).append((int(~edges.target[edge]), pushed))
+    consuming = int(bool((edges.push[edges.target >= 0] >= 0).any()))
+
+    def depth(state: int, path: tuple[int, ...]) -> int:
+        if state in path or len(path) > 200:
+            raise TooLarge
+        if state not in deepest:
+            inner = [pushed + depth(start, (*path, state)) for start, pushed in calls.get(state, ())]
+            deepest[state] = max(inner, default=0)
+        return deepest[state]
+
+    return max((depth(state, ()) for state in calls), default=0) + consuming
+
+
+# --- which rules are called ---------------------------------------------------------------------------
+
+
+def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[str]]:
+    """The rules that are called instead of inlined, and those of them that are recursive."""
+    component = components(rules)
+    members: dict[str, list[str]] = {}
+    for name in component:  # a rule comes after the rules that it calls
+        members.setdefault(component[name], []).append(name)
+    inner_calls = {name: _inner_calls(body) for name, body in rules.items()}
+    last_calls = {name: _last_calls(body) for name, body in rules.items()}
+    called = {
+        inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
+    }
+    recursive = frozenset(called)
+    called |= {name for name, body in rules.items() if remembers(body)}
+    sizes: dict[str, int] = {}
+    for names in members.values():
+        sizes.update((name, 1 if name in called else 0) for name in names)
+        whole = min(_MANY, sum(_states(rules[name], sizes) for name in names))
+        sizes.update((name, whole) for name in names if name not in called)
+    # `places`: by component, the distinct continuations of its rules, which is how often it would be inlined.
+    places: dict[str, set[object]] = {name: set() for name in members}
+    places[component[ROOT]].add(ROOT)
+    for part, names in reversed(members.items()):
+        for name in names:
+            if len(names) == 1 and _worth_calling(rules[name], sizes[name], len(places[part])):
+                called.add(name)
+            here: set[object] = {name} if name in called else places[part]
+            for inner in last_calls[name]:
+                if component[inner] != part:
+                    places[component[inner]] |= here
+            for inner, count in inner_calls[name].items():
+                if component[inner] != part:
+                    times = min(_ENOUGH, count * len(here))
+                    places[component[inner]].update((name, inner, i) for i in range(times))
+    return called, recursive
+
+
+_MANY = 1 << 20
+_ENOUGH = 1 + CALLED_SAVING // CALLED_SIZE
+"""Number of uses from which on a rule of CALLED_SIZE states is called in any case."""
+
+
+def _worth_calling(body: Expression, states: int, times: int) -> bool:
+    # A repetition is inlined, so that `runs` finds the characters that repeat.
+    return states >= CALLED_SIZE and (times - 1) * states >= CALLED_SAVING and not isinstance(body, Repeat)
+
+
+def _last_calls(expression: Expression) -> set[str]:
+    """The rules that `expression` calls in its last place."""
+    if expression.is_regular:
+        return set()
+    match expression:
+        case Call(rule):
+            return {rule}
+        case Seq(parts) if parts:
+            return _last_calls(parts[-1])
+        case Alt(options):
+            return {rule for option in options for rule in _last_calls(option)}
+        case Repeat(item, _, 1):
+            return _last_calls(item)
+    return set()
+
+
+def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
+    """Number of calls of each rule in `expression` in another place than the last, with repetitions written
+    out."""
+    if expression.is_regular:
+        return {}
+    found: dict[str, int] = {}
+    match expression:
+        case Call(rule):
+            return {} if last else {rule: times}
+        case Seq(parts):
+            inner = [(part, last and i == len(parts) - 1, times) for i, part in enumerate(parts)]
+        case Alt(options):
+            inner = [(option, last, times) for option in options]
+        case Repeat(item, low, high):
+            inner = [(item, last and high == 1, min(_MANY, times * max(1, low, high or 0)))]
+        case UniqueItem(item):
+            inner = [(item, False, times)]
+        case _:
+            return {}
+    for part, is_last, count in inner:
+        if not isinstance(part, Text | Chars):
+            for rule, more in _inner_calls(part, count, is_last).items():
+                found[rule] = min(_MANY, found.get(rule, 0) + more)
+    return found
+
+
+def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
+    """Approximate number of states of `expression`, where calls take those of `sizes`."""
+    match expression:
+        case Call(rule):
+            return sizes[rule]
+        case Text(literal):
+            return len(literal)
+        case Seq(parts) | Alt(parts):
+            return sum(_states(part, sizes) for part in parts)
+        case Repeat(item, low, high):
+            return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
+        case Accepted(automaton):
+            return len(automaton.edges)
+        case UniqueItem(item):
+            return _states(item, sizes)
+    return 1

@@ -1,0 +1,195 @@
+"""Work space of `subset_construction`: records with room for a number of states."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from ramify.grammar.automaton.construction.nodes import (
+    ACCEPTED,
+    CALL,
+    CHARS,
+    INLINED,
+    MARKED,
+    OPTIONS,
+    REPEAT,
+    SEQUENCE,
+    TEXT,
+    Nodes,
+)
+from ramify.grammar.automaton.numba_types import array_dtypes, record, tuple_type
+
+DONE, TOO_LARGE, NOT_COUNTED, FULL = range(4)
+"""Results of the construction. FULL: it takes more room."""
+
+WORDS = 4
+"""Words of 64 bits in a mask of first bytes."""
+
+# Indices of `Work.counts`.
+STATUS, CONTINUATIONS, POSITIONS, SETS, STATES, EDGES, CALLS, CLASSES, FOUND, ROUND = range(10)
+INLINES, POSITIONS_LEFT, MOST_STATES, NONDETERMINISTIC, TOUCHED, SPLITS = range(10, 16)
+COUNTS = 16
+
+
+class Work(NamedTuple):
+    """Continuations, positions, sets of positions, states and classes of atoms under construction, each with
+    a hash table that numbers equal ones alike: 0 is a free place, and n + 1 stands for the number n. Records
+    by `_RECORDS`; `seen` is the round that met one last.
+
+    then            continuations: a node, how many of its repetitions are over, and what follows
+    at              positions: the node, and for TEXT the index in `letters`; those of a text are in sequence
+    sets            sets of positions, sorted, from `begin` in `set_items` up to the next one's
+    inlines         which calls to inline in a state, as a list
+    first           by node, the mask of its first bytes; `atom_first` and `class_first` likewise
+    found, parts, called            scratch: positions
+    stack           scratch: nodes to look into
+    splits          scratch: which positions read an atom: those of `parent` and one more
+    group_bits      scratch: the atoms that lead to a state
+    """
+
+    counts: np.ndarray
+    nullable: np.ndarray
+    first: np.ndarray
+    atom_first: np.ndarray
+    rules: np.ndarray
+    then: np.ndarray
+    then_table: np.ndarray
+    at: np.ndarray
+    at_table: np.ndarray
+    sets: np.ndarray
+    set_items: np.ndarray
+    set_table: np.ndarray
+    states: np.ndarray
+    inlines: np.ndarray
+    edges: np.ndarray
+    calls: np.ndarray
+    class_bits: np.ndarray
+    class_first: np.ndarray
+    class_table: np.ndarray
+    found: np.ndarray
+    parts: np.ndarray
+    called: np.ndarray
+    stack: np.ndarray
+    splits: np.ndarray
+    atoms: np.ndarray
+    group_bits: np.ndarray
+    masks: np.ndarray
+    going_on: np.ndarray
+
+
+_RECORDS = {
+    "rules": record("inlined", "seen"),
+    "then": record("node", "times", "after", "depth", "set", "seen"),
+    "at": record("node", "letter", "after", "set", "seen"),
+    "sets": record("begin", "state"),
+    "states": record(
+        "set", "inline", "edge_begin", "edge_end", "call_begin", "call_end", "group", "conflicting", "seen"
+    ),
+    "inlines": record("rule", "next"),
+    "edges": record("class_", "target"),
+    "calls": record("rule", "start", "after"),
+    "stack": record("node", "times", "after"),
+    "splits": record("parent", "position", "by", "into", "target"),
+    "atoms": record("split", "touched", "group_target"),
+}
+_DTYPES = array_dtypes(Work, flags=("nullable",)) | _RECORDS
+for _name in ("first", "atom_first", "class_bits", "class_first", "group_bits", "masks", "going_on"):
+    _DTYPES[_name] = np.dtype(np.uint64)
+_DTYPES["counts"] = np.dtype(np.int64)
+WORK = tuple_type(Work, _DTYPES)
+
+COMPILED = {"cache": True, "nogil": True, "_nrt": False, "error_model": "numpy"}
+"""numba's options without reference counts: no array is made in compiled code, so passing `Work` on costs
+nothing."""
+
+njit: Any = numba.njit  # its types do not know these options
+part = njit(no_cpython_wrapper=True, **COMPILED)
+
+
+@part
+def meet(first: np.ndarray, a: int, others: np.ndarray, b: int) -> bool:
+    """Whether masks of first bytes, at `a` in one array and at `b` in the other, have a byte in common."""
+    common = np.uint64(0)
+    for word in range(WORDS):
+        common |= first[a * WORDS + word] & others[b * WORDS + word]
+    return common != 0
+
+
+@part
+def join(mask: np.ndarray, at: int, others: np.ndarray, b: int) -> bool:
+    """Add mask `b` of `others` to mask `at`. Returns whether that changed it."""
+    changed = False
+    for word in range(WORDS):
+        joined = mask[at * WORDS + word] | others[b * WORDS + word]
+        changed |= joined != mask[at * WORDS + word]
+        mask[at * WORDS + word] = joined
+    return changed
+
+
+@part
+def learn_nodes(nodes: Nodes, work: Work) -> None:
+    """Find the nodes that may be empty, and the first bytes of each: fixed points over recursive rules."""
+    for i in range(nodes.ranges.size):
+        for byte in range(nodes.ranges[i].lead, nodes.ranges[i].last_lead + 1):
+            work.atom_first[nodes.ranges[i].atom * WORDS + (byte >> 6)] |= np.uint64(1) << np.uint64(
+                byte & 63
+            )
+    work.nullable[INLINED] = True
+    changed = True
+    while changed:
+        changed = False
+        for node in range(nodes.node.size):  # mostly after its parts
+            kind, first, last = nodes.node[node].kind, nodes.node[node].first, nodes.node[node].last
+            empty = work.nullable[node]
+            if kind == TEXT:
+                join(work.first, node, work.atom_first, nodes.letters[first])
+            elif kind == CHARS:
+                for member in range(first, last):
+                    join(work.first, node, work.atom_first, nodes.set_atoms[member])
+            elif kind == CALL:
+                changed |= join(work.first, node, work.first, nodes.rules[first].body)
+                empty = work.nullable[nodes.rules[first].body]
+            elif kind == REPEAT:
+                changed |= join(work.first, node, work.first, first)
+                empty = nodes.bounds[last].low == 0 or work.nullable[first]
+            elif kind == MARKED:
+                empty = True
+            elif kind == ACCEPTED:
+                empty = nodes.parts[first] > 0
+                for i in range(first + 1, last, 2):
+                    changed |= join(work.first, node, work.first, nodes.parts[i])
+            elif kind == OPTIONS:
+                for i in range(first, last):
+                    changed |= join(work.first, node, work.first, nodes.parts[i])
+                    empty |= work.nullable[nodes.parts[i]]
+            elif kind == SEQUENCE:
+                empty = True
+                for i in range(first, last):
+                    if empty:
+                        changed |= join(work.first, node, work.first, nodes.parts[i])
+                        empty = work.nullable[nodes.parts[i]]
+            changed |= empty != work.nullable[node]
+            work.nullable[node] = empty
+    for rule in range(nodes.rules.size):
+        if nodes.rules[rule].item and work.nullable[nodes.rules[rule].body]:
+            work.counts[STATUS] = TOO_LARGE
+
+
+def room_for(nodes: Nodes, room: int) -> Work:
+    """Room for about `room` states."""
+    atoms = int(nodes.atoms[0])
+    words = (atoms + 63) // 64
+    many, few = 4 * room + atoms, room + atoms
+    table = 1 << (2 * many).bit_length()
+    sizes = {
+        "counts": COUNTS, "nullable": len(nodes.node), "first": len(nodes.node) * WORDS,
+        "atom_first": words * 64 * WORDS, "rules": len(nodes.rules), "states": room,
+        "then_table": table, "at_table": table, "set_table": table, "class_table": table,
+        "sets": many + 1, "set_items": 8 * many, "found": 8 * many,
+        "class_bits": few * words, "class_first": few * WORDS, "atoms": atoms, "group_bits": atoms * words,
+        "masks": 2 * WORDS, "going_on": room * WORDS,
+    }  # fmt: skip
+    # Memory that is not written stays untouched, which matters in a process that was just forked.
+    return Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})
