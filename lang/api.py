@@ -159,7 +159,7 @@ def gen(
     if keep_failed and not retries:
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
-    request = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
+    request: dict[str, Any] = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None, "thinking": thinking, **of_json}
         return _scored(choices, options, choices_method, request, backend, line)

@@ -6,7 +6,8 @@ names, start without the DSL.
 
 The modules beside this file, `html` and `tool_calls` are the words that both halves share:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
-    constraint, sampling_params, sampling_options, graph, bounds, priority    what a request or a program says
+    constraint, sampling_params, graph, bounds, priority    what a request or a program says
+    sampling_options            sampling options as users of SGLang and others spell them
     json_text, schema_bundle    JSON that others wrote, and schemas that other schemas refer to
     errors, spelling, text      errors, near names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models

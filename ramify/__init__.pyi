@@ -39,7 +39,7 @@ from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
 from ramify.lang.backends.router import Router as Router
 from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
 from ramify.lang.batch.estimate import BatchEstimate as BatchEstimate
-from ramify.lang.batch.results import BatchSummary as BatchSummary
+from ramify.lang.batch.summary import BatchSummary as BatchSummary
 from ramify.lang.calls.choices import greedy_token_selection as greedy_token_selection
 from ramify.lang.calls.choices import token_length_normalized as token_length_normalized
 from ramify.lang.calls.choices import (

@@ -67,7 +67,7 @@ class Entry:
     size: int
     """Bytes."""
     used: float
-    """When it was last made or used, in seconds since the epoch."""
+    """Time of the last change or use, in seconds since the epoch."""
 
 
 def entries(kind: str | None = None) -> list[Entry]:

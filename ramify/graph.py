@@ -307,7 +307,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     def check(self, field: str = "graph") -> Graph:
         """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
-        _Check(self, field).all()
+        _Check(self, field).check_nodes()
         return self
 
     def check_row(self, row: Mapping[str, Any], field: str) -> None:
@@ -369,7 +369,7 @@ class _Check:
         self.here = ""
         """The path of the node that is being checked."""
 
-    def all(self) -> None:
+    def check_nodes(self) -> None:
         nodes = self.graph.nodes
         if not nodes:
             raise InvalidRequest("The graph has no nodes.", field=f"{self.field}.nodes")
@@ -392,9 +392,9 @@ class _Check:
                 self._wrong("branch", f"no earlier fork begins branch {node.branch}")
             if node.branch in self.ended:
                 self._wrong("branch", f"branch {node.branch} has been joined")
-            self._one(index, node)
+            self._check_node(index, node)
 
-    def _one(self, index: int, node: AnyNode) -> None:
+    def _check_node(self, index: int, node: AnyNode) -> None:
         if isinstance(node, Limited):
             known = range(len(self.graph.limits))
             if len(set(node.limits)) < len(node.limits) or not all(one in known for one in node.limits):
@@ -405,13 +405,13 @@ class _Check:
             with self._below(""):
                 node.checked()
         for place, guard in enumerate(node.when):
-            self._part(index, guard.value, f"when[{place}].value")
+            self._check_part(index, guard.value, f"when[{place}].value")
             if isinstance(node, Fork | Join | Either):
                 self._wrong("when", "forks, joins and either cannot be skipped")
         match node:
             case Text():
                 for place, part in enumerate(node.parts):
-                    self._part(index, part, f"parts[{place}]")
+                    self._check_part(index, part, f"parts[{place}]")
             case ScopeBegin():
                 self.scopes[node.branch, node.name] = node.when
             case ScopeEnd():
@@ -420,21 +420,21 @@ class _Check:
                 if self.scopes.pop((node.branch, node.name)) != node.when:
                     self._wrong("when", f"the scope {node.name!r} began under other conditions")
             case Gen():
-                self._gen(node)
+                self._check_gen(node)
             case Select():
                 if not node.choices or not all(node.choices):
                     self._wrong("choices", "there must be choices, and none may be empty")
             case Tools():
-                self._tools(node)
+                self._check_tools(node)
             case CallTools():
-                self._tools(node)
-                self._options(node.options)
+                self._check_tools(node)
+                self._check_options(node.options)
                 if node.max_calls < 1:
                     self._wrong("max_calls", f"it is {node.max_calls}, and must be at least 1")
             case Fork():
-                self._fork(node)
+                self._check_fork(node)
             case Join():
-                self._join(node)
+                self._check_join(node)
             case Either():
                 if not 0 < len(node.of) <= MAX_OF:
                     self._wrong("of", f"there must be 1 to {MAX_OF} nodes")
@@ -444,7 +444,7 @@ class _Check:
             case _:
                 return  # a role is checked by its type, and by the chat template when it runs
 
-    def _part(self, index: int, part: str | Argument | Result, where: str) -> None:
+    def _check_part(self, index: int, part: str | Argument | Result, where: str) -> None:
         if isinstance(part, Argument) and part.name not in self.graph.arguments:
             self._wrong(where, f"the graph has no argument {part.name!r}")
         if not isinstance(part, Result):
@@ -478,20 +478,20 @@ class _Check:
             self._wrong(where, f"node {place} has no result")
         return source
 
-    def _tools(self, node: Tools | CallTools) -> None:
+    def _check_tools(self, node: Tools | CallTools) -> None:
         names = [tool.name for tool in node.tools]
         if not names or len(set(names)) < len(names):
             self._wrong("tools", "there must be tools, and no name may be there twice")
 
-    def _options(self, given: dict[str, Any]) -> SamplingParams:
+    def _check_options(self, given: dict[str, Any]) -> SamplingParams:
         try:
             with self._below("options"):
                 return msgspec.convert(given, SamplingParams, str_keys=True).check()
         except msgspec.ValidationError as error:
             self._wrong("options", str(error))
 
-    def _gen(self, node: Gen) -> None:
-        options = self._options(node.options)
+    def _check_gen(self, node: Gen) -> None:
+        options = self._check_options(node.options)
         with self._below(""):
             msgspec.structs.replace(options, stop=(*options.stop, *node.stop)).check()
         if node.constraint is not None:
@@ -510,7 +510,7 @@ class _Check:
             error.field = ".".join(filter(None, (self.here, where, error.field)))
             raise
 
-    def _fork(self, node: Fork) -> None:
+    def _check_fork(self, node: Fork) -> None:
         if not node.children:
             self._wrong("children", "a fork has at least one branch")
         for child in node.children:
@@ -523,7 +523,7 @@ class _Check:
         if len(self.parents) > MAX_BRANCHES:
             self._wrong("children", f"more than {MAX_BRANCHES} branches")
 
-    def _join(self, node: Join) -> None:
+    def _check_join(self, node: Join) -> None:
         if not node.children:
             self._wrong("children", "a join has at least one branch")
         for child in node.children:

@@ -25,8 +25,8 @@ HELD_S = 0.5
 """Seconds for which text is held back where nobody follows it while it is generated (`Generate.every_s`)."""
 
 NextUse = Literal["soon", "join", "tool", "unknown", "never"]
-"""When a program needs a request's pages again, soonest first: in its next step, after sibling branches have
-finished, after a tool has returned, at an unknown time, or not at all."""
+"""The next use of a request's pages by its program, soonest first: in its next step, after sibling branches
+have finished, after a tool has returned, at an unknown time, or not at all."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -56,8 +56,7 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     path: tuple[str, ...] = ()
     """Names of the forks and steps from the program down to this request, for people to read."""
     next_use: NextUse = "unknown"
-    """When these pages are needed again, which places the lease in the order of eviction. "never": no
-    lease."""
+    """The next use of these pages, which places the lease in the order of eviction. "never": no lease."""
     branch: str = ""
     """The branch of the program that asks. Each branch has leases of its own."""
     forks: tuple[str, ...] = ()
@@ -89,9 +88,9 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls at the end of an assistant turn, after its content."""
     tool_call_id: str = ""
-    """In a tool turn: the id of the call whose result is the content."""
+    """The id of the call whose result is the content of a tool turn."""
     name: str = ""
-    """In a tool turn: the tool's name, where it is known."""
+    """The tool's name in a tool turn, where it is known."""
     reasoning: str = ""
     """The reasoning of an assistant turn before its content; chat templates render it or leave it out."""
 
@@ -225,13 +224,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ids: tuple[int, ...] = ()
     logprobs: tuple[float | None, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per token the most likely (id, logprob) pairs, best first; empty when none were asked for."""
+    """The most likely (id, logprob) pairs per token, best first; empty when none were asked for."""
     texts: tuple[str, ...] = ()
-    """Per token its text (`ramify.text.token_text`), filled in by the detokenizer."""
+    """The text of each token (`ramify.text.token_text`), filled in by the detokenizer."""
     top_texts: tuple[tuple[str, ...], ...] = ()
     offsets: tuple[int, ...] = ()
-    """Per output token the place of the first character that it is a part of, in characters of the output's
-    text; filled in by the detokenizer. Empty for a prompt."""
+    """The place of each output token: its first character in the output's text, filled in by the detokenizer.
+    Empty for a prompt."""
 
 
 def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
@@ -391,14 +390,15 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choices: tuple[ChoiceScore, ...] = ()
     """A score for each choice, in their order; set with `finish` where choices are scored."""
     usage: Usage | None = None
-    """Set with `finish`, and on the first chunk of a request whose chunks are held back."""
+    """The usage; set with `finish`, and on the first chunk of a request whose chunks are held back."""
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
     replaced: int = 0
-    """On the first chunk: tokens at the end of the prompt that the first id replaces (token healing)."""
+    """Number of tokens at the end of the prompt that the first id replaces (token healing); on the first
+    chunk."""
     enforcement: Enforcement | None = None
-    """On the first chunk, where the output is constrained."""
+    """Differences between the grammar and the constraint, on the first chunk of a constrained output."""
     embedding: bytes = b""
     """The embedding, set with `finish` where one was asked for: (hidden size,) float32, little-endian, not
     normalised."""

@@ -1,8 +1,8 @@
 """The runtime: requests in, tokens out.
 
 The modules beside this file are the words of the runtime: `config` (the options of engine and server), names
-(`host_names`, `lora_names`, `rope_fields`), `cores`, `faults`, `compile_ahead` (the kernels, before the first
-run needs them).
+(`host_names`, `lora_names`, `rope_fields`), `generation` (an output, put together from its chunks), `cores`,
+`faults`, `compile_ahead` (the kernels, before the first run needs them).
 
 model        the model: files, families, tokenizers
 parallel     the processes that one model is divided among

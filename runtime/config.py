@@ -313,7 +313,8 @@ class EngineConfig:
                 )
 
     def most_requests(self, max_running: int) -> int:
-        """In the batches of all replicas, each of `max_running` requests, and in the queue together."""
+        """Most requests in the batches of all replicas, each of `max_running` requests, and in the queue
+        together."""
         return self.replicas * max_running + self.max_waiting
 
     def most_of_a_flow(self, max_running: int) -> int:

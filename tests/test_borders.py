@@ -78,7 +78,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 
 def test_every_room_says_what_it_is_for() -> None:
-    """In the first line of its `__init__`; one of more than 16 modules names them all."""
+    """The first line of a package's `__init__` says so; one of more than 16 modules names them all."""
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             continue
@@ -163,7 +163,7 @@ def test_nothing_is_pickled() -> None:
 
 
 def test_processes_do_not_import_from_the_working_directory() -> None:
-    """In a clone, its folder `ramify` would hide a package that is installed as a copy."""
+    """The folder `ramify` of a clone would hide a package that is installed as a copy."""
     started = {
         name: [
             node.elts[1]
@@ -208,7 +208,7 @@ def room_of(module: str) -> str:
 
 
 def picture() -> dict[str, Counter[str]]:
-    """From each room to the rooms that its modules import, with the number of those modules."""
+    """Room → the rooms that its modules import, with the number of those modules."""
     arrows: dict[str, Counter[str]] = defaultdict(Counter)
     for name, path in MODULES.items():
         rooms = {room_of(used) for used in ours(imports(path))} - {room_of(name)}

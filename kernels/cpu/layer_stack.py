@@ -188,8 +188,8 @@ class LayerStack:
 
     k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
     cascade : as in `paged_attention`
-    by_row : use products whose bits do not depend on the number of rows, as `row_linear`
-    int8 : use products that may round x to int8, as `int8_linear`, and `rounded` attention
+    by_row : use products whose bits do not depend on the number of rows, as `linear` with `by_row`
+    int8 : use products that may round x to int8, as `linear` with `int8`, and `rounded` attention
     """
 
     def __init__(

@@ -66,12 +66,12 @@ def execute(
     with root.held():
         for place, node in enumerate(made.nodes):
             while waiting and waiting[0][0] <= place:
-                submitter.set(waiting.pop(0))
+                submitter.set_variable(waiting.pop(0))
             of_node = node.limits if isinstance(node, graph.Limited) else ()
             with under(tuple(limits[index] for index in of_node)):
-                submitter.one(place, node)
+                submitter.submit_node(place, node)
         for value in waiting:
-            submitter.set(value)
+            submitter.set_variable(value)
         root.run.end_body()
     return submitter.execution
 
@@ -87,7 +87,7 @@ class _Submitter:
         self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
         self._characters = 0
 
-    def one(self, place: int, node: graph.AnyNode) -> None:
+    def submit_node(self, place: int, node: graph.AnyNode) -> None:
         branches = self.execution.branches
         branch = branches[node.branch]
         match node:
@@ -110,7 +110,7 @@ class _Submitter:
                 if variable is not None:
                     self.execution.outcomes[place] = variable
 
-    def set(self, value: tuple[int, int, str, Any]) -> None:
+    def set_variable(self, value: tuple[int, int, str, Any]) -> None:
         _, branch, name, given = value
         self.execution.branches[branch].set_variable(name, given)
 

@@ -152,7 +152,7 @@ class GraphBuilder(Run):
         self.refuse(error)
         raise error
 
-    def add(self, node: graph.AnyNode, line: str | None = None) -> int:
+    def add_node(self, node: graph.AnyNode, line: str | None = None) -> int:
         """Append a node under the conditions of its place in the program; returns its index."""
         place = len(self.nodes)
         if self.guards and not isinstance(node, graph.Either):
@@ -258,7 +258,7 @@ class RecordedBranch(Branch):
                 builder.refuse_node(f"{name!r} is set by a call under a condition, and before by no call.")
             node = builder.nodes[source.node]
             of |= dict.fromkeys(node.of if isinstance(node, graph.Either) else (source.node,))
-        place = builder.add(graph.Either(branch=self.number, name=name, of=tuple(of)))
+        place = builder.add_node(graph.Either(branch=self.number, name=name, of=tuple(of)))
         merged = self.variables[name] = Variable(name)
         builder.sources[merged] = graph.Result(node=place)
         setters = [builder.setters[variable] for variable in variables]
@@ -272,7 +272,7 @@ class RecordedBranch(Branch):
     def _submit(self, step: Step, statement: Statement) -> Variable | None:
         self.limits = statement.limits
         variable = self._declare(step)
-        step.run(self._recorder, variable)
+        step.accept(self._recorder, variable)
         if isinstance(step, Guarded) and step.variable is not None and variable is not None:
             self._conditional.setdefault(step.variable, []).append(variable)
         if self.builder.refused is None:
@@ -289,7 +289,7 @@ class RecordedBranch(Branch):
     def gather(self, children: Any) -> None:
         children = tuple(children)
         super().gather(children)
-        self.builder.add(graph.Join(branch=self.number, children=_numbers(children)))
+        self.builder.add_node(graph.Join(branch=self.number, children=_numbers(children)))
 
     def recover(self) -> ProgramError:
         self.builder.refuse_node("recover() depends on a step that fails, which a graph cannot foresee.")
@@ -333,7 +333,7 @@ class Recorder:
         outer = self._builder.guards
         self._builder.guards = (*outer, *self.guards_of(node.guards))
         try:
-            node.step.run(self, variable)
+            node.step.accept(self, variable)
         finally:
             self._builder.guards = outer
         return Done()
@@ -369,19 +369,21 @@ class Recorder:
         if isinstance(last, graph.Text) and last.branch == self._number and last.when == guards:
             nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)), when=guards)
         elif parts := _tied(parts):
-            self._builder.add(graph.Text(branch=self._number, parts=parts))
+            self._builder.add_node(graph.Text(branch=self._number, parts=parts))
 
     def role_begin(self, node: RoleBegin) -> None:
-        self._builder.add(graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line)
+        self._builder.add_node(
+            graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line
+        )
 
     def role_end(self, node: RoleEnd) -> None:
-        self._builder.add(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
+        self._builder.add_node(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
 
     def scope_begin(self, node: ScopeBegin) -> None:
-        self._builder.add(graph.ScopeBegin(branch=self._number, name=node.name))
+        self._builder.add_node(graph.ScopeBegin(branch=self._number, name=node.name))
 
     def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
-        place = self._builder.add(graph.ScopeEnd(branch=self._number, name=node.name))
+        place = self._builder.add_node(graph.ScopeEnd(branch=self._number, name=node.name))
         self._resolve(node, variable, place)
 
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
@@ -398,7 +400,7 @@ class Recorder:
     def _outcome(self, step: ModelStep, variable: Variable) -> Awaitable[None]:
         limits = self._builder.limits_of(self._branch.limits)
         made = msgspec.structs.replace(step.wire, branch=self._number, limits=limits)
-        place = self._builder.add(made, step.line)
+        place = self._builder.add_node(made, step.line)
         self._builder.steps[place] = step
         self._resolve(step, variable, place)
         return Done()
@@ -412,16 +414,18 @@ class Recorder:
         variable.resolve(self._builder.value_of(step, variable))
 
     def fork(self, node: Fork) -> None:
-        self._builder.add(graph.Fork(branch=self._number, children=_numbers(node.children)))
+        self._builder.add_node(graph.Fork(branch=self._number, children=_numbers(node.children)))
 
     def splice(self, node: Splice) -> Awaitable[None]:
         children = _numbers(node.children)
         limits = self._builder.limits_of(self._branch.limits)
-        self._builder.add(graph.Join(branch=self._number, children=children, mode="append", limits=limits))
+        self._builder.add_node(
+            graph.Join(branch=self._number, children=children, mode="append", limits=limits)
+        )
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.add(graph.Tools(branch=self._number, tools=wire_tools(node.tools)))
+        self._builder.add_node(graph.Tools(branch=self._number, tools=wire_tools(node.tools)))
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
         return self._outcome(node, variable)

@@ -162,8 +162,8 @@ class Branch:
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
                 try:
-                    statement.begin(self)
-                    step.run(self._interpreter, variable)
+                    statement.note_before(self)
+                    step.accept(self._interpreter, variable)
                 except Exception as error:
                     self._fail(_as_program_error(error, step), variable, statement)
         if self.run.stream:
@@ -179,7 +179,7 @@ class Branch:
             self.submit(Fork(tuple(children)))
         return children
 
-    def begin(self, parent: Branch) -> None:
+    def start_at_fork(self, parent: Branch) -> None:
         """Called when the parent has reached the fork: take its content and start."""
         with self._lock:
             self.tail = self.fork_point = parent.tail
@@ -244,9 +244,9 @@ class Branch:
         try:
             while (entry := self._next()) is not None:
                 step, variable, statement = entry
-                statement.begin(self)
+                statement.note_before(self)
                 self.running = variable
-                waiting = step.run(self._interpreter, variable)
+                waiting = step.accept(self._interpreter, variable)
                 if waiting is not None:
                     await waiting
         except asyncio.CancelledError:

@@ -103,7 +103,7 @@ class Interpreter:
         self._branch.call.children.extend(child.call for child in node.children)
         for child in node.children:
             child.call.parent = self._branch.call
-            child.begin(self._branch)
+            child.start_at_fork(self._branch)
 
     def describe_tools(self, node: DescribeTools) -> None:
         branch = self._branch
@@ -287,7 +287,7 @@ class Interpreter:
                 if variable is not None:
                     variable.fail(skipped(node.variable))
                 return
-        waiting = node.step.run(self, variable)
+        waiting = node.step.accept(self, variable)
         if waiting is not None:
             await waiting
 

@@ -83,11 +83,11 @@ class Step(Node):
         """The step without its conditions."""
         return self
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
 
     def abandon(self, error: Exception) -> None:
-        """Called instead of `run` when an earlier step has failed."""
+        """Called instead of `accept` when an earlier step has failed."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Row(Node):
 class Text(Step):
     value: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.text(self)
 
 
@@ -144,7 +144,7 @@ class Interpolated(Step):
     count: Callable[[str], None] | None = field(default=None, compare=False)
     """Called with the text of each result; raises `InvalidRequest` where the run has too much text."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.interpolated(self)
 
 
@@ -188,7 +188,7 @@ class RoleBegin(Step):
     tools: bool = False
     """Whether the turn describes tools."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_begin(self)
 
 
@@ -196,7 +196,7 @@ class RoleBegin(Step):
 class RoleEnd(Step):
     role: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_end(self)
 
 
@@ -206,7 +206,7 @@ class ScopeBegin(Step):
 
     name: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.scope_begin(self)
 
 
@@ -218,7 +218,7 @@ class ScopeEnd(VariableStep):
     def variable(self) -> str:
         return self.name
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         assert variable is not None
         visitor.scope_end(self, variable)
 
@@ -243,7 +243,7 @@ class Gen(ModelStep):
         own = {"validate": self.validate, "retries": self.retries or None}
         return super().local() | {name: value for name, value in own.items() if value is not None}
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.gen(self, variable)
 
@@ -264,7 +264,7 @@ class Select(ModelStep):
         own = {} if self.own_method is None else {"choices_method": self.own_method}
         return super().local() | own
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.select(self, variable)
 
@@ -275,7 +275,7 @@ class DescribeTools(Step):
 
     tools: tuple[Tool[..., Any], ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.describe_tools(self)
 
 
@@ -291,7 +291,7 @@ class CallTools(ModelStep):
     def local(self) -> dict[str, object]:
         return super().local() | ({"errors": "raise"} if self.raises else {})
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.call_tools(self, variable)
 
@@ -302,7 +302,7 @@ class Fork(Step):
 
     children: tuple[Branch, ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.fork(self)
 
     def abandon(self, error: Exception) -> None:
@@ -317,7 +317,7 @@ class Splice(Step):
     waits: ClassVar[bool] = True
     children: tuple[Branch, ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.splice(self)
 
 
@@ -350,7 +350,7 @@ class Guarded(Step):
     def bare(self) -> Step:
         return self.step
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.guarded(self, variable)
 
     def abandon(self, error: Exception) -> None:
@@ -369,7 +369,7 @@ class Either(VariableStep):
     def variable(self) -> str | None:
         return self.name
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.either(self, variable)
 

@@ -41,7 +41,7 @@ class Statement:
         self.before: Content | None = None
         """The branch's content before the first step; None until that step runs."""
 
-    def begin(self, branch: Branch) -> None:
+    def note_before(self, branch: Branch) -> None:
         """Called before each step: keep the branch's content before the first one."""
         branch.limits = self.limits
         if self.before is None:

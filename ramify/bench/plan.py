@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.bench.client import Endpoint, LoadClient, read
+from ramify.bench.client import Endpoint, LoadClient, read_chunks
 from ramify.bench.figures import figures, median
-from ramify.bench.load import Measured, measure
+from ramify.bench.load import Measured, measure_phase
 from ramify.bench.workloads import COMPLETIONS, WORKLOADS, Sizes, phases, words
 from ramify.errors import BackendError, InvalidRequest
 
@@ -93,7 +93,7 @@ async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[S
         async for workload, rate, run_number, client in _turns(plan, clients):
             seed = f"{plan.seed}.{run_number}.{rate}"
             for phase in phases(workload, seed, plan.sizes):
-                measured = await measure(client, phase, rate, seed)
+                measured = await measure_phase(client, phase, rate, seed)
                 result = figures(measured, plan.bounds)
                 key = (phase.label, client.endpoint.name, rate)
                 series = found.setdefault(key, Series(*key))
@@ -122,7 +122,7 @@ async def _warm_up(client: LoadClient) -> None:
     """Send two short requests that are not measured: they open connections and warm the server up."""
     for number in range(2):
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
-        sample = read(await client.send(COMPLETIONS, body))
+        sample = read_chunks(await client.send(COMPLETIONS, body))
         if sample.error is not None:
             raise BackendError(f"{client.endpoint.name} ({client.endpoint.url}): {sample.error}")
 

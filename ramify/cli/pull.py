@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags, given_fields
+from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.resolve import resolve
 
-    config = EngineConfig(**given_fields(options, EngineConfig))
+    config = configured(EngineConfig, given_fields(options, EngineConfig))
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import add_config_flags, add_model, given_fields
-from ramify.errors import InvalidRequest
+from ramify.cli.flags import add_config_flags, add_model, configured, given_fields
 from ramify.runtime.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -19,10 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    try:
-        config = ServerConfig(**given_fields(options, ServerConfig))
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    config = configured(ServerConfig, given_fields(options, ServerConfig))
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
     with PrestartedWorkers(config) as workers:  # before all that this process has to import

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ramify.cli.flags import add_config_flags, given_fields
+from ramify.cli.flags import add_config_flags, configured, given_fields
 from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
@@ -46,7 +46,4 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
         raise InvalidRequest("--endpoint-key needs --endpoint.", field="--endpoint-key")
     from ramify.runtime.engine.engine import Engine
 
-    try:
-        return Engine(**given)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    return configured(Engine, given)

@@ -17,6 +17,7 @@ from ramify.messages import (
     Violation,
     concatenated,
 )
+from ramify.runtime.generation import GenerationResult
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,26 +43,20 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def completion_of(request: Generate, chunks: AsyncIterable[TextChunk]) -> Completion:
     """The completion that all `chunks` of `request` make."""
-    pieces: list[str] = []
-    ids: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs = enforcement = None
+    result = GenerationResult()
     async for chunk in chunks:
-        pieces.append(chunk.text)
-        ids += chunk.ids
-        if chunk.logprobs is not None:
-            logprobs.append(chunk.logprobs)
-        prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
-        enforcement = chunk.enforcement or enforcement
-        last = chunk
-    assert last.finish is not None
+        result.add_chunk(chunk)
+    assert result.finish is not None
+    logprobs = None
+    if request.sampling.logprobs is not None:
+        logprobs = concatenated(result.logprobs) or TokenLogprobs()
     return Completion(
-        text="".join(pieces),
-        ids=tuple(ids),
-        finish=last.finish,
-        usage=last.usage or Usage(),
-        logprobs=None if request.sampling.logprobs is None else concatenated(logprobs) or TokenLogprobs(),
-        prompt_logprobs=prompt_logprobs,
-        enforcement=enforcement,
-        violations=last.violations,
+        text=result.text,
+        ids=tuple(result.ids),
+        finish=result.finish,
+        usage=result.usage,
+        logprobs=logprobs,
+        prompt_logprobs=concatenated(result.prompt_logprobs),
+        enforcement=result.enforcement,
+        violations=result.violations,
     )

@@ -490,7 +490,7 @@ child shares with its parent."""
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: do not close the parent's engines at exit."""
+    """Leave the parent's engines open at the exit of a forked child."""
     _engines_of_parent.extend(_open_engines)
     _open_engines.clear()
 

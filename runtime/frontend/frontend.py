@@ -1,4 +1,4 @@
-"""The frontend's end of the engine core: request ids, answers, cancellation and back-pressure.
+"""The frontend: request ids, answers, cancellation and back-pressure, before a fleet of replicas.
 
 `Engine` in a user's script and the HTTP server share it. Everything runs on one event loop.
 """
@@ -13,7 +13,6 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +26,6 @@ from ramify.engine_messages import (
     FlushCache,
     GetSnapshot,
     GetStats,
-    GetTree,
     Reply,
     Snapshot,
     StepText,
@@ -50,10 +48,9 @@ from ramify.errors import (
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.index import EventNumbers
-from ramify.runtime.fleet.replica import SILENT_S, ReplicaStatus, State, status_of
-from ramify.runtime.fleet.supervisor import EngineSupervisor
+from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
+from ramify.runtime.fleet.local import LocalFleet
+from ramify.runtime.fleet.replica import SILENT_S, FleetEvents, ReplicaStatus
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.kv_snapshots import KVSnapshots
 from ramify.runtime.frontend.loras import LoadedLora, Loras
@@ -68,29 +65,33 @@ from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.schema_bundle import finder, has_references
 
-if TYPE_CHECKING:
-    from ramify.runtime.fleet.local import LocalFleet
-
 log = logging.getLogger("ramify")
 
 
 class Frontend:
-    """Sends requests into the engine core and returns their chunks.
+    """Sends requests to the replicas and returns their chunks.
 
-    `workers`: processes for the first engine core, if they were started early. `make_fleet`: gives a
-    `ReplicaFleet` of engine cores on other machines, from its callbacks.
+    workers : processes for the first engine core, if they were started early
+    make_fleet : makes the replicas from the callbacks; None: `config.replicas` on this machine
     """
 
     def __init__(
         self,
         config: EngineConfig,
         workers: PrestartedWorkers | None = None,
-        make_fleet: Callable[..., Any] | None = None,
+        make_fleet: Callable[[FleetEvents], ReplicaFleet] | None = None,
     ) -> None:
         self._config = config
-        self._engine: EngineSupervisor | LocalFleet = self._make_engine(workers, make_fleet)
-        self._requests = Requests(self._engine)
-        self._replies = Replies(lambda message: self._engine.send(message))
+        events = FleetEvents(
+            receive=self._receive,
+            lost=lambda error, rids: self._requests.move(error, rids),
+            restarted=lambda: self._loras.restore(),
+            gave_up=self._fail_all,
+            tree_changed=self._tree_changed,
+        )
+        self._fleet = LocalFleet(config, workers, events) if make_fleet is None else make_fleet(events)
+        self._requests = Requests(self._fleet)
+        self._replies = Replies(self._fleet.send)
         self._rid_prefix = secrets.token_hex(4)
         self._rid_count = 0
         self._seeds = random.Random(config.seed)
@@ -103,49 +104,21 @@ class Frontend:
         self._with_schemas = functools.lru_cache(maxsize=64)(self._bundled)
         self._kv_events: KVEvents | None = None
         self._watchdog: LoopWatchdog | None = None
-        self._tree = EventNumbers()
-        """Of the tree's events where there is one engine core."""
-
-    def _make_engine(self, workers: PrestartedWorkers | None, make_fleet: Callable[..., Any] | None) -> Any:
-        if self._config.replicas == 1 and make_fleet is None:
-            return EngineSupervisor(
-                self._config,
-                workers,
-                receive=self._receive,
-                died=self._count_death,
-                busy=lambda: bool(self._requests.outputs or self._replies.waiting),
-                restarted=self._send_again,
-                gave_up=self._fail_all,
-            )
-        if make_fleet is None:
-            from ramify.runtime.fleet.local import (
-                LocalFleet,  # numpy, which one engine core does not need here
-            )
-
-            make_fleet = functools.partial(LocalFleet, self._config, workers)
-        fleet = make_fleet(
-            receive=self._receive,
-            lost=lambda error, rids: self._requests.move(error, rids),
-            restarted=lambda: self._loras.restore(),
-            gave_up=self._fail_all,
-        )
-        fleet.watch_trees(self._tree_changed)
-        return fleet
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the model's files, start the engine core, and load the config's LoRA adapters. Raises when
-        any of it fails."""
+        """Find the model's files, start the replicas, and load the config's LoRA adapters. Raises what keeps
+        any of them from it."""
         if self._config.kv_events is not None:
             self._kv_events = KVEvents(self._config, lambda: self._loras.loaded)
         self._watchdog = LoopWatchdog(asyncio.get_running_loop())
         self._watchdog.start()
         try:
-            await self._engine.start()
+            await self._fleet.start()
             self._closed = None
             if self._kv_events is not None:
-                self._kv_events.begin(self._model_names()[0])
+                self._kv_events.start_publishing(self._model_names()[0])
             await self._loras.load_all(self._config.loras)
         except BaseException:
             await self.aclose()
@@ -157,15 +130,15 @@ class Frontend:
         await self._requests.wait_empty(seconds)
 
     async def aclose(self) -> None:
-        """Stop the engine core; requests that are running fail with `EngineClosed`."""
+        """Stop the replicas; requests that are running fail with `EngineClosed`."""
         self._close()
         await self._tasks.cancel()
-        await self._engine.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
+        await self._fleet.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
 
     def close_now(self) -> None:
         """`aclose` without a running event loop."""
         self._close()
-        self._engine.close_now()
+        self._fleet.close_now()
 
     def _close(self) -> None:
         self._fail_all(EngineClosed("The engine has been closed."))
@@ -178,15 +151,15 @@ class Frontend:
 
     @property
     def info(self) -> ModelInfo:
-        if self._engine.info is None:
+        if self._fleet.info is None:
             self._check_open()
             raise EngineClosed("The engine has not been started.")
-        return self._engine.info
+        return self._fleet.info
 
     @property
     def max_prompt_tokens(self) -> int:
         """The longest prompt that the model and the KV pages allow."""
-        return self._engine.max_prompt_tokens
+        return self._fleet.max_prompt_tokens
 
     @property
     def in_flight(self) -> int:
@@ -195,7 +168,7 @@ class Frontend:
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
-        return self._engine.pids
+        return self._fleet.pids
 
     @property
     def blocked_s(self) -> float:
@@ -204,60 +177,48 @@ class Frontend:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from the engine core."""
-        return self._engine.heartbeat_age_s
+        """Seconds since the last message from any replica."""
+        return self._fleet.heartbeat_age_s
 
     @property
     def healthy(self) -> bool:
         return (
             self._closed is None
             and not self._draining
-            and not self._engine.restarting
+            and not self._fleet.restarting
             and self.heartbeat_age_s < SILENT_S
         )
 
     @property
     def gave_up(self) -> bool:
-        """It takes no requests, and never will again."""
+        """Whether it takes no requests, and never will again."""
         return self._closed is not None
 
     # --- replicas ---------------------------------------------------------------------------------
 
     def replicas(self) -> list[ReplicaStatus]:
-        """The replicas now; one where the engine was started with one."""
-        if isinstance(self._engine, EngineSupervisor):
-            state: State = "starting" if self._engine.restarting or self._engine.info is None else "up"
-            return [status_of("0", self._engine, state, self.in_flight)]
-        fleet = self._engine
-        return [
-            status_of(name, replica.engine, replica.state, fleet.requests_of(name))
-            for name, replica in fleet.replicas.items()
-        ]
+        """State and figures of every replica, now."""
+        return self._fleet.statuses()
 
     def replica(self, name: str) -> ReplicaStatus | None:
         return next((one for one in self.replicas() if one.name == name), None)
 
     async def add_replica(self) -> str:
         """See `LocalFleet.add_one`."""
-        return await self._tasks.finish(self._fleet().add_one())
+        return await self._tasks.finish(self._operator.add_one())
 
     async def drain_replica(self, name: str, limit_s: float) -> None:
         """See `ReplicaFleet.drain`."""
-        await self._tasks.finish(self._fleet().drain(name, limit_s))
+        await self._tasks.finish(self._operator.drain(name, limit_s))
 
     async def restart_replica(self, name: str, limit_s: float) -> None:
         """See `LocalFleet.restart`."""
-        await self._tasks.finish(self._fleet().restart(name, limit_s))
+        await self._tasks.finish(self._operator.restart(name, limit_s))
 
-    def _fleet(self) -> LocalFleet:
+    @property
+    def _operator(self) -> ReplicaOperator:
         self._check_open()
-        if isinstance(self._engine, EngineSupervisor):
-            raise UnsupportedField(
-                "This engine was started with one replica, and can neither add nor drain any.",
-                field="replicas",
-                remedy="Start it with two or more: --replicas 2, or rm.Engine(replicas=2).",
-            )
-        return self._engine
+        return self._fleet.operator
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -413,10 +374,10 @@ class Frontend:
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""
-        self._engine.send(AwaitTools(program=program, branch=branch, tools=tools))
+        self._fleet.send(AwaitTools(program=program, branch=branch, tools=tools))
 
     async def end_program(self, program: str) -> None:
-        self._engine.send(EndProgram(program=program))
+        self._fleet.send(EndProgram(program=program))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -448,7 +409,7 @@ class Frontend:
         if request.sampling.seed is None and request.sampling.temperature > 0.0:
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)
-        return self._requests.begin(request)
+        return self._requests.send_request(request)
 
     def _check_room(self, request: Generate) -> None:
         """Raises `Overloaded` where no more requests may be in flight, or no more of its flow."""
@@ -470,7 +431,7 @@ class Frontend:
         self._check_open()
         return await self._replies.post(message)
 
-    # --- the engine core ---------------------------------------------------------------------------------
+    # --- the replicas ---------------------------------------------------------------------------------
 
     def _receive(self, message: ToFrontend) -> None:
         if isinstance(message, StepText):
@@ -480,33 +441,14 @@ class Frontend:
             self._replies.fail(message.rid, from_info(message.error))
         elif isinstance(message, Reply | Texts):
             self._replies.take(message)
-        elif isinstance(message, TreeChange):
-            if not self._tree.follows(message.epoch, message.number, whole=message.whole):
-                self._engine.send(GetTree())
-            if self._tree.complete:
-                self._tree_changed("", message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
-        """The tree of a replica has changed; None: it is gone with its engine core."""
+        """Publish the change of a replica's prefix tree; None: the tree is gone with its engine core."""
         if self._kv_events is not None:
-            self._kv_events.told(replica, change)
-
-    def _count_death(self, error: WorkerDied) -> bool:
-        """The engine core has died. Returns whether a request that ran alone is to blame."""
-        self._tree = EventNumbers()
-        with errors_logged("telling of a tree that is gone"):
-            self._tree_changed("", None)
-        to_blame = self._requests.count_death(error)
-        self._replies.fail_all(error)
-        return to_blame
-
-    def _send_again(self) -> None:
-        """There is a new engine core: it gets the adapters and the requests."""
-        self._loras.restore()
-        self._requests.send_again()
+            self._kv_events.publish_change(replica, change)
 
     def _fail_all(self, error: EngineError) -> None:
-        """End every request and question with `error`, which new ones get as well."""
+        """End every request and control call with `error`, which new ones get as well."""
         self._closed = error
         self._requests.fail_all(error)
         self._replies.fail_all(error)

@@ -51,7 +51,7 @@ class ChoiceUsages:
         self._n = n
         self._ended: list[Usage] = []
 
-    def end(self, usage: Usage) -> PromptTotals | None:
+    def end_choice(self, usage: Usage) -> PromptTotals | None:
         """Note that a choice has ended. Returns the totals with the last one."""
         self._ended.append(usage)
         return PromptTotals.of_choices(self._ended) if len(self._ended) == self._n else None
@@ -96,7 +96,7 @@ class Metrics:
         )
         self.total_s = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_S)
 
-    def count(self, totals: PromptTotals) -> None:
+    def count_tokens(self, totals: PromptTotals) -> None:
         """Count the tokens of one prompt and its choices."""
         self._tokens["prompt"].inc(totals.prompt)
         self._tokens["cached"].inc(totals.cached)

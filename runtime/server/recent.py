@@ -184,7 +184,7 @@ class Recording:
         if self._texts and len(record.text) < TEXT:
             record.text = (record.text + chunk.text)[:TEXT]
 
-    def end(self, outcome: str) -> None:
+    def end_request(self, outcome: str) -> None:
         record, program = self._record, self._program
         record.ended = program.touched = self._clock()
         record.outcome = outcome

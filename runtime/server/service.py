@@ -174,12 +174,12 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
-            recording.end(finish)
+            recording.end_request(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)
-            if (totals := (choices or ChoiceUsages(1)).end(usage)) is not None:
-                self.metrics.count(totals)
+            if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
+                self.metrics.count_tokens(totals)
             logger.info(
                 "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
                 request.rid,

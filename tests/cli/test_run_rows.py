@@ -192,17 +192,6 @@ def test_what_is_refused(
     assert problem.replace("{path}", str(rows)) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_a_file_that_is_not_utf8(
-    name: str, folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = folder.path / name
-    line = '{"name": "%s"}\n' if name == "rows.jsonl" else "%s\n"
-    rows.write_bytes("".join([line % "name", line % "b", line % "caf\xe9"]).encode("latin1"))
-    assert folder.run(server, "--input", str(rows)) == 2
-    assert f"Line 3 of {rows} is not UTF-8" in capsys.readouterr().err
-
-
 def test_results_are_not_written_as_csv(
     folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

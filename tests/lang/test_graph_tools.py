@@ -86,7 +86,7 @@ def test_a_server_waits_for_the_tools_of_its_client(stream: bool) -> None:
         backend.close()
     assert state.error() is None
     assert "Error: ValueError: There is no such city." in state.text()
-    # Which branch asks first is the network's choice.
+    # The network decides which branch asks first.
     assert sorted(state.text()) == sorted(plain.text())
     assert [tool.name for tool in state.trace.walk() if tool.kind == "tool"] == ["weather"] * 4
 

@@ -10,6 +10,7 @@ import ramify as rm
 from ramify.errors import UnsupportedNode
 from ramify.lang.calls.choices import METHODS, TokenLengthNormalized
 from tests.lang.compiling import line_of
+from tests.lang.steps import program_of
 
 
 def test_a_graph_as_text_and_flowchart():
@@ -110,10 +111,7 @@ def test_a_graph_without_an_argument_of_its_program_is_not_given_away(argument, 
 
 @pytest.mark.parametrize("method", [rm.greedy_token_selection, rm.unconditional_likelihood_normalized])
 def test_a_graph_names_the_method_of_a_select(method):
-    @rm.function
-    def program(s):
-        s += "a" + rm.select("x", ["a", "b"], choices_method=method, timeout=2.0, lora="m")
-
+    program = program_of("a" + rm.select("x", ["a", "b"], choices_method=method, timeout=2.0, lora="m"))
     (select,) = program.compile().graph().graph.nodes[1:]
     assert METHODS[select.method] is method
     assert (select.timeout, select.lora) == (2.0, "m")

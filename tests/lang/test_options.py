@@ -8,6 +8,7 @@ import ramify as rm
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.sampling_options import NAMES, SPELLINGS, read_options
 from ramify.sampling_params import SamplingParams
+from tests.lang.steps import program_of
 
 
 @pytest.mark.parametrize(
@@ -86,10 +87,7 @@ def test_every_sampling_field_is_an_option():
 
 
 def test_a_gen_wins_over_the_run_and_the_run_over_the_default():
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x") + rm.gen("y", 7, temperature=0.5, stop="!")
-
+    program = program_of("a" + rm.gen("x") + rm.gen("y", 7, temperature=0.5, stop="!"))
     backend = rm.ScriptedBackend({"x": "b", "y": "c"})
     program.run(backend=backend, temperature=0.9, top_p=0.8, cache_scope="tenant")
     first, second = (request.sampling for request in backend.requests)

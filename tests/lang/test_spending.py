@@ -1,4 +1,4 @@
-"""What timed-out and cancelled steps report: all that the backend computed for them, and no more."""
+"""The usage of timed-out and cancelled steps: all that the backend computed for them, and no more."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ramify.loop import wait
 from ramify.messages import Finish, Generate, SchedulerStats, TextChunk, Usage
 from tests.lang.backends import Holding
 from tests.lang.engines import OPTIONS
+from tests.lang.steps import program_of
 
 
 class Counting(ScriptedBackend):
-    """Computes tokens for ever, tells of them only when it is aborted, and stops then if `answers` is set."""
+    """A backend that computes for ever, and reports its tokens when it is aborted if `answers` is set."""
 
     def __init__(self, *, answers: bool = True) -> None:
         super().__init__([])
@@ -50,10 +51,7 @@ class Counting(ScriptedBackend):
 
 @pytest.mark.parametrize("options", [{}, {"n": 2}, {"retries": 1}])
 def test_a_timed_out_step_reads_its_last_chunk(options: dict):
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02, **options)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02, **options))
     backend = Counting()
     state = program.run(backend=backend)
     error = state.error()
@@ -91,10 +89,7 @@ def test_a_backend_that_does_not_answer_the_abort_is_closed(monkeypatch: pytest.
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)
     backend = Counting(answers=False)
 
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02))
     state = program.run(backend=backend)
     assert isinstance(state.error().__cause__, RequestTimeout)
     assert state.usage.completion_tokens == 1
@@ -139,10 +134,7 @@ def test_an_engine_that_has_not_started_has_sent_nothing(model_folder: Path):
 def test_without_abort_the_tokens_that_have_come_are_counted():
     backend = Holding(["one two three"])
 
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02))
     state = program.run(backend=backend)
     assert state.error().partial == "one"
     assert state.usage.completion_tokens == 1
@@ -160,14 +152,10 @@ def test_a_timeout_in_mid_generation_reports_the_schedulers_count(
         info = backend.get_server_info()
         return msgspec.convert(info.get("stats") or info["internal_states"][0], SchedulerStats)
 
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", max_tokens=8000, ignore_eos=True, timeout=0.3, temperature=0)
-
-    @rm.function
-    def warm_up(s):
-        s += "?" + rm.gen("x", max_tokens=2, ignore_eos=True)
-
+    program = program_of(
+        "Count: " + rm.gen("x", max_tokens=8000, ignore_eos=True, timeout=0.3, temperature=0)
+    )
+    warm_up = program_of("?" + rm.gen("x", max_tokens=2, ignore_eos=True))
     warm_up.run(backend=backend)
     backend.flush_cache()
     before = stats()

@@ -21,7 +21,7 @@ class Place(TypedDict):
 
 
 def at_least_one(number: int) -> None:
-    """Raises where the number is too small."""
+    """Raise ValueError for a number below 1."""
     if number < 1:
         raise ValueError("too small")
 

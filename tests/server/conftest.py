@@ -88,3 +88,13 @@ def speak(frontend: FakeFrontend, **fields: Any) -> FakeFrontend:
     given = {"prefix": {}, "suffix": {"user": ""}, "exact": True} | fields
     frontend.info = msgspec.structs.replace(frontend.info, chat_format=ChatFormat(**given))
     return frontend
+
+
+def refused(response: httpx.Response, status: int = 400) -> Any:
+    """The error in an answer of this status, which has all fields and no traceback."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() >= {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in response.text
+    return error

@@ -17,7 +17,7 @@ from ramify.runtime.server.body import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from ramify.runtime.server.openai.responses.endpoint import UNSUPPORTED_RESPONSE
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
-from tests.server.conftest import BODIES, CHAT, COMPLETION, GENERATE, RESPONSE
+from tests.server.conftest import BODIES, CHAT, COMPLETION, GENERATE, RESPONSE, refused
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 
 
@@ -28,15 +28,6 @@ def still_serving(http: httpx.Client, frontend: FakeFrontend) -> Any:
     frontend.fail_first = frontend.fail_after = None
     assert http.post("/generate", json=GENERATE).status_code == 200
     assert frontend.running == set()
-
-
-def refused(response: httpx.Response, status: int = 400) -> Any:
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert error.keys() >= {"message", "type", "param", "code"}
-    assert error["message"]
-    assert "Traceback" not in response.text
-    return error
 
 
 UNSUPPORTED_BY = {

@@ -26,9 +26,9 @@ def test_programs_that_have_ended_are_forgotten_before_those_that_run() -> None:
     recent = record()
     running = recent.record_request(request("kept"), "/generate")
     for number in range(2 * PROGRAMS):
-        recent.record_request(request(f"p{number}"), "/generate").end("stop")
+        recent.record_request(request(f"p{number}"), "/generate").end_request("stop")
     assert [one.id for one in recent] == [f"p{2 * PROGRAMS - 1 - i}" for i in range(PROGRAMS - 1)] + ["kept"]
-    running.end("stop")
+    running.end_request("stop")
 
 
 def test_more_programs_run_than_are_remembered() -> None:
@@ -38,7 +38,7 @@ def test_more_programs_run_than_are_remembered() -> None:
     assert recent.get("p0") is None
     for recording in recordings:
         recording.add_chunk(last("so"))
-        recording.end("stop")
+        recording.end_request("stop")
     assert all(one.running == 0 for one in recent)
 
 
@@ -47,7 +47,7 @@ def test_sums_outlive_the_requests_that_are_forgotten() -> None:
     for _ in range(REQUESTS + 10):
         recording = recent.record_request(request("p"), "/generate")
         recording.add_chunk(last(prompt_tokens=3, cached_tokens=1, evicted_tokens=1))
-        recording.end("stop")
+        recording.end_request("stop")
     (program,) = recent
     found = program.details(0.0)
     assert (found["requests"], len(found["calls"])) == (REQUESTS + 10, REQUESTS)
@@ -78,6 +78,6 @@ def test_the_time_of_a_request() -> None:
     (program,) = recent
     call = program.details(9.0)["calls"][0]
     assert (call["start"], call["first"], call["end"], call["out"]) == (0.0, 1.0, None, 1)
-    recording.end("length")
+    recording.end_request("length")
     call = program.details(9.0)["calls"][0]
     assert (call["end"], call["outcome"]) == (2.0, "length")

@@ -282,11 +282,6 @@ def test_formats(http: httpx.Client, frontend: FakeFrontend, fields: Any, kind: 
     assert wanted.kind == kind
 
 
-def test_a_text_format_of_text_is_no_constraint(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    client.responses.create(**ASK, text={"format": {"type": "text"}}, max_output_tokens=1)
-    assert frontend.requests[-1].constraint is None
-
-
 def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"zeta": {"type": "integer"}}, "maxProperties": 0}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": "validate"}
@@ -376,19 +371,3 @@ def test_an_abort_fails_the_stream(http: httpx.Client, frontend: FakeFrontend) -
         *_, last = events(response)
     assert last["response"]["error"]["message"] == "The request was aborted."
     frontend.hold_after = None
-
-
-def test_metrics_log_and_live_page(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        LiveServer(FakeFrontend()) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
-        caplog.at_level("INFO", "ramify.server"),
-    ):
-        client.responses.create(**ASK, max_output_tokens=2, safety_identifier="somebody")
-        metrics = httpx.get(server.url + "/metrics").text
-        live = httpx.get(server.url + "/live").json()
-    assert 'ramify_generations_total{endpoint="/v1/responses",finish="length",status="200"} 1.0' in metrics
-    assert 'ramify_http_responses_total{endpoint="/v1/responses",status="200"} 1.0' in metrics
-    assert [program["name"] for program in live["programs"]] == ["/v1/responses"]
-    assert "endpoint=/v1/responses" in caplog.text
-    assert "user='somebody'" in caplog.text

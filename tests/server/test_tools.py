@@ -21,7 +21,7 @@ from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.tool_calls.formats import FORMATS, GENERIC
 from ramify.tool_calls.grammar import Tool, calls_after_trigger, naming_tools, tool_at
 from tests.grammar.vocabularies import tiny
-from tests.server.conftest import ONE, PARAMETERS, TWO, speak
+from tests.server.conftest import ONE, PARAMETERS, TWO, refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.responses_contract import check_response
 
@@ -363,9 +363,7 @@ def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None
     ],
 )
 def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
-    response = http.post("/v1/chat/completions", json=ASK | change)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
+    assert refused(http.post("/v1/chat/completions", json=ASK | change))["param"] == param
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -488,7 +486,7 @@ def test_what_is_left_out_is_told_with_the_tool(stream: bool) -> None:
 
 
 def test_what_is_left_out_is_told_in_the_first_event() -> None:
-    """It is told once, also where the text of one chunk is several events."""
+    """The enforcement is told once, also where the text of one chunk is several events."""
     form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
     text = '<tool_call>\n{"name": "say", "arguments": {"word'
     chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)

@@ -69,7 +69,7 @@ class SnapshotCache:
 
 
 @router.get("/")
-async def page(request: Request) -> Response:
+async def dashboard_page(request: Request) -> Response:
     """The dashboard's HTML, without figures."""
     name = Service.serving(request).model_name
     template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ async def page(request: Request) -> Response:
 
 
 @router.get("/live")
-async def live(request: Request) -> Response:
+async def live_figures(request: Request) -> Response:
     """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
     listed."""
     service = Service.serving(request)

@@ -29,7 +29,7 @@ from ramify.runtime.server.errors import error_response
 _JSON = re.compile(rb"\s*application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _OWN_SITE = frozenset({b"", b"none", b"same-origin"})
-"""Values of Sec-Fetch-Site: no browser, the user, a page of this server."""
+"""Values of Sec-Fetch-Site for: no browser, the user, a page of this server."""
 
 
 class HostNotAllowed(RamifyError):

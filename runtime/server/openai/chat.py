@@ -64,7 +64,7 @@ class Chat:
         )
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Set the field of an error in the constraint to the client's."""
+        """Name the client's field in an error of the constraint."""
         if self.tool_use is not None:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):

@@ -154,7 +154,7 @@ async def completions(request: Request) -> Response:
 async def _respond(
     request: Request, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, endpoint: str
 ) -> Response:
-    streams = parsed.start(service, endpoint)
+    streams = parsed.start_generations(service, endpoint)
     if parsed.stream:
         return EventStream(_events(streams, parsed, formatter), headers=parsed.headers)
     results = await while_connected(request.receive, collect(streams))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.metrics import PromptTotals
-from ramify.runtime.server.streams import GenerationResult
 from ramify.text import token_bytes
 
 

@@ -75,7 +75,7 @@ class ParsedRequest:
     headers: Mapping[str, str]
     """Headers of the response."""
 
-    def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
+    def start_generations(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
         """The chunks of each generation. A generation begins when its iterator is first read."""
         prompts = [ChoiceUsages(self.n) for _ in range(len(self.requests) // self.n)]
         return [

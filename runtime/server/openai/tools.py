@@ -111,7 +111,7 @@ class _Choice(NamedTuple):
     names: tuple[str, ...] | None = None
     """Tools that may be called; None: all."""
     once: bool = False
-    """At most one call."""
+    """True where at most one call is allowed."""
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:

@@ -34,7 +34,7 @@ class TurnParser:
         self._held = ""
         self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
         self.answered = 0
-        """In the push in which the reasoning ended: the characters after its end."""
+        """Number of characters after the end of the reasoning, in the push that ended it."""
 
     @property
     def reasoning(self) -> bool:

@@ -9,10 +9,9 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
   counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left,
-  limits},
-  ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
-  forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program,
-  /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+  limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail,
+  forced_tokens, forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the
+  routes /end_program, /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
   as a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is the default then.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
@@ -35,6 +34,7 @@ from ramify import constraint
 from ramify.constraint import Constraint, with_definitions
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
 from ramify.runtime.server.fields import Fields, json_response, read_fields
@@ -59,7 +59,8 @@ from ramify.runtime.server.params import (
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import GenerationResult, collect, merge
+from ramify.runtime.server.streams import collect, merge
+from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
 
@@ -73,11 +74,7 @@ class LoadingNotAllowed(RamifyError):
 
 router = APIRouter()
 
-MAX_NEW_TOKENS = 128
-"""SGLang's default. An explicit null allows as many as fit into the context."""
-
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_SPELLING = {name: name for name in ("n", *COMMON) if name not in _RENAMED.values()} | _RENAMED
+_SPELLING = {name: name for name in ("n", *COMMON) if name not in SPELLINGS.values()} | SPELLINGS
 _SCORING_SPELLING = {
     "max_tokens": "sampling_params.max_new_tokens",
     "logprobs": "return_logprob",
@@ -261,7 +258,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
-    options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
+    options = _take_options(fields, count, DEFAULT_MAX_TOKENS if choices is None else 0)
     own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
@@ -353,7 +350,8 @@ def _take_options(
 ) -> list[tuple[SamplingParams, FieldConstraint | None]]:
     """Sampling options and constraint of each prompt, from one object for all or a list of objects.
 
-    `max_tokens` is the default for ``max_new_tokens``.
+    `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
+    context.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])

@@ -126,7 +126,7 @@ def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.Monke
 
 
 def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two requests, whose passes of one token each are padded to four."""
+    """Two requests' passes of one token each are padded to four."""
     monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(drafter.Drafter, "_look_up", lambda *_: False)
     options = {"attention_backend": "triton", "context_length": 64, "num_pages": 16, "page_size": PAGE}

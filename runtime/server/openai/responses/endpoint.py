@@ -97,11 +97,11 @@ async def responses(request: Request) -> Response:
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
-    (stream,) = parsed.start(service, PATH)
+    (stream,) = parsed.start_generations(service, PATH)
     events = _events(stream, writer)
     if parsed.stream:
         return EventStream(events, writer.failed, parsed.headers)
-    await while_connected(request.receive, _run(events))
+    await while_connected(request.receive, _read_all(events))
     return json_response(writer.response, parsed.headers)
 
 
@@ -115,7 +115,7 @@ async def _events(
                 yield events
 
 
-async def _run(events: AsyncGenerator[bytes, None]) -> None:
+async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
     """Read all events, after which the writer has the whole response."""
     async with aclosing(events):
         async for _ in events:
