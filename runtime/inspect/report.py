@@ -33,12 +33,11 @@ from ramify.runtime.inspect.refusals import (
 )
 from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
-from ramify.runtime.model.context import context_notes
+from ramify.runtime.model.context import context_notes, with_context
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
-from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 WORKSPACE = 1 << 30
 """Bytes beside weights and KV pages: the processes of the engine core, on a CUDA device its context, and
@@ -310,7 +309,7 @@ def _kv(
     """The figures of KV memory, and why the model does not fit."""
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
-    context = context_of(config, shape)
+    context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
     problem, pages, slots = None, None, 0

@@ -16,6 +16,7 @@ from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.context import with_context
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import read_shape
 from ramify.runtime.parallel.checks import check_ranks, part_for
@@ -24,7 +25,6 @@ from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
-from ramify.runtime.scheduler.speculation.draft_model import context_of
 
 
 def main() -> None:
@@ -42,7 +42,8 @@ def main() -> None:
         shape = read_shape(files.weights, config.model_impl, config.rope_scaling)
         check_ranks(config, shape, files.weights)
         ranks = Ranks(index, config.tensor_parallel, sockets)
-        load = loader(config, files, part_for(shape, ranks.index, ranks.count), context_of(config, shape))
+        context = with_context(shape, config.context_length).context_length
+        load = loader(config, files, part_for(shape, ranks.index, ranks.count), context)
         runner, _ = build_runners(config, load, None, ranks)
     frontend.send(Ready(role=role, pid=os.getpid()))
     finish_startup()

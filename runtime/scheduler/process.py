@@ -31,7 +31,7 @@ from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.config import ModelConfig, ModelShape
-from ramify.runtime.model.context import context_notes
+from ramify.runtime.model.context import context_notes, with_context
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import BY_TRANSFORMERS, FAMILIES, check_transformers, read_shape
@@ -49,7 +49,7 @@ from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.scheduler.speculation.draft_model import check_draft, context_of
+from ramify.runtime.scheduler.speculation.draft_model import check_draft
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -217,7 +217,7 @@ def _load(
     config: EngineConfig, orders: Orders, shape: ModelShape, draft_shape: ModelShape | None
 ) -> tuple[Runner, Runner | None, PrefixCache | NaiveCache, Limits]:
     """Load the model of `shape` and its draft model, and make their pages."""
-    context_length = context_of(config, shape)
+    context_length = with_context(shape, config.context_length).context_length
     files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
     load_draft, ranks = None, None
     part = shape

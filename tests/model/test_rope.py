@@ -24,7 +24,6 @@ from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_config, read_shape
 from ramify.runtime.model.transformers.trace import shape_of
 from ramify.runtime.processes.worker_process import Orders
-from ramify.runtime.scheduler.speculation.draft_model import context_of
 from tests.runtime.oracle import greedy
 
 from .architectures import save_tiny, tiny_config, tiny_model
@@ -142,7 +141,7 @@ def test_forms_by_length_run_by_the_code_of_transformers(form: str, tmp_path: Pa
 def test_longer_than_the_model_was_made_for(tmp_path: Path) -> None:
     reference_of("llama", tmp_path)
     shape = config_from_folder(tmp_path)
-    assert context_of(EngineConfig(context_length=2000), shape) == 2000
+    assert with_context(shape, 2000).context_length == 2000
     assert "made for 512 tokens" in context_notes(shape, 2000)[0]
     assert not context_notes(shape, 512)
     files = ModelFiles("tiny", tmp_path, tmp_path)
