@@ -54,13 +54,13 @@ class Grid(RequestStates):
         cache.states = LastUsed(cache)
         self._grid = grid
 
-    def begin(self, request: Request, lock: PrefixLock, match: Match) -> None:
-        super().begin(request, lock, match)
+    def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
+        super().take_slot(request, lock, match)
         if self._grid:
             first = request.pages.kept_len // self._grid + 1
             request.marks = list(range(first * self._grid, request.prompt_len, self._grid))
 
-    def computed(self, request: Request) -> None:
+    def keep_copy(self, request: Request) -> None:
         assert request.pages.lock is not None
         if request.computed_len in (*request.marks, request.prompt_len):
             self._cache.copy_state(request.pages.lock, float("inf"))
