@@ -19,7 +19,7 @@ Messages = list[dict[str, str]]
 
 
 class Ask(Protocol):
-    """One request: after a text, or as the next turn of a conversation."""
+    """A request: after a text, or as the next turn of a conversation."""
 
     async def __call__(
         self,
@@ -186,4 +186,4 @@ PROGRAMS: dict[str, Callable[..., Awaitable[Any]]] = {
     "speculative-select": speculative_select,
     "streaming": story,
 }
-"""By the names of `tests.lang.programs.CASES`."""
+"""Programs by the names of `tests.lang.programs.CASES`."""

@@ -153,7 +153,7 @@ def cascades(args: argparse.Namespace) -> None:
                 case.share(shared)
                 calls = [case.paged(functools.partial(attend, cascade=on)) for on in (False, True)]
                 flat, cascade = fastest(calls, 0.25)
-                rows = last_plan()["cascade_rows"]
+                rows = last_plan().cascade_rows
                 columns.append(
                     f"+ {suffix}: {flat * 1e6:.0f}, {cascade * 1e6:.0f} ({flat / cascade:.2f}x) {rows}"
                 )

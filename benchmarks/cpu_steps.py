@@ -1,4 +1,4 @@
-"""What bounds a decoding step of a GGUF file on the CPU, by the number of rows.
+"""Decoding steps of a GGUF file on the CPU and what bounds them, by the number of rows.
 
     python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--context 256] [--threads 2]
 
@@ -19,7 +19,7 @@ import torch
 from benchmarks.engine_local import LocalEngine
 from benchmarks.roofline import kv_bytes, prefill_flop, read_bandwidth, weight_bytes
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 PROMPT = 512
 PAGE_SIZE = 16

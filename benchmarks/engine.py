@@ -45,7 +45,7 @@ CONFIGS = Path(__file__).parent / "configs"
 SUFFIX = 64
 """Tokens of each branch behind the shared prefix."""
 ROUNDS = 2
-"""Of decodes."""
+"""Timed rounds of decodes."""
 
 Row = dict[str, Any]
 
@@ -71,13 +71,13 @@ class Sizes:
 
 
 TINY = Sizes(batches=(1, 3), context=64, steps=4, prompt=100, chunk=32, branches=4, prefixes=(64, 128))
-"""For a rehearsal on the CPU."""
+"""Options of a rehearsal on the CPU."""
 
 
 def engine_config(
     sizes: Sizes, device: Literal["auto", "cpu", "cuda"] = "auto", **changes: Any
 ) -> EngineConfig:
-    """With pages for the largest measurement, of the size that the device has by default."""
+    """The engine's configuration: pages for the largest measurement, of the device's default size."""
     config = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device)))
     page = changes.pop("page_size", config.page_size)
     beside = MOST_WARM[0] + ROUNDS * sizes.steps + 2 * page

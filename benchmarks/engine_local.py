@@ -29,11 +29,11 @@ from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model
+from ramify.runtime.model.loading.load import dummy_model, load_model
+from ramify.runtime.model.shape.context import with_context
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -296,7 +296,7 @@ class LocalEngine:
         rows = [SamplingRow(GREEDY, uniform=0.0)] * len(extensions)
 
         def run() -> None:
-            self.runner.sampler.begin(self.runner.logits(self.runner.forward(batch)), rows, (), 0)
+            self.runner.sampler.begin_draw(self.runner.logits(self.runner.forward(batch)), rows, (), 0)
 
         run()
         return statistics.median(self._timed(run) for _ in range(7))
@@ -321,7 +321,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """After what is inside, failed or not, no request is left and no KV is known.
+        """Context after which, failed or not, no request is left and no KV is known.
 
         Raises
         ------

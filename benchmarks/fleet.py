@@ -1,4 +1,4 @@
-"""Where requests go in a fleet of replicas: Ramify's placement against the policies of other routers.
+"""Placement of requests on replicas: Ramify's against the policies of other routers.
 
     python -m benchmarks.fleet [--replicas 2 8 32 64] [--kinds agents chats rows mixed] [--seconds 120]
                                [--load 0.7] [--seed 1]
@@ -46,7 +46,7 @@ CHUNK = 512
 STEP_S, PROMPT_S, ROW_S = 0.007, 0.00033, 0.00085
 """A step, each prompt token in it, and each decoding row."""
 EVENT_S = 0.005
-"""From a change in a tree to the router."""
+"""Seconds from a change in a tree to the router."""
 GOOD_S = 1.0
 DIGESTS = Digests()
 

@@ -41,7 +41,7 @@ Body = tuple[str, dict[str, Any]]
 
 
 def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
-    """By name: makes a request that asks for very much, another one each time."""
+    """Bodies by name: a function makes a request that asks for very much, another one each time."""
 
     def text(words: int) -> str:
         return " ".join(rng.choices(("one", "tree", "of", "red", "and", "seven", "lines", "north"), k=words))
@@ -125,7 +125,7 @@ class Load:
         return found, (await self._computed() - before) / (time.perf_counter() - began)
 
     async def _flood(self, body: Callable[[], Body]) -> None:
-        """One request after the other."""
+        """Send one request after the other."""
         while True:
             await self._send(*await asyncio.to_thread(body))
 

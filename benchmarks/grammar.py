@@ -27,7 +27,7 @@ from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 STRING: dict[str, Any] = {"type": "string"}
@@ -104,7 +104,7 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """One engine on one vocabulary."""
+    """An engine on a vocabulary."""
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         """A way to begin a request: it fills masks and accepts tokens."""

@@ -31,8 +31,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.sampler import HostSampler
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
 from ramify.runtime.processes.worker_start import GC_THRESHOLDS
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.limits import Limits
@@ -50,7 +49,7 @@ CASES = ("free", "penalties", "grammars")
 
 
 class AnswersAtOnce:
-    """In the place of `Runner`."""
+    """Stand-in for `Runner` whose model answers at once."""
 
     def __init__(self, *, device_sampler: bool) -> None:
         self._logits = torch.randn(1024, VOCABULARY)

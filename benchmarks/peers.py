@@ -43,14 +43,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 DRIVERS = Path(__file__).parent / "peer_drivers"
 ENGINES = ("ramify", "ramify-plain", "openvino", "transformers", "vllm", "llama.cpp")
 IDS = range(1000, 20000)
 """Token ids that prompts are drawn from: every vocabulary has them, and no control tokens are among them."""
 REST_S = 1.0
-"""Before each turn: threads of the engine before spin for a while."""
+"""Seconds of rest before each turn: threads of the engine before spin for a while."""
 
 
 class Workload(NamedTuple):
@@ -63,7 +63,7 @@ class Workload(NamedTuple):
     """Prompt tokens that all requests begin with."""
     counts: str = "output"
     again: bool = False
-    """With the prefix of the workload before."""
+    """Whether it has the prefix of the workload before."""
 
 
 WORKLOADS = (
@@ -120,8 +120,8 @@ class Engine:
         return seconds
 
     def peak_gb(self) -> float:
-        """Of the driver and its children, resident, counting shared pages once for each. 0 once it has
-        ended."""
+        """Peak memory in GB of the driver and its children, resident, counting shared pages once for each. 0
+        once it has ended."""
         kib = 0
         for pid in _family(self._process.pid):
             with contextlib.suppress(OSError):

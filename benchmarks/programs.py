@@ -53,11 +53,11 @@ WARM_UP = 2
 
 @dataclass
 class Done:
-    """One batch that has finished."""
+    """A batch that has finished."""
 
     seconds: float = 0.0
     processor_s: float = 0.0
-    """Of all processes on this machine that had to do with it."""
+    """Processor seconds of all processes on this machine that had to do with it."""
     texts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(variable, text)"""
     requests: int = 0
@@ -65,9 +65,9 @@ class Done:
     cached_tokens: int = 0
     output_tokens: int = 0
     steps: int = 0
-    """Of the scheduler; 0 where nobody tells."""
+    """Steps of the scheduler; 0 where nobody tells."""
     model_s: float = 0.0
-    """Its seconds in forward passes."""
+    """Seconds in forward passes."""
 
     def charge(self, before: tuple[int, float], after: tuple[int, float]) -> None:
         """Note what the scheduler has spent between two looks at it."""
@@ -80,10 +80,11 @@ class Done:
 
 WAYS = ("process", "process-graph", "http", "http-graph", "client", "other")
 SETTLE_S = 1.0
-"""Before each run: the threads of a server spin for a while after its last request, on everybody's cores."""
+"""Seconds of rest before each run: the threads of a server spin for a while after its last request, on
+everybody's cores."""
 
 Ways = dict[str, Callable[[Case, Rows], Done]]
-"""What runs a batch, by name."""
+"""Functions that run a batch, by name."""
 
 
 class Programs:
@@ -260,7 +261,7 @@ def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
 
 
 def line(name: str, way: str, done: Done, found: dict[str, Done], note: str = "") -> None:
-    """One program, or all of them, in one way, beside the others in `found`."""
+    """Print a program, or all of them, in one way, beside the others in `found`."""
     others = [found[other].seconds if other in found else None for other in ("client", "other")]
     sooner = [f"{seconds / done.seconds:6.2f}x" if seconds else " " * 7 for seconds in others]
     agreed = f"{100 * same(done, found['client']):5.0f}%" if done.texts and "client" in found else " " * 6

@@ -1,4 +1,4 @@
-"""What each weight format costs in quality: logits, perplexity and greedy tokens against float32.
+"""The quality that each weight format costs: logits, perplexity and greedy tokens against float32.
 
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
         [--peers openvino=VENV/bin/python llama.cpp=FOLDER]
@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.peers import DRIVERS
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.quantize.quality import TEXT, Sequence, agreeing, compared, perplexity
 

@@ -16,12 +16,12 @@ import gguf
 import numpy as np
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
 """Layers, hidden size, query heads, KV heads, and inputs of the down projection, as Llama 3 has them."""
 FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
-"""Where the float16 numbers of a block lie, in bytes: its factor, and what is added or subtracted."""
+"""Offsets in bytes of a block's float16 numbers: its factor, and what is added or subtracted."""
 FACTOR = 0.004
 FILE_TYPES = {
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from benchmarks.timing import fastest
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear
+from ramify.runtime.model.shape.config import ModelConfig
 
 CPU_COPY_BYTES = 1 << 28
 CPU_PRODUCT = 1024

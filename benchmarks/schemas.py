@@ -32,7 +32,7 @@ from benchmarks.grammar import ENGINES, Engine, XGrammar, enlarged, percentile
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from tests.grammar.collection import real_world
@@ -160,7 +160,7 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def outcome(self, task: Any, limit_s: float) -> Any:
-        """What `work` or `in_order` answers; a refusal where it takes more than the limit, or crashes."""
+        """The answer of `work` or `in_order`; a refusal where it takes more than the limit, or crashes."""
         self._pipe.send(task)
         try:
             seconds = self._answer(limit_s)

@@ -1,4 +1,5 @@
-"""Which tiles are fastest here: each candidate on a decode or a prefill, beside the one that is chosen today.
+"""The fastest tiles on this card: each candidate on a decode or a prefill, beside the one that is chosen
+today.
 
     python -m benchmarks.tune_attention [--head-dim 128] [--page-size 64] [--seconds 0.1]
 
@@ -24,7 +25,7 @@ from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 from tests.kernels.kernel_cases.base import Call, Work, reason
 
 CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
-"""By rows of the tile: a decode, short chunks over a long prefix, a prefill."""
+"""Rows of the tile → a case: a decode, short chunks over a long prefix, a prefill."""
 
 
 def candidates(rows: int, head_dim: int) -> list[Tile]:

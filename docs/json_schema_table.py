@@ -22,11 +22,11 @@ from ramify.errors import InvalidConstraint  # noqa: E402
 from ramify.grammar.compile import keywords  # noqa: E402
 from ramify.grammar.compile.policy import compile_constraint  # noqa: E402
 from ramify.grammar.engine.load import load_grammar  # noqa: E402
-from ramify.grammar.schema.check import KEYWORDS  # noqa: E402
 from ramify.grammar.schema.compiler import compile_schema  # noqa: E402
-from ramify.grammar.schema.unenforceable import Unenforceable  # noqa: E402
-from ramify.grammar.schema.values.formats import FORMATS  # noqa: E402
-from ramify.grammar.schema.values.json_text import parse_json  # noqa: E402
+from ramify.grammar.schema.document.check import KEYWORDS  # noqa: E402
+from ramify.grammar.schema.document.formats import FORMATS  # noqa: E402
+from ramify.grammar.schema.document.json_values import parse_json  # noqa: E402
+from ramify.grammar.schema.document.unenforceable import Unenforceable  # noqa: E402
 from tests.grammar import keyword_cases  # noqa: E402
 from tests.grammar.collection import suite  # noqa: E402
 from tests.grammar.logic_cases import LOGIC_CASES  # noqa: E402

@@ -27,7 +27,7 @@ import transformers  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from ramify.errors import UnsupportedField  # noqa: E402
-from ramify.runtime.model.config import Family  # noqa: E402
+from ramify.runtime.model.shape.config import Family  # noqa: E402
 from ramify.runtime.model.transformers.trace import shape_of  # noqa: E402
 from tests.model.architectures import save_tiny, tiny_config  # noqa: E402
 from tests.model.equality import assert_engine_equal, assert_logits_equal, loaded, native  # noqa: E402

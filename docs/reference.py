@@ -19,7 +19,7 @@ import generated_part
 import ramify as rm
 from ramify import errors
 from ramify.cli.flags import field_docs
-from ramify.lang.program.function import Function
+from ramify.lang.functions.function import Function
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.sampling_params import SamplingParams
 
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parent / "reference.md"
 BEGIN = "<!-- reference: written by `make docs` from the docstrings -->\n"
 END = "<!-- /reference -->"
 SECTIONS = {
-    "Programs": "ramify.lang.program|ramify.lang.api",
+    "Programs": "ramify.lang.functions|ramify.lang.state|ramify.lang.program|ramify.lang.api",
     "Ready grammars": "ramify.lang$",
     "Tools": "ramify.lang.tools",
     "Batches": "ramify.lang.batch",
@@ -102,7 +102,7 @@ def entry_of(title: str, found: Any) -> str:
 def members(kind: type[Any]) -> Iterator[str]:
     """Public methods and attributes, without those that every backend has for programs."""
     known = {} if kind is rm.Backend else {**vars(rm.Backend), "await_tools": None, "submit_program": None}
-    classes = [one for one in kind.__mro__ if one.__module__.startswith("ramify.lang.program")] or [kind]
+    classes = [one for one in kind.__mro__ if one.__module__.startswith("ramify.lang.functions")] or [kind]
     for name, found in {
         name: found for one in reversed(classes) for name, found in vars(one).items()
     }.items():

@@ -5,7 +5,9 @@ cpu/         compiled for x86-64 and Arm by numba
 triton/      for NVIDIA GPUs; flashinfer.py: attention by another library in its place
 
 An operation has the same name and signature in each backend that has it; `registry.ops` chooses a backend.
-Shared: checks.py, sampling_inputs.py (arguments); rows.py, packed.py (weights); stack.py (layers);
-transfers.py (copies to a device); errors.py.
+Shared: arguments/ and their checks, weights/ as kernels read them, machine/.
 This package imports nothing else of Ramify.
+
+Layers, lowest first: machine; cpu.codegen; cpu.parts; weights; arguments; reference; cpu.packed_linear; cpu;
+triton.launching; triton.tiles; triton.plan; triton; own modules.
 """

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.errors import KernelUnavailable
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.errors import KernelUnavailable
+from ramify.kernels.machine.transfers import to_device
 
 HEAD_DIMS = (64, 128, 256)
 """Sizes of heads that its prefill and decode kernels share."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from ramify.kernels.errors import KernelUnavailable
-from ramify.kernels.gated_delta import DeltaWeights
-from ramify.kernels.lora import Extra, LoraRows, LoraTable
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.quantised import QuantisedWeight
+from ramify.kernels.arguments.gated_delta import DeltaWeights
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.lora import lora as reference_lora
-from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
-from ramify.kernels.stack import ExpertMatrices, LayerWeights, PackedExperts
+from ramify.kernels.weights.lora import Extra, LoraRows, LoraTable
+from ramify.kernels.weights.packed import PackedWeight
+from ramify.kernels.weights.quantised import QuantisedWeight
+from ramify.kernels.weights.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
     from ramify.kernels.flashinfer import FlashInferPlanner
@@ -273,7 +273,7 @@ class Ops:
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
     soft_cap: SoftCap = reference_logits.soft_cap
-    """Of logits, in place."""
+    """Soft caps of logits, in place."""
     log_sum: LogSum = reference_logits.log_sum
     """Logits minus this are log-probabilities, where the runtime computes them."""
     sampling: SamplingOps | None = None
@@ -428,7 +428,7 @@ def _torch_ops() -> Ops:
 
 def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
     try:
-        from ramify.kernels.triton import interpret
+        from ramify.kernels.triton.launching import interpret
     except ImportError as error:
         raise KernelUnavailable(f"the Triton kernels cannot be loaded: {error}.") from error
 

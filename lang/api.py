@@ -8,19 +8,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from msgspec import structs
+
+import ramify.graph as graph
 from ramify.bounds import Bounds
 from ramify.constraint import Constraint, Strict, Whitespace, ebnf, json_schema, structural_tag
 from ramify.constraint import grammar as grammar_constraint
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
+from ramify.lang.calls.choices import DEFAULT_METHOD, METHODS, ChoicesSamplingMethod, token_length_normalized
 from ramify.lang.calls.limits import Limit, holding
-from ramify.lang.calls.options import check_names, read_options
-from ramify.lang.calls.thinking import read_thinking
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.caller import caller_line
-from ramify.lang.program.function import Function
+from ramify.lang.common.caller import caller_line
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
 from ramify.lang.program.nodes import (
     DescribeTools,
     Gen,
@@ -33,11 +34,12 @@ from ramify.lang.program.nodes import (
     as_node,
 )
 from ramify.lang.program.run import call_backend
-from ramify.lang.program.state import ProgramState
+from ramify.lang.prompt.thinking import read_thinking
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of, with_json_options
 from ramify.messages import Thinking
-from ramify.priority import checked_priority
+from ramify.sampling_options import check_names, read_options
 from ramify.schema_bundle import Definitions
 from ramify.spelling import nearest, parameters_of, suggests
 
@@ -157,27 +159,28 @@ def gen(
     if keep_failed and not retries:
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
+    request: dict[str, Any] = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None, "thinking": thinking, **of_json}
-        return _scored(name, choices, options, choices_method, timeout, backend, priority, lora, line)
+        return _scored(choices, options, choices_method, request, backend, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = with_json_options(_schema(constraints), of_json)
-    return Gen(
-        name=name,
+    wire = graph.Gen(
         options=read_options(options, of="gen"),
         constraint=wanted.constraint,
-        parse=wanted.parse,
         stop=wanted.stop,
+        thinking=read_thinking(thinking),
+        **request,
+    )
+    return Gen(
+        wire.checked(),
+        parse=wanted.parse,
         kind=schema,
         validate=validate,
         retries=retries,
         keep_failed=keep_failed,
-        thinking=read_thinking(thinking),
-        timeout=_seconds(timeout),
         backend=backend,
-        priority=None if priority is None else checked_priority(priority),
-        lora=lora,
         line=line,
     )
 
@@ -196,14 +199,11 @@ def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored(
-    name: str | None,
     choices: Sequence[str],
     options: dict[str, Any],
     method: ChoicesSamplingMethod | None,
-    timeout: float | None,
+    request: Mapping[str, Any],
     backend: Backend | str | None,
-    priority: int | None,
-    lora: str | None,
     line: str | None,
 ) -> Node:
     """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
@@ -211,7 +211,7 @@ def _scored(
     for extra, value in options.items():
         if value is not None:
             raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)
-    return _select(name, choices, temperature, method, timeout, backend, priority, lora, line)
+    return _select(choices, temperature, method, request, backend, line)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
@@ -243,42 +243,26 @@ def select(
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
-    return _select(
-        name, choices, temperature, choices_method, timeout, backend, priority, lora, caller_line()
-    )
+    request = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
+    return _select(choices, temperature, choices_method, request, backend, caller_line())
 
 
 def _select(
-    name: str | None,
     choices: Sequence[str],
     temperature: float,
     method: ChoicesSamplingMethod | None,
-    timeout: float | None,
+    request: Mapping[str, Any],
     backend: Backend | str | None,
-    priority: int | None,
-    lora: str | None,
     line: str | None,
 ) -> Node:
     if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
         raise InvalidRequest("choices must be a list of non-empty strings.", field="choices")
     if temperature > 1e-5:
         raise UnsupportedField("Choices are scored at temperature 0.", field="temperature")
-    return Select(
-        name,
-        tuple(choices),
-        method or token_length_normalized,
-        timeout=_seconds(timeout),
-        backend=backend,
-        priority=None if priority is None else checked_priority(priority),
-        lora=lora,
-        line=line,
-    )
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and not timeout > 0:
-        raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
-    return timeout
+    method = method or token_length_normalized
+    known = next((name for name in METHODS if METHODS[name] is method), None)
+    wire = graph.Select(choices=tuple(choices), method=known or DEFAULT_METHOD, **request)
+    return Select(wire.checked(), None if known else method, backend=backend, line=line)
 
 
 def _schema(given: Mapping[str, Any]) -> Schema:
@@ -433,10 +417,10 @@ def _separated(step: Step) -> Step:
         raise UnsupportedNode("A select scores its choices, and does not think.", field="separate_reasoning")
     if not isinstance(step, Gen):
         return step
-    if step.name is None:
+    if step.variable is None:
         raise InvalidRequest("separate_reasoning needs the gen to have a name.", field="name")
-    thinking = step.thinking or Thinking(max_tokens=step.options.get("max_tokens"))
-    return replace(step, thinking=thinking, separate=True)
+    thinking = step.wire.thinking or Thinking(max_tokens=step.wire.options.get("max_tokens"))
+    return replace(step, wire=structs.replace(step.wire, thinking=thinking), separate=True)
 
 
 def flush_cache(backend: Backend | None = None) -> Any:

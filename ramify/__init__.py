@@ -4,14 +4,18 @@ Everything below can be used as ``import ramify as sgl``: names follow SGLang's 
 the public names. A name is imported at its first use, so that the runtime's processes, which use none of the
 names, start without the DSL.
 
-What both halves share:
+The modules beside this file, `html` and `tool_calls` are the words that both halves share:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
     constraint, sampling_params, graph, bounds, priority    what a request or a program says
+    sampling_options            sampling options as users of SGLang and others spell them
     json_text, schema_bundle    JSON that others wrote, and schemas that other schemas refer to
     errors, spelling, text      errors, near names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again
-Above both: `program_route` (``POST /v1/programs``), `cli`, `bench`, `ray`, `__main__` (``python -m ramify``).
+The roof lies above `lang` and `runtime`, which never import it: `programs` (``POST /v1/programs``), `bench`,
+`ray`, `cli`, and `__main__` (``python -m ramify``).
+
+Layers, lowest first: own modules; html; tool_calls; programs; bench; ray; cli.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _unsupported(name: str) -> Any:
-    from ramify.lang.program.unsupported import UNSUPPORTED, unsupported
+    from ramify.lang.common.unsupported import UNSUPPORTED, unsupported
 
     return unsupported(name, UNSUPPORTED[name]) if name in UNSUPPORTED else None
 

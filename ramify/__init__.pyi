@@ -39,7 +39,7 @@ from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
 from ramify.lang.backends.router import Router as Router
 from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
 from ramify.lang.batch.estimate import BatchEstimate as BatchEstimate
-from ramify.lang.batch.results import BatchSummary as BatchSummary
+from ramify.lang.batch.summary import BatchSummary as BatchSummary
 from ramify.lang.calls.choices import greedy_token_selection as greedy_token_selection
 from ramify.lang.calls.choices import token_length_normalized as token_length_normalized
 from ramify.lang.calls.choices import (
@@ -47,12 +47,12 @@ from ramify.lang.calls.choices import (
 )
 from ramify.lang.graph.conditions import repeat as repeat
 from ramify.lang.graph.conditions import when as when
-from ramify.lang.program.fork import ForkGroup as ForkGroup
 from ramify.lang.program.run import set_default_backend as set_default_backend
-from ramify.lang.program.state import ProgramState as ProgramState
+from ramify.lang.state.fork import ForkGroup as ForkGroup
+from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
-from ramify.runtime.engine import Engine as Engine
+from ramify.runtime.engine.engine import Engine as Engine
 
 __version__: str

@@ -59,7 +59,7 @@ def remove_outdated(entry: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What is kept of one kind under one name, in all versions."""
+    """An entry of the cache: one kind and name, in all versions."""
 
     kind: str
     name: str
@@ -67,11 +67,11 @@ class Entry:
     size: int
     """Bytes."""
     used: float
-    """When it was last made or used, in seconds since the epoch."""
+    """Time of the last change or use, in seconds since the epoch."""
 
 
 def entries(kind: str | None = None) -> list[Entry]:
-    """What is there, of `kind` or of all kinds, the last used first."""
+    """The entries of `kind`, or of all kinds, the last used first."""
     kinds = [home() / kind] if kind else [path for path in home().glob("[!.]*") if path.is_dir()]
     found = [entry for folder in kinds for entry in entries_in(folder, folder.name)]
     return sorted(found, key=lambda entry: (-entry.used, entry.kind, entry.name))
@@ -89,7 +89,8 @@ def entries_in(folder: Path, kind: str) -> list[Entry]:
 
 
 def _stats(path: Path) -> list[os.stat_result]:
-    """Of `path` and all that it holds, without what another process renames or removes meanwhile."""
+    """Size of `path` and all that it holds, in bytes, without files that another process renames or removes
+    meanwhile."""
     parts = [str(path)]
     if not path.is_symlink():
         parts += [os.path.join(at, name) for at, *names in os.walk(path) for name in itertools.chain(*names)]

@@ -19,8 +19,8 @@ Whitespace = Literal["natural", "compact"] | int
 allows up to n spaces, tabs and line ends wherever JSON does."""
 
 Strict = bool | Literal["validate"]
-"""How a schema keyword that cannot be enforced token by token is treated: True refuses the schema,
-"validate" checks the complete value, False ignores the keyword."""
+"""Treatment of schema keywords that cannot be enforced token by token: True refuses the schema, "validate"
+checks the complete value, False ignores the keyword."""
 
 CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 """Control tokens that a constraint may contain, where it says what comes next (`with_controls`)."""

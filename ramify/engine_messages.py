@@ -35,7 +35,7 @@ from ramify.messages import (
 from ramify.sampling_params import SamplingParams
 
 INTERNAL = "~"
-"""Begins the ids of the runtime's own questions and requests; no client's request has such an id."""
+"""Prefix of the ids of the runtime's own questions and requests; no client's request has such an id."""
 
 # --- to the scheduler -------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Submit(Message, frozen=True, kw_only=True):
     scope: str = ""
     lora: str = ""
     lora_revision: str = ""
-    """See `Generate`."""
+    """The field of the same name in `Generate`."""
     open_end: bool = False
     """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()
@@ -75,11 +75,11 @@ class Submit(Message, frozen=True, kw_only=True):
     priority: int = 0
     flow: str = ""
     continues: Continuation | None = None
-    """See `Generate`, as for `every_s`."""
+    """The field of the same name in `Generate`; so are `every_s`, `priority` and `flow`."""
 
 
 def flow_key(program: str, flow: str, rid: str) -> tuple[str, str]:
-    """Kind and id of the flow of a request: that of its program, else of its body, else its own."""
+    """Kind and id of the flow of a request: its program's, else its body's, else its own."""
     if program:
         return "program", program
     return ("body", flow) if flow else ("request", rid)
@@ -177,7 +177,7 @@ class GetPrefixes(Message, frozen=True, kw_only=True):
 
     rid: str
     most: int
-    """Tokens in all."""
+    """Most tokens of all prefixes together."""
 
 
 class ExportPrefix(Message, frozen=True, kw_only=True):
@@ -190,9 +190,9 @@ class ExportPrefix(Message, frozen=True, kw_only=True):
     rid: str
     ids: tuple[int, ...]
     scope: str
-    """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
+    """The tree's: `ramify.runtime.lora_names.tree_scope`."""
     path: str
-    """To an actor on a Ray cluster, and in `ImportPrefix`: the KV snapshot's name
+    """The file of the KV snapshot; for an actor on a Ray cluster, and in `ImportPrefix`, its name
     (`ramify.ray.snapshots`)."""
     skip: int = 0
     """Tokens at the beginning whose pages the reader has: they are left out."""
@@ -211,7 +211,7 @@ class ImportPrefix(Message, frozen=True, kw_only=True):
 
 
 class GrammarReady(Message, frozen=True, kw_only=True):
-    """From a grammar compiler: the serialised grammar of the constraint with this key."""
+    """Answer of a grammar compiler: the serialised grammar of the constraint with this key."""
 
     key: str
     engine: str
@@ -220,7 +220,7 @@ class GrammarReady(Message, frozen=True, kw_only=True):
 
 
 class GrammarFailed(Message, frozen=True, kw_only=True):
-    """From a grammar compiler: the constraint with this key cannot be compiled."""
+    """Answer of a grammar compiler: the constraint with this key cannot be compiled."""
 
     key: str
     error: ErrorInfo
@@ -233,14 +233,15 @@ class CompilerDied(Message, frozen=True, kw_only=True):
 
 
 class CompileGrammar(Message, frozen=True, kw_only=True):
-    """To a grammar compiler."""
+    """Order to a grammar compiler: compile the constraint."""
 
     key: str
     constraint: Constraint
 
 
 class DropGrammar(Message, frozen=True, kw_only=True):
-    """To a grammar compiler: nobody waits for this key any more. It is not answered, unless it has been."""
+    """Message to a grammar compiler: nobody waits for this key any more. There is no answer, unless one was
+    sent before."""
 
     key: str
 
@@ -249,7 +250,7 @@ class DropGrammar(Message, frozen=True, kw_only=True):
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step, or several steps together, produced for one request."""
+    """The output of one step, or of several steps together, for one request."""
 
     rid: str
     ids: tuple[int, ...] = ()
@@ -258,28 +259,28 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """With `finish`, where choices are scored: one score for each, in their order."""
+    """A score for each choice, in their order; set with `finish` where choices are scored."""
     embedding: bytes = b""
-    """See `TextChunk`."""
+    """The field of the same name in `TextChunk`."""
     first: bool = False
     """The request's first chunk: `sampling` and `context` are set."""
     sampling: SamplingParams | None = None
-    """For its stop strings and the treatment of special tokens."""
+    """The sampling options, whose stop strings and treatment of special tokens the detokenizer needs."""
     stop_after: tuple[str, ...] = ()
-    """On the first chunk: stop strings count only behind these texts, which come one after the other."""
+    """Texts, one after the other, before which stop strings do not count; on the first chunk."""
     context: tuple[int, ...] = ()
     """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
     overlap: str = ""
-    """On the first chunk: the end of the prompt that the output's first token begins with."""
+    """The end of the prompt that the output's first token begins with; on the first chunk."""
     replaced: int = 0
-    """On the first chunk: the tokens of the prompt that spelled `overlap`."""
+    """Number of the prompt's tokens that spelled `overlap`; on the first chunk."""
     enforcement: Enforcement | None = None
-    """On the first chunk, where the output is constrained."""
+    """Differences between the grammar and the constraint, on the first chunk of a constrained output."""
     usage: Usage | None = None
-    """Set on the first and the last chunk."""
+    """The usage, on the first and the last chunk."""
     every_s: float = 0.0
-    """On the first chunk: see `Generate`. With stop strings the detokenizer holds text back; else the
-    scheduler does."""
+    """Least seconds between chunks (`Generate.every_s`), on the first chunk. With stop strings the
+    detokenizer holds text back; else the scheduler does."""
     finish: Finish | None = None
 
 
@@ -322,20 +323,20 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     hidden: int = 0
     """The number of children that are not in the list."""
     has_state: bool = False
-    """It holds a state of linear attention layers at its end."""
+    """The node holds a state of linear attention layers at its end."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one program in the scheduler, each counted once."""
 
     program: str
-    """Empty for the requests of no program."""
+    """The program's id; empty for the requests of no program."""
     running: int
     waiting: int
     retracted: int
-    """Waiting again after a retraction."""
+    """Requests that wait again after a retraction."""
     compiling: int
-    """Waiting for their grammars."""
+    """Requests that wait for their grammars."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,12 +351,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What an export has written, or an import has added to the prefix tree."""
+    """The amount that an export has written, or an import has added to the prefix tree."""
 
     tokens: int
-    """Of the prefix, from its first token on, that the KV snapshot has, or the tree has now."""
+    """Tokens of the prefix, from its first on, that the KV snapshot has, or the tree has now."""
     bytes: int
-    """Of KV pages that were copied."""
+    """Size of the KV pages that were copied."""
 
 
 class HeldPrefix(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -388,8 +389,8 @@ class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Texts(Message, frozen=True, kw_only=True):
-    """Answer to `Tokenize` with `prompts`, and to `Detokenize` with texts: of all ids, and of those that were
-    asked for."""
+    """Answer to `Tokenize`, with `prompts`, and to `Detokenize`, with texts: of all ids (`whole`), and of the
+    wanted ids (`text`)."""
 
     rid: str
     prompts: tuple[TokenIds, ...] = ()
@@ -401,7 +402,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Pages of the prefix tree, each of which follows the one before it."""
 
     scope: str
-    """The tree's, which names the LoRA adapter too (`ramify.runtime.model.lora.names.tree_scope`)."""
+    """The tree's, which names the LoRA adapter too (`ramify.runtime.lora_names.tree_scope`)."""
     before: int | None
     """The digest of the page before the first; None where the run begins with the sequence."""
     digests: tuple[int, ...]
@@ -410,7 +411,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class TreeChange(Message, frozen=True, kw_only=True):
-    """What a step has changed in the prefix tree, as digests of page ends; sent where there are replicas, and
+    """Changes of one step in the prefix tree, as digests of page ends; sent where there are replicas, and
     where KV events are published.
 
     The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and with KV events the runs of the added
@@ -431,21 +432,18 @@ class Ready(Message, frozen=True, kw_only=True):
     role: str
     pid: int
     error: ErrorInfo | None = None
-    """Why the process could not start."""
+    """The reason why the process could not start."""
     chat_format: ChatFormat | None = None
     model_info: ModelInfo | None = None
     max_prompt_tokens: int = 0
     page_bytes: int = 0
-    """Of a KV page over all layers; 0 where pages are not transferred."""
+    """Size of a KV page over all layers; 0 where pages are not transferred."""
 
 
 # --- all, by their receiver -------------------------------------------------------------------------
 
-ToTokenizer = (
-    Generate
-    | Tokenize
-    | Detokenize
-    | Abort
+Forwarded = (
+    Abort
     | AwaitTools
     | EndProgram
     | FlushCache
@@ -458,24 +456,8 @@ ToTokenizer = (
     | ExportPrefix
     | ImportPrefix
 )
-"""From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
-ToScheduler = (
-    Submit
-    | Abort
-    | AwaitTools
-    | EndProgram
-    | FlushCache
-    | LoadLora
-    | UnloadLora
-    | GetStats
-    | GetSnapshot
-    | GetTree
-    | GetPrefixes
-    | ExportPrefix
-    | ImportPrefix
-    | GrammarReady
-    | GrammarFailed
-    | CompilerDied
-)
+"""Messages that the tokenizer passes on unchanged, so that they stay in order with the requests."""
+ToTokenizer = Generate | Tokenize | Detokenize | Forwarded
+ToScheduler = Submit | Forwarded | GrammarReady | GrammarFailed | CompilerDied
 ToDetokenizer = StepOutput | Reply | Failed
 ToFrontend = StepText | Reply | Texts | Failed | Ready | TreeChange

@@ -49,11 +49,13 @@ class RamifyError(Exception):
     code: ClassVar[str] = "ramify_error"
     status: ClassVar[int] = 500
     transient: bool = False
-    """The same request may succeed later: a connection was lost, or a server is overloaded or restarts."""
+    """True where the same request may succeed later: a connection was lost, or a server is overloaded or
+    restarts."""
     begun: bool = False
-    """The server may have worked on the request before the failure, so that a further attempt costs again."""
+    """True where the server may have worked on the request before the failure, so that a further attempt
+    costs again."""
     sent: int = 1
-    """How often the request was sent until this error stood."""
+    """The number of times that the request was sent before this error was raised."""
 
     def __init__(
         self,
@@ -201,10 +203,10 @@ class ProgramError(RamifyError):
         self.partial = partial
         self.finish_reason = finish_reason
         self.noticed = False
-        """The program's body has been raised it, so the body knows."""
+        """The body of the program has received this error, so it is not raised a second time."""
 
     def notice(self) -> None:
-        """Note that the body has been raised this error, and with it the failed step that caused it."""
+        """Note that the program's body has received this error and the failed step that caused it."""
         error: BaseException | None = self
         while isinstance(error, ProgramError):
             error.noticed = True
@@ -220,7 +222,7 @@ class CompileError(ProgramError):
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether `error`, or an error that caused it, is `transient`."""
+    """True where `error`, or an error that caused it, is `transient`."""
     while error is not None:
         if getattr(error, "transient", False):
             return True

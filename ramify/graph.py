@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import msgspec
 
@@ -59,7 +59,7 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
 
 
 def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
-    """What is at `path` in the `value` of the argument `name`. Raises `InvalidRequest` where nothing is."""
+    """The item at `path` in the value of the argument `name`; raises `InvalidRequest` for none."""
     for depth, key in enumerate(path):
         try:
             value = value[key]
@@ -70,9 +70,9 @@ def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
 
 
 def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
-    """What is at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
+    """The item at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
 
-    Raises `InvalidRequest` where nothing is there, and for a change of something that is no text.
+    Raises `InvalidRequest` where there is none, and for a change of an item that is no text.
     """
     value, then = argument_at(name, value, path), tuple(then)
     if then and not isinstance(value, str):
@@ -120,11 +120,11 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
     node: int
     """The index of the node in `Graph.nodes`."""
     thinking: bool = False
-    """The thoughts in front of the result, of a gen with `thinking`."""
+    """Whether it is the thoughts in front of the result, of a gen with `thinking`."""
     index: int | None = None
     """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
-    """With a type, the result is JSON text and the part is the scalar at `path` in it; see `scalar_text`."""
+    """The type of the scalar at `path` in a result that is JSON text (`scalar_text`); None: no JSON."""
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     """Field names and list indices, outermost first."""
 
@@ -135,7 +135,7 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     value: Argument | Result
     among: tuple[str, ...]
     negated: bool = False
-    """The condition holds where the text is none of `among`."""
+    """Whether the condition holds where the text is none of `among`, and only there."""
 
 
 class Node(
@@ -182,37 +182,48 @@ class Limited(Node, frozen=True, kw_only=True):
     """A step that a limit can end."""
 
     limits: tuple[int, ...] = ()
-    """The indices in `Graph.limits` of those that hold for the step, outermost first."""
+    """Indices in `Graph.limits` of the limits that hold for the step, outermost first."""
 
 
-class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
-    """Append generated text, and set a variable to it."""
+class Request(Limited, frozen=True, kw_only=True):
+    """A step that sends requests to a model, and sets a variable."""
 
     name: str | None = None
+    timeout: float | None = None
+    """Seconds for the whole step."""
+    priority: int | None = None
+    """The priority of its requests; None: that of the run."""
+    lora: str | None = None
+    """The LoRA adapter of its requests; None: that of the run."""
+
+    def checked(self) -> Self:
+        """Return self; raise `InvalidRequest` for a timeout or a priority out of range."""
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise InvalidRequest(
+                f"timeout is {self.timeout}; it must be a number of seconds above 0.", field="timeout"
+            )
+        if self.priority is not None:
+            checked_priority(self.priority)
+        return self
+
+
+class Gen(Request, frozen=True, kw_only=True, tag="gen"):
+    """Append generated text, and set a variable to it."""
+
     options: dict[str, Any] = {}
     """Fields of `SamplingParams`. Fields not set here come from the options of the run."""
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
     """Stop strings beside those in `options`."""
-    timeout: float | None = None
-    """Seconds for the whole step."""
-    priority: int | None = None
-    """Of its requests; None: that of the run."""
-    lora: str | None = None
-    """The LoRA adapter of its requests; None: that of the run."""
     thinking: Thinking | None = None
-    """Whether the model thinks before its answer."""
+    """Thinking before the answer; None: as the chat template has it, and thoughts are not told apart."""
 
 
-class Select(Limited, frozen=True, kw_only=True, tag="select"):
+class Select(Request, frozen=True, kw_only=True, tag="select"):
     """Append the likeliest choice, and set a variable to it."""
 
-    name: str | None = None
     choices: tuple[str, ...]
     method: Method = "token_length_normalized"
-    timeout: float | None = None
-    priority: int | None = None
-    lora: str | None = None
 
 
 class ToolDescription(
@@ -225,7 +236,7 @@ class ToolDescription(
     parameters: dict[str, Any]
     """A JSON Schema of type object."""
     strict: bool = True
-    """Refuse keywords in it that cannot be enforced; without it they are left out, and told."""
+    """True refuses schema keywords that cannot be enforced; False leaves them out, and reports them."""
 
 
 class Tools(Node, frozen=True, kw_only=True, tag="tools"):
@@ -234,18 +245,14 @@ class Tools(Node, frozen=True, kw_only=True, tag="tools"):
     tools: tuple[ToolDescription, ...]
 
 
-class CallTools(Limited, frozen=True, kw_only=True, tag="call_tools"):
-    """Generate tool calls, wait for the client's results, and append these."""
+class CallTools(Request, frozen=True, kw_only=True, tag="call_tools"):
+    """Generate tool calls, wait for the client's results, and append these. The timeout is that of the
+    model's turn."""
 
-    name: str | None = None
     tools: tuple[ToolDescription, ...]
     max_calls: int = 4
     required: bool = True
     options: dict[str, Any] = {}
-    timeout: float | None = None
-    """Seconds for the model's turn."""
-    priority: int | None = None
-    lora: str | None = None
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
@@ -264,8 +271,8 @@ class Join(Limited, frozen=True, kw_only=True, tag="join"):
 
 
 class Either(Node, frozen=True, kw_only=True, tag="either"):
-    """Set a variable to the result of the first of these earlier nodes that was not skipped. Where all were,
-    this node is skipped."""
+    """Set a variable to the result of the first node in `of` that was not skipped. Where all were skipped,
+    this node is skipped as well."""
 
     name: str | None = None
     of: tuple[int, ...]
@@ -295,12 +302,12 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     arguments: tuple[str, ...] = ()
     """The names of the arguments, all of which every row must give."""
     limits: tuple[Bounds, ...] = ()
-    """What parts of one run may spend. The time of a limit begins with the first of its steps."""
+    """Limits on parts of one run. The time of a limit begins with the first of its steps."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:
         """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
-        _Check(self, field).all()
+        _Check(self, field).check_nodes()
         return self
 
     def check_row(self, row: Mapping[str, Any], field: str) -> None:
@@ -334,7 +341,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def _is_json(value: Any, field: str, depth: int = 0) -> bool:
-    """Raises `InvalidRequest` for what is nested deeper than `MAX_JSON_DEPTH`."""
+    """Raise `InvalidRequest` for a value that is nested deeper than `MAX_JSON_DEPTH`."""
     if depth > MAX_JSON_DEPTH:
         raise InvalidRequest(f"{field} is nested more than {MAX_JSON_DEPTH} deep.", field=field)
     match value:
@@ -362,7 +369,7 @@ class _Check:
         self.here = ""
         """The path of the node that is being checked."""
 
-    def all(self) -> None:
+    def check_nodes(self) -> None:
         nodes = self.graph.nodes
         if not nodes:
             raise InvalidRequest("The graph has no nodes.", field=f"{self.field}.nodes")
@@ -385,23 +392,26 @@ class _Check:
                 self._wrong("branch", f"no earlier fork begins branch {node.branch}")
             if node.branch in self.ended:
                 self._wrong("branch", f"branch {node.branch} has been joined")
-            self._one(index, node)
+            self._check_node(index, node)
 
-    def _one(self, index: int, node: AnyNode) -> None:
+    def _check_node(self, index: int, node: AnyNode) -> None:
         if isinstance(node, Limited):
             known = range(len(self.graph.limits))
             if len(set(node.limits)) < len(node.limits) or not all(one in known for one in node.limits):
                 self._wrong("limits", f"they must be different indices below {len(known)}")
             if len(node.limits) > MAX_DEPTH:
                 self._wrong("limits", f"more than {MAX_DEPTH} limits below each other")
+        if isinstance(node, Request):
+            with self._below(""):
+                node.checked()
         for place, guard in enumerate(node.when):
-            self._part(index, guard.value, f"when[{place}].value")
+            self._check_part(index, guard.value, f"when[{place}].value")
             if isinstance(node, Fork | Join | Either):
                 self._wrong("when", "forks, joins and either cannot be skipped")
         match node:
             case Text():
                 for place, part in enumerate(node.parts):
-                    self._part(index, part, f"parts[{place}]")
+                    self._check_part(index, part, f"parts[{place}]")
             case ScopeBegin():
                 self.scopes[node.branch, node.name] = node.when
             case ScopeEnd():
@@ -410,23 +420,21 @@ class _Check:
                 if self.scopes.pop((node.branch, node.name)) != node.when:
                     self._wrong("when", f"the scope {node.name!r} began under other conditions")
             case Gen():
-                self._gen(node)
+                self._check_gen(node)
             case Select():
                 if not node.choices or not all(node.choices):
                     self._wrong("choices", "there must be choices, and none may be empty")
-                self._limits(node)
             case Tools():
-                self._tools(node)
+                self._check_tools(node)
             case CallTools():
-                self._tools(node)
-                self._options(node.options)
-                self._limits(node)
+                self._check_tools(node)
+                self._check_options(node.options)
                 if node.max_calls < 1:
                     self._wrong("max_calls", f"it is {node.max_calls}, and must be at least 1")
             case Fork():
-                self._fork(node)
+                self._check_fork(node)
             case Join():
-                self._join(node)
+                self._check_join(node)
             case Either():
                 if not 0 < len(node.of) <= MAX_OF:
                     self._wrong("of", f"there must be 1 to {MAX_OF} nodes")
@@ -436,7 +444,7 @@ class _Check:
             case _:
                 return  # a role is checked by its type, and by the chat template when it runs
 
-    def _part(self, index: int, part: str | Argument | Result, where: str) -> None:
+    def _check_part(self, index: int, part: str | Argument | Result, where: str) -> None:
         if isinstance(part, Argument) and part.name not in self.graph.arguments:
             self._wrong(where, f"the graph has no argument {part.name!r}")
         if not isinstance(part, Result):
@@ -470,26 +478,25 @@ class _Check:
             self._wrong(where, f"node {place} has no result")
         return source
 
-    def _tools(self, node: Tools | CallTools) -> None:
+    def _check_tools(self, node: Tools | CallTools) -> None:
         names = [tool.name for tool in node.tools]
         if not names or len(set(names)) < len(names):
             self._wrong("tools", "there must be tools, and no name may be there twice")
 
-    def _options(self, given: dict[str, Any]) -> SamplingParams:
+    def _check_options(self, given: dict[str, Any]) -> SamplingParams:
         try:
             with self._below("options"):
                 return msgspec.convert(given, SamplingParams, str_keys=True).check()
         except msgspec.ValidationError as error:
             self._wrong("options", str(error))
 
-    def _gen(self, node: Gen) -> None:
-        options = self._options(node.options)
+    def _check_gen(self, node: Gen) -> None:
+        options = self._check_options(node.options)
         with self._below(""):
             msgspec.structs.replace(options, stop=(*options.stop, *node.stop)).check()
         if node.constraint is not None:
             with self._below("constraint"):
                 node.constraint.check()
-        self._limits(node)
         if node.thinking is not None:
             with self._below(""):
                 node.thinking.check()
@@ -503,15 +510,7 @@ class _Check:
             error.field = ".".join(filter(None, (self.here, where, error.field)))
             raise
 
-    def _limits(self, node: Gen | Select | CallTools) -> None:
-        timeout = node.timeout
-        if timeout is not None and not 0 < timeout < math.inf:
-            self._wrong("timeout", f"it is {timeout}, and must be a number above 0")
-        if node.priority is not None:
-            with self._below(""):
-                checked_priority(node.priority)
-
-    def _fork(self, node: Fork) -> None:
+    def _check_fork(self, node: Fork) -> None:
         if not node.children:
             self._wrong("children", "a fork has at least one branch")
         for child in node.children:
@@ -524,7 +523,7 @@ class _Check:
         if len(self.parents) > MAX_BRANCHES:
             self._wrong("children", f"more than {MAX_BRANCHES} branches")
 
-    def _join(self, node: Join) -> None:
+    def _check_join(self, node: Join) -> None:
         if not node.children:
             self._wrong("children", "a join has at least one branch")
         for child in node.children:

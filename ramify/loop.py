@@ -83,7 +83,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 _parents_loops: list[asyncio.AbstractEventLoop] = []
-"""In a subprocess made by `os.fork`: the parent's loops. Freeing them would close files of the parent."""
+"""The parent's loops, in a subprocess made by `os.fork`. Freeing them would close files of the parent."""
 
 
 def _reset_after_fork() -> None:

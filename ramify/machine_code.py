@@ -24,17 +24,20 @@ from typing import Any
 import ramify.cache as cache
 
 SOURCES = {
-    "ramify.kernels.cpu": ("ramify.kernels", "*.py", "cpu/**/*.py"),
+    "ramify.kernels.cpu": (
+        "ramify.kernels",
+        *("machine/*.py", "weights/*.py", "arguments/*.py", "cpu/**/*.py"),
+    ),
     "ramify.grammar.automaton": ("ramify.grammar", "*.py", "automaton/**/*.py", "rules/**/*.py"),
 }
-"""By package with compiled functions: a package, and patterns of its files that these functions are compiled
+"""Package with compiled functions → patterns of the files, by package, that these functions are compiled
 from. numba takes the values of constants and the code of other functions into a function's own code."""
 
 logger = logging.getLogger(__name__)
 
 KIND = "compiled"
 MOST_BYTES = 500_000_000
-"""Space for machine code, the versions that were compiled longest ago first to go. One takes about 25 MB."""
+"""Space for machine code, in bytes; the versions compiled longest ago go first. One takes about 25 MB."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -55,7 +58,7 @@ def folder(package: str) -> Path:
 
 
 def is_folder(name: str) -> bool:
-    """Whether `folder` gave this name to a folder, which may stand among those of others."""
+    """True where `folder` gave this name to a folder, which may stand among folders of other programs."""
     return any(name.startswith(f"{package.removeprefix('ramify.')}-") for package in SOURCES)
 
 

@@ -25,8 +25,8 @@ HELD_S = 0.5
 """Seconds for which text is held back where nobody follows it while it is generated (`Generate.every_s`)."""
 
 NextUse = Literal["soon", "join", "tool", "unknown", "never"]
-"""When a program needs a request's pages again, soonest first: in its next step, after sibling branches have
-finished, after a tool has returned, at an unknown time, or not at all."""
+"""The next use of a request's pages by its program, soonest first: in its next step, after sibling branches
+have finished, after a tool has returned, at an unknown time, or not at all."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -34,18 +34,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class LimitHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A limit that a request counts for, of a program or of a block of it."""
+    """A limit of a program, or of a block of it, towards which a request counts."""
 
     id: str
-    """The same for all requests that count for this limit."""
+    """The id that all requests towards this limit share."""
     max_total_tokens: int | None = None
     """Most prompt and output tokens of all its requests together, as `Usage` counts them."""
     seconds_left: float | None = None
-    """Until the limit's time is over, from the arrival of this request on."""
+    """Seconds from the arrival of this request to the end of the limit's time."""
 
 
 class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client tells the runtime of the program that a request belongs to."""
+    """Hint to the runtime about the program that a request belongs to."""
 
     program: str
     """Id of the run; its leases end with `EndProgram`."""
@@ -56,8 +56,7 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     path: tuple[str, ...] = ()
     """Names of the forks and steps from the program down to this request, for people to read."""
     next_use: NextUse = "unknown"
-    """When these pages are needed again, which places the lease in the order of eviction. "never": no
-    lease."""
+    """The next use of these pages, which places the lease in the order of eviction. "never": no lease."""
     branch: str = ""
     """The branch of the program that asks. Each branch has leases of its own."""
     forks: tuple[str, ...] = ()
@@ -66,8 +65,8 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ended: tuple[str, ...] = ()
     """Branches and forks that have ended: their leases end."""
     parts: tuple[tuple[int, int], ...] = ()
-    """Where later prompts of the program part from this one: (segments of the prompt, characters of the next
-    segment). A model with linear attention layers keeps its state there."""
+    """Places at which later prompts of the program part from this one: (segments of the prompt, characters of
+    the next segment). A model with linear attention layers keeps its state there."""
     calls_left: int | None = None
     """The number of calls of the program after this one; None where it is not known."""
     limits: tuple[LimitHint, ...] = ()
@@ -87,17 +86,17 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    """Calls that an assistant turn ends with, after its content."""
+    """Calls at the end of an assistant turn, after its content."""
     tool_call_id: str = ""
-    """In a tool turn: the id of the call whose result is the content."""
+    """The id of the call whose result is the content of a tool turn."""
     name: str = ""
-    """In a tool turn: the tool's name, where it is known."""
+    """The tool's name in a tool turn, where it is known."""
     reasoning: str = ""
     """The reasoning of an assistant turn before its content; chat templates render it or leave it out."""
 
 
 class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Free text in front of the part that the constraint is about: reasoning, or text before a tool call.
+    """Free text before the constrained part: reasoning, or text before a tool call.
 
     It ends with the text `end`, which is part of the output. With `start` the prompt is made to end in that
     text, whether or not the chat template writes it.
@@ -110,18 +109,18 @@ class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optional: bool = False
     """The output may stop without `end`, and without anything that would follow it."""
     apart: bool = False
-    """The sampling options are about the text behind it: `max_tokens` and `min_tokens` count from there, and
-    stop strings and stop tokens end the output only there. Its own `max_tokens` is set, unless it is
-    `counted`."""
+    """The sampling options hold for the text after this one: `max_tokens` and `min_tokens` count from there,
+    and stop strings and stop tokens end the output only there. This text then has a `max_tokens` of its own,
+    unless it is `counted`."""
     counted: bool = False
-    """`max_tokens` of the sampling options counts its tokens too, though it is `apart`: as OpenAI's API
-    counts reasoning."""
+    """`max_tokens` of the sampling options counts the tokens of this text too, although it is `apart`, as
+    OpenAI's API counts reasoning."""
     end_ids: tuple[int, ...] = ()
     """The tokens of `end`, filled in by the tokenizer."""
 
     @property
     def uncounted(self) -> bool:
-        """`max_tokens` of the sampling options does not count its tokens."""
+        """True where `max_tokens` of the sampling options does not count the tokens of this text."""
         return self.apart and not self.counted
 
 
@@ -129,13 +128,13 @@ Effort = Literal["minimal", "low", "medium", "high"]
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Whether a model thinks before its answer."""
+    """The reasoning that a request asks for: on or off, its budget, its effort."""
 
     enabled: bool = True
     max_tokens: int | None = None
     """The most tokens of the thoughts."""
     effort: Effort | None = None
-    """As OpenAI's models take it. Other models have no such setting."""
+    """The effort, for OpenAI's models. Other models have no such setting."""
 
     def check(self) -> Thinking:
         """Return self; raises `InvalidRequest` for a wrong number of tokens."""
@@ -162,11 +161,11 @@ mean of all."""
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The output that a request had on an engine which has died: it goes on behind it."""
+    """The output of a request on an engine that has died; the request goes on behind it."""
 
     ids: tuple[int, ...]
     replaced: int = 0
-    """See `TextChunk`, as for `forced`."""
+    """The field of the same name in `TextChunk`; so are `forced` and those below."""
     forced: tuple[int, ...] = ()
 
 
@@ -176,23 +175,25 @@ class Generate(Message, frozen=True, kw_only=True):
     rid: str
     prompt: tuple[Segment, ...] = ()
     chat: tuple[ChatMessage, ...] | None = None
-    """Rendered with the model's own template, followed by its generation prompt."""
+    """Turns of a chat, rendered with the model's own template and followed by its generation prompt."""
     tools: str = ""
     """JSON text of the list of tools that the chat template is given; empty for none."""
     template_kwargs: str = ""
     """JSON text of the object of further variables that the chat template is given."""
     preambles: tuple[Preamble, ...] = ()
-    """In their order in the output; behind the last one the constraint holds, or any text is allowed."""
+    """Texts before the constrained part, in their order in the output. The constraint holds behind the last
+    one; without a constraint any text is allowed there."""
     thinking: Thinking | None = None
-    """For backends that take messages, and switch the model's thinking themselves. Others get `preambles`."""
+    """The reasoning asked for, for backends that take messages and switch the model's thinking themselves.
+    Others get `preambles`."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     choices: Choices | None = None
-    """Scored instead of a generation: `sampling.max_tokens` is 0 then, and there is no constraint. Where
-    `sampling.token_healing` is off the prompt ends on a token, and no choice reaches into it."""
+    """Choices to score instead of a generation: `sampling.max_tokens` is 0 then, and there is no constraint.
+    Where `sampling.token_healing` is off the prompt ends on a token, and no choice reaches into it."""
     pooling: Pooling | None = None
-    """The prompt is embedded instead of a generation: `sampling.max_tokens` is 0 then, and there are no
-    constraint, preambles and choices."""
+    """The pooling of an embedding of the prompt, computed instead of a generation: `sampling.max_tokens` is 0
+    then, and there are no constraint, preambles and choices."""
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages are shared only between requests of the same scope."""
@@ -200,7 +201,7 @@ class Generate(Message, frozen=True, kw_only=True):
     """The name of a LoRA adapter; empty for the model alone. Requests of different adapters share no
     pages."""
     lora_revision: str = ""
-    """Set by the frontend: the revision that the adapter had. With another one the request fails."""
+    """The revision of the adapter, set by the frontend. With another revision the request fails."""
     every_s: float = 0.0
     """The least time between two chunks, in seconds. Where nobody shows text while it is generated, fewer
     chunks leave more processor time for the model."""
@@ -223,13 +224,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ids: tuple[int, ...] = ()
     logprobs: tuple[float | None, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per token the most likely (id, logprob) pairs, best first; empty when none were asked for."""
+    """The most likely (id, logprob) pairs per token, best first; empty when none were asked for."""
     texts: tuple[str, ...] = ()
-    """Per token its text (`ramify.text.token_text`), filled in by the detokenizer."""
+    """The text of each token (`ramify.text.token_text`), filled in by the detokenizer."""
     top_texts: tuple[tuple[str, ...], ...] = ()
     offsets: tuple[int, ...] = ()
-    """Per output token the place of the first character that it is a part of, in characters of the output's
-    text; filled in by the detokenizer. Empty for a prompt."""
+    """The place of each output token: its first character in the output's text, filled in by the detokenizer.
+    Empty for a prompt."""
 
 
 def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
@@ -256,10 +257,10 @@ class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request cost. prompt = cached + computed prompt tokens."""
+    """Tokens and times of one request. prompt = cached + computed prompt tokens."""
 
     prompt_tokens: int = 0
-    """Where choices are scored, their tokens that have to be computed count as well, each once."""
+    """Tokens of the prompt. Scored choices add their tokens that have to be computed, each once."""
     cached_tokens: int = 0
     """Prompt tokens whose KV pages were found in the tree."""
     distinct_tokens: int = 0
@@ -268,7 +269,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evicted_tokens: int = 0
     """Prompt tokens that were in the tree once and had to be computed again because they had been evicted."""
     evicted_by: str = ""
-    """Who took most of the pages of these: a program's name and id, or a request's id."""
+    """The program's name and id, or the request's id, that took most of these pages."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Completion tokens of the thoughts, with their end mark, where they are told apart."""
@@ -277,11 +278,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_tokens: int = 0
     """Draft tokens of speculative decoding that were verified."""
     accepted_tokens: int = 0
-    """Those of them that were accepted: completion tokens that took no step of their own."""
+    """Draft tokens that were accepted: completion tokens that took no step of their own."""
     model_draft_tokens: int = 0
-    """Those of `draft_tokens` that a draft model proposed; the others were looked up."""
+    """Draft tokens that a draft model proposed; the others were looked up."""
     model_accepted_tokens: int = 0
-    """And those of `accepted_tokens`."""
+    """Accepted draft tokens that a draft model proposed."""
     stored_tokens: int = 0
     """Prompt and completion tokens of answers from a store (`ramify.answers`). Nothing was computed for them,
     and no other field counts them."""
@@ -304,20 +305,20 @@ class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit that ended a request."""
 
     id: str
-    """As in its `LimitHint`."""
+    """The id of its `LimitHint`."""
     tokens: int
-    """What all requests of the limit had cost by then."""
+    """Prompt and output tokens that all requests of the limit had taken by then."""
     timed_out: bool
-    """Its time was over; else its tokens."""
+    """True where its time was over; False where its tokens were used up."""
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a generation ended; `matched` is the stop string or stop token id that ended it."""
+    """The end of a generation; `matched` is the stop string or stop token id that ended it."""
 
     reason: FinishReason
     matched: str | int | None = None
     limit: ReachedLimit | None = None
-    """With reason "abort": the limit of its program that ended it."""
+    """The limit of its program that ended it, with reason "abort"."""
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -331,7 +332,7 @@ class Unenforced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a grammar differs from its constraint."""
+    """Differences between a grammar and its constraint."""
 
     backend: str = "ramify"
     """The library that compiled it: ramify, xgrammar, llguidance or outlines."""
@@ -343,7 +344,8 @@ class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """An output that runs out of tokens is complete. Otherwise it may be cut."""
 
     def fields(self) -> dict[str, Any]:
-        """What a user is told, as fields of a response: nothing where Ramify's own engine enforces all."""
+        """The fields of a response that report the differences; none where Ramify's own engine enforces
+        everything."""
         told: dict[str, Any] = {"unenforced": list(self.unenforced)} if self.unenforced else {}
         if self.backend != "ramify":
             told |= {"grammar_backend": self.backend, "narrowed": list(self.narrowed)}
@@ -378,28 +380,31 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forced: tuple[int, ...] = ()
     """Indices in `ids` of the tokens that the grammar forced, where the backend tells."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """How `ids` and `text` correspond, where a chunk holds those of several steps: (ids, characters) of one
-    piece after the other. Empty: all of both are one piece."""
+    """The correspondence of `ids` and `text` in a chunk of several steps: (ids, characters) of one piece
+    after the other. Empty: all ids and all text are one piece."""
     controls: tuple[int, ...] = ()
-    """Where in `text` the spelling of a special token begins, in characters. The same characters in tokens of
-    text are not listed."""
+    """Places in `text`, in characters, at which the spelling of a special token begins. The same characters
+    in tokens of text are not listed."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """With `finish`, where choices are scored: one score for each, in their order."""
+    """A score for each choice, in their order; set with `finish` where choices are scored."""
     usage: Usage | None = None
-    """With `finish`, and on the first chunk of a request whose chunks are held back."""
+    """The usage; set with `finish`, and on the first chunk of a request whose chunks are held back."""
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
     replaced: int = 0
-    """On the first chunk: tokens at the end of the prompt that the first id replaces (token healing)."""
+    """Number of tokens at the end of the prompt that the first id replaces (token healing); on the first
+    chunk."""
     enforcement: Enforcement | None = None
-    """On the first chunk, where the output is constrained."""
+    """Differences between the grammar and the constraint, on the first chunk of a constrained output."""
     embedding: bytes = b""
-    """With `finish`, where the prompt is embedded: (hidden size,) float32, little-endian, not normalised."""
+    """The embedding, set with `finish` where one was asked for: (hidden size,) float32, little-endian, not
+    normalised."""
     violations: tuple[Violation, ...] | None = None
-    """With `finish`, where the output is validated afterwards: keywords that it does not satisfy."""
+    """Keywords that the output does not satisfy; set with `finish` where the output is validated
+    afterwards."""
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,7 +418,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
-    """Tokens whose KV was computed: prompts, outputs, and again what retractions had dropped."""
+    """Tokens whose KV was computed: prompts, outputs, and again those that a retraction had dropped."""
     output_tokens: int
     forced_tokens: int
     draft_tokens: int
@@ -421,9 +426,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int
     """Draft tokens that were accepted."""
     model_draft_tokens: int = 0
-    """Those of `draft_tokens` that the draft model proposed; the others were looked up."""
+    """Draft tokens that the draft model proposed; the others were looked up."""
     model_accepted_tokens: int = 0
-    """And those of `accepted_tokens`."""
+    """Accepted draft tokens that a draft model proposed."""
     draft_model_tokens: int = 0
     """Tokens that went through the draft model."""
     draft_model_s: float = 0.0
@@ -440,9 +445,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Slots for the states of linear attention layers: free + held + in_use == total."""
     states_free: int = 0
     states_held: int = 0
-    """In the prefix tree, where later requests can begin."""
+    """States in the prefix tree, from which later requests can begin."""
     states_in_use: int = 0
-    """Of running requests."""
+    """States of running requests."""
     evicted_states: int = 0
     exported_tokens: int = 0
     """Tokens whose KV pages were written as KV snapshots for other replicas."""
@@ -459,10 +464,11 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
-    """How the chat template writes tools and results in a conversation that begins with a system turn."""
+    """The pieces in which the chat template writes tools and results, in a conversation that begins with a
+    system turn."""
 
     start: str
-    """What precedes the system content when there are tools."""
+    """Text before the system content when there are tools."""
     place: Literal["system", "user"]
     """The tools stand at the end of the system content, or at the beginning of the user turn after it."""
     before: str
@@ -470,13 +476,13 @@ class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     """Text before, between and after the tools, each of which is JSON."""
     indent: int | None
-    """Of that JSON, in spaces; None: all in one line."""
+    """Indent of the JSON of a tool, in spaces; None: all in one line."""
     quoted: bool
     """A result is shown as a JSON string, whose quotes belong to the pieces of the tool turn."""
 
 
 class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model's thoughts are marked, and what its chat template does with them.
+    """The marks of a model's thoughts, and their treatment by its chat template.
 
     An assistant turn begins with `ChatFormat.prefix`, whose end is `default` (may be ""). In its place stands
     `on` where the model is to think, `off` where it is not, and `past` in an earlier turn without thoughts.
@@ -496,8 +502,8 @@ class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     them. The prefix of an assistant turn leads into the channel of answers; `default` is the text that does.
     """
     kept: Literal["turn", "user", "always"] = "turn"
-    """How long thoughts stay in the prompt: up to the end of their turn, up to the next user turn, or for
-    ever."""
+    """The time for which thoughts stay in the prompt: up to the end of their turn, up to the next user turn,
+    or for ever."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -515,14 +521,15 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str = "generic"
     """Name of the format that the template writes tool calls in (`ramify.tool_calls.formats`)."""
     tools: ToolPieces | None = None
-    """None where the pieces cannot be appended one by one as the template writes them."""
+    """The pieces of tools and results; None where they cannot be appended one by one as the template writes
+    them."""
     difference: str = ""
-    """Where `exact` is False: the first probe conversation that differs, in both forms."""
+    """The first probe conversation that differs, in both forms, where `exact` is False."""
     variables: tuple[str, ...] = ()
     """Variables that the template reads, other than messages, tools, special tokens and
     add_generation_prompt."""
     thinking: ThinkingFormat | None = None
-    """None where the template has no sign of thinking."""
+    """The marks of thoughts; None where the template has no sign of thinking."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -537,9 +544,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     chat_format: ChatFormat | None
-    """None when the model has no chat template."""
+    """The chat template as pieces; None when the model has none."""
     model_impl: str = "native"
-    """Whose code computes the model: native or transformers."""
+    """The code that computes the model: native or transformers."""
     fingerprint: str = ""
     """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""
     max_running: int = 0
@@ -548,4 +555,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 0
     """Tokens of a KV page."""
     pooling: str = "last"
-    """How the model's folder says that texts are embedded: a `Pooling`, or the name of what is not served."""
+    """The pooling that the model's folder names for embeddings: a `Pooling`, or the name of one that is not
+    served."""

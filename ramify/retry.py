@@ -37,7 +37,7 @@ LONGEST_PAUSE_S = 8.0
 
 
 class Retry:
-    """How the requests of one backend are sent again.
+    """Attempts of the requests of one backend: how often and for how long each is sent again.
 
     A backend with an attribute `retry` has programs send a failed request again where the error is
     `RamifyError.transient`.
@@ -66,8 +66,8 @@ class Retry:
         self.retry_for = retry_for
         self.retries_begun = retries_begun
         self.failing = 0
-        """Requests that have failed and are neither answered nor given up. While there are any, the backend's
-        outage lasts, of which the log has one line."""
+        """Requests that have failed and are still being sent again. The backend's outage lasts while there
+        are any, and the log has one line for it."""
 
     @contextmanager
     def attempts(self, longest: float | None = None) -> Iterator[Attempts]:

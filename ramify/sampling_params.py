@@ -13,7 +13,8 @@ MAX_TOP_LOGPROBS = 64
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096
-"""Of all stop strings together: each is compared with the end of the text after every token."""
+"""Most characters of all stop strings together: each is compared with the end of the text after every
+token."""
 MAX_TOKEN_IDS = 4096
 """Most entries of logit_bias, and of stop_token_ids: all are looked at for every token."""
 
@@ -40,7 +41,7 @@ _OPTIONAL = frozenset(["max_tokens", "logprobs", "prompt_logprobs_start", "seed"
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """How the tokens of one request are sampled.
+    """Sampling options of one request.
 
     The order of operations is: logit bias and penalties, grammar mask, temperature, top-k, top-p, min-p, then
     one draw. Each request has its own random generator, so a seed gives the same tokens in any batch.
@@ -68,7 +69,7 @@ class SamplingParams(
     logit_bias: dict[int, float] = {}
     """Token id to a number added to its logit."""
     seed: int | None = None
-    """Of this request's random numbers. None: the engine gives it one."""
+    """Seed of this request's random numbers. None: the engine gives it one."""
     stop: tuple[str, ...] = ()
     """Output ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()

@@ -51,7 +51,7 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "dependencies"])
 _MAPS |= {"$defs", "definitions"}
 _VALUES = frozenset(["enum", "const", "default", "examples"])
-"""Keywords that hold values, in which a ``$ref`` is a name like any other."""
+"""Keywords that hold values; a ``$ref`` in them is a name like any other."""
 
 
 def check_size(kind: str, size: int) -> None:
@@ -65,7 +65,7 @@ def check_size(kind: str, size: int) -> None:
 
 
 def resolved(base: str, reference: str, pointer: str | None = None) -> str:
-    """The URI that `reference`, which has no fragment, means where the base URI is `base`.
+    """The URI of `reference`, which has no fragment, resolved against the base URI `base`.
 
     A relative URI has no "." in its path, and ".." at its begin only. Raises `InvalidConstraint`, with
     `pointer`, for what is no URI.
@@ -93,7 +93,7 @@ def _no_uri(reference: str, reason: str, pointer: str | None) -> NoReturn:
 
 
 def has_references(source: str) -> bool:
-    """Whether `source` may hold a reference."""
+    """True where `source` may hold a reference."""
     return any(f'"{keyword}"' in source for keyword in _REFERENCES)
 
 
@@ -113,7 +113,7 @@ def bundled_tag(source: str, find: Find) -> str:
 
 
 _Place = tuple[Any, str | int] | None
-"""The place of a value: that of the value around it, and the key or index in that. None is the root's."""
+"""The place of a value: the place of the value around it, and the key or index there. None is the root's."""
 
 
 def _with_bundles(
@@ -170,7 +170,7 @@ class _Size:
     bytes: int
     references: int = 0
 
-    def add(self, *texts: str) -> None:
+    def add_texts(self, *texts: str) -> None:
         self.bytes += sum(len(text.encode()) for text in texts)
         check_size(self.kind, self.bytes)
 
@@ -202,18 +202,18 @@ class _Bundle:
     find: Find
     size: _Size
     embedded: dict[str, Any] = field(default_factory=dict)
-    """By key in ``$defs``."""
+    """Embedded schemas by key in ``$defs``."""
     texts: dict[str, str] = field(default_factory=dict)
-    """By URI, the texts of the embedded schemas."""
+    """URI → the texts of the embedded schemas."""
     by_name: dict[str, str] = field(default_factory=dict)
-    """By the name that `find` had it under, the URI of an embedded schema."""
+    """Name that `find` had the schema under → the URI of an embedded schema."""
     answers: dict[tuple[str, str], str | None] = field(default_factory=dict)
-    """By base URI and reference, the reference to write there; None to leave it."""
+    """(Base URI, reference) → the reference to write there; None to leave it."""
     known: set[str] = field(default_factory=set)
     """The URIs of all schemas inside."""
 
     def changed(self) -> bool:
-        """Embed them; whether there are any."""
+        """Embed the schemas that are referred to. Returns True where there are any."""
         base = _base(self.root, self.root, "", self.place)
         self.known = {"", base}
         queue = [(self.root, base, self.place)]
@@ -237,7 +237,8 @@ class _Bundle:
         return definitions
 
     def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
-        """Let it lead to a schema inside; the schema that is embedded for it, its URI and its place."""
+        """Resolve the reference to a schema inside; returns the schema that is embedded for it, its URI and
+        its place."""
         named, mark, fragment = reference.holder[reference.keyword].partition("#")
         case = (reference.around, named)
         new: list[tuple[Any, str, _Place]] = []
@@ -289,7 +290,7 @@ class _Bundle:
                     remedy="Give each an $id of its own, or none.",
                 )
             return target, []
-        self.size.add(text, key, target)
+        self.size.add_texts(text, key, target)
         document[_id_keyword(document)] = _written(target, _base(self.root, self.root, "", None)) or target
         self.embedded[key] = document
         self.texts[target] = text
@@ -298,7 +299,7 @@ class _Bundle:
 
 
 def _written(uri: str, base: str) -> str | None:
-    """A reference that means `uri` where the base URI is `base`; None where there is none."""
+    """A reference that resolves to `uri` from the base URI `base`; None where there is none."""
     if resolved(base, uri) == uri:
         return uri
     parts = urlsplit(uri)
@@ -347,7 +348,7 @@ def _id_keyword(document: dict[str, Any]) -> str:
 
 
 def _base(schema: dict[str, Any], document: dict[str, Any], around: str, place: _Place) -> str:
-    """The base URI in a schema of `document`. A fragment alone is no URI that a schema gives itself."""
+    """The base URI in a schema of `document`. A fragment alone does not count as the schema's own URI."""
     keyword = _id_keyword(document)
     if "$ref" in schema and "$schema" not in schema and _REF_ALONE.search(str(document.get("$schema"))):
         return around
@@ -416,7 +417,8 @@ def finder(definitions: Definitions) -> Find:
 
 
 def _names(text: str, uri: str) -> tuple[str, list[str]]:
-    """The URI `uri` as it is looked up, and what the schema gives itself: against `uri`, and as written.
+    """`uri` in the form that is looked up, and the ``$id`` of the schema: resolved against `uri`, and as
+    written.
 
     Raises `ValueError` where `text` is no schema, and `InvalidConstraint` for what is no URI.
     """
@@ -440,7 +442,7 @@ class SchemaFolder:
     def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
         self._texts: dict[str, str] = {}
         self._bad: dict[str, str] = {}
-        """By path, the reason why a file is no schema."""
+        """Path → the reason why the file is no schema."""
         self._by_uri: dict[str, list[str]] = {}
         size = 0
         for file in files:
@@ -477,7 +479,8 @@ class SchemaFolder:
 
     def find(self, uri: str) -> str | None:
         """The text of the schema whose ``$id`` is `uri`, or whose path in the folder is `uri` or, for an
-        absolute URI, its host and path. Of several with that ``$id`` it is the one whose name `uri` ends in.
+        absolute URI, its host and path. Of several schemas with that ``$id``, the one whose name `uri` ends
+        in.
 
         Raises `InvalidConstraint` where that is none of them, and where the file is no schema.
         """

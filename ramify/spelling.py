@@ -39,7 +39,7 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose TypeError for an unknown keyword names the right one."""
+    """`function`, with the right name in its TypeError for an unknown keyword."""
     known = parameters_of(function)
 
     @functools.wraps(function)

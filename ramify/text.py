@@ -35,7 +35,7 @@ def token_bytes(text: str) -> bytes:
 
 
 def not_unicode(message: Any) -> InvalidRequest:
-    """The error for a message with a half of a surrogate pair, which no UTF-8 can say, in its texts or keys.
+    """The error for a message with half of a surrogate pair in its texts or keys, which UTF-8 cannot express.
 
     message : dicts, lists and texts
     """

@@ -1,14 +1,23 @@
 """The runtime: requests in, tokens out.
 
-engine       the engine in a user's script; config: the options of engine and server;
-                 compile_ahead: the kernels, before the first run needs them
-server       HTTP, one folder a dialect
-frontend     request ids, answers, cancellation, back-pressure
-processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
-scheduler    which tokens the next step computes
-executor     runs the model on them
-parallel     the processes that one model is divided among
-kv_transfer  cached pages as a KV snapshot, for another replica
-fleet        several replicas on one machine
+The modules beside this file are the words of the runtime: `config` (the options of engine and server), names
+(`host_names`, `lora_names`, `rope_fields`), `generation` (an output, put together from its chunks), `cores`,
+`faults`, `compile_ahead` (the kernels, before the first run needs them).
+
 model        the model: files, families, tokenizers
+parallel     the processes that one model is divided among
+executor     runs the model
+kv_transfer  a KV snapshot of cached pages, for another replica
+scheduler    which tokens the next step computes
+processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
+fleet        several replicas on one machine
+frontend     request ids, answers, cancellation, back-pressure
+inspect      what a model would take, without loading it; quantize writes packed weights
+engine       the engine in a user's script
+server       HTTP, one folder a dialect
+
+Layers, lowest first: own modules; model.shape; model; model.families; model.quantised; model.transformers;
+model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
+scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; engine;
+server; server.openai; server.openai.responses; server.admin; server.sglang; server.app.
 """

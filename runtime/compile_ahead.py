@@ -48,7 +48,7 @@ KERNELS = Modules(
         (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
         (
             f"{_CPU}.linear",
-            f"{_CPU}.packing",
+            f"{_CPU}.parts.packing",
             f"{_CPU}.linear_masked",
             f"{_CPU}.rope",
             f"{_CPU}.lora",
@@ -72,7 +72,7 @@ GRAMMARS = Modules(
 """The grammar compiler and the walk of all tokens: 16 s and 13 s. The first constraint needs them."""
 
 _free_cores = threading.Semaphore(len(usable_cores()))
-"""At most one compiling process a core; the kernels' are submitted first."""
+"""Threads that start compiling processes, one a core; the kernels' are submitted first."""
 
 
 def compile_kernels() -> None:
@@ -91,7 +91,7 @@ def compile_grammars() -> None:
 
 
 def _entry(modules: Modules) -> Path:
-    """The folder of the cache that is there once these modules have been compiled."""
+    """The folder of the cache that exists once these modules have been compiled."""
     return (
         machine_code.folder(modules.last.rpartition(".")[0]) / f"{modules.title.replace(' ', '-')}-compiled"
     )

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
-from ramify.runtime.model.lora.names import checked_name
-from ramify.runtime.model.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
+from ramify.runtime.lora_names import checked_name
+from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
 from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -91,8 +91,8 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     """A name, a hub id, a local folder, or a `.gguf` file."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
-    """Whose code computes the model. native: ours. transformers: that of the library, with our attention on
-    KV pages. auto: native if we have the model's family, else transformers."""
+    """Code that computes the model. native: ours. transformers: the library's, with our attention on KV
+    pages. auto: native if we have the model's family, else transformers."""
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights of the model's shape, for benchmarks; config and tokenizer suffice."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -313,7 +313,8 @@ class EngineConfig:
                 )
 
     def most_requests(self, max_running: int) -> int:
-        """In the batches of all replicas, each of `max_running` requests, and in the queue together."""
+        """Most requests in the batches of all replicas, each of `max_running` requests, and in the queue
+        together."""
         return self.replicas * max_running + self.max_waiting
 
     def most_of_a_flow(self, max_running: int) -> int:
@@ -354,7 +355,7 @@ class ServerConfig(EngineConfig):
     """Refuse fields of OpenAI's API that have no effect here. Otherwise the log names each once, and the
     response header x-ramify-ignored those of the request."""
     drain_s: float = 30.0
-    """How long SIGTERM waits for running requests, in seconds."""
+    """Seconds that SIGTERM waits for running requests."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

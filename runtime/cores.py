@@ -6,7 +6,7 @@ import os
 
 
 def usable_cores() -> list[int]:
-    """Their numbers, ascending; at least one."""
+    """The numbers of the cores, ascending; at least one."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d+)?")
-"""As browsers write it (RFC 6454, section 6.2)."""
+"""An origin as browsers write it (RFC 6454, section 6.2)."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d*)?")
 
 
@@ -20,7 +20,7 @@ def tcp_host(address: str) -> str | None:
 
 
 def is_origin(text: str) -> bool:
-    """Whether `text` is an origin, in lower case and without a path."""
+    """True where `text` is an origin, in lower case and without a path."""
     return _ORIGIN.fullmatch(text) is not None
 
 
@@ -45,7 +45,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` means this machine alone, by its text: names are not resolved."""
+    """True where `host` means this machine alone, by its text: names are not resolved."""
     address = ip_address(host)
     if address is not None:
         return address.is_loopback

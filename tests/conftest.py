@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from ramify import machine_code
 
 
 def pytest_configure() -> None:
-    """Of several test processes each keeps to one core, with the engines that it starts.
+    """Each of several test processes keeps to one core, with the engines that it starts.
 
     An engine's threads wait for each other in every layer. Where two engines share two cores, they wait for
     cores as well: in turn on one core each, tests of engines take a quarter less.
@@ -27,8 +27,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What 9,000 tests and their imports hold stays to the end. Going through it again and again takes a
-    third of the time to collect them, and 5% of their own."""
+    """Objects of 9,000 tests and their imports live to the end. Collecting them again and again takes a third
+    of the time to collect the tests, and 5% of their own."""
     gc.freeze()
     gc.enable()
 

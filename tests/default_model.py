@@ -6,7 +6,7 @@ import functools
 from typing import Any
 from unittest import mock
 
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 
 
 def load_reference(files: ModelFiles, dtype: Any = None) -> Any:

@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": COMMIT}
         if not _is_lfs(path):
             return self._content(repository, path, {**headers, "ETag": f'"{_git(files[path])}"'})
-        # As to a content delivery network: the library follows redirects to the hub itself.
+        # Another host, like a content delivery network: the library follows redirects to the hub itself.
         elsewhere = self.state.url.replace("127.0.0.1", "localhost")
         headers |= {"X-Linked-Etag": f'"{_sha256(files[path])}"', "X-Linked-Size": str(len(files[path]))}
         return self._send(302, b"", {**headers, "Location": f"{elsewhere}/cdn/{repository}/{path}"})

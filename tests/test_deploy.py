@@ -18,7 +18,7 @@ import yaml
 from ramify.cli.flags import add_config_flags, add_model, given_fields
 from ramify.messages import SchedulerStats
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.metrics import Metrics
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

@@ -15,7 +15,7 @@ COMPILES = """
 import ramify
 from pathlib import Path
 from ramify.grammar.automaton import trie
-from ramify.kernels.cpu import packing
+from ramify.kernels.cpu.parts import packing
 from ramify.machine_code import folder
 hits = sum(packing._run.stats.cache_hits.values())
 print(Path(ramify.__file__).parent, hits, folder("ramify.kernels.cpu"), trie.__name__)

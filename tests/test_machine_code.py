@@ -46,7 +46,7 @@ def test_where_nothing_can_be_kept_nothing_is_left_in_the_package(tmp_path: Path
     (tmp_path / "file").write_text("no folder")
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
     environment |= {"RAMIFY_HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)}
-    script = "from ramify.kernels.cpu import packing; print(packing._run.stats.cache_path)"
+    script = "from ramify.kernels.cpu.parts import packing; print(packing._run.stats.cache_path)"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout.startswith(str(tmp_path / "ramify-compiled-")), done.stderr
     assert "Set RAMIFY_HOME" in done.stderr

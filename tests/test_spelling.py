@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 import ramify as rm
+from ramify import sampling_options as options
 from ramify.cli import main
-from ramify.lang.calls import options
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 
 FIELDS = {field.name for field in dataclasses.fields(EngineConfig)}

@@ -17,7 +17,7 @@ from benchmarks.gpu_visit.table import table
 from ramify.machine_code import keep_triton_kernels
 
 TINY_FACTOR = 10
-"""Of a rehearsal's seconds: two cores interpret what a card runs."""
+"""Factor of a rehearsal's seconds: two cores interpret what a card runs."""
 
 
 def parts_of(name: str, only: list[str] | None, seconds: float | None, *, tiny: bool) -> list[Part]:

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One part of a call: ``benchmarks.gpu_visit.parts.NAME.run(figures)`` in a process of its own.
+    """A part of a call: ``benchmarks.gpu_visit.parts.NAME.run(figures)`` in a process of its own.
 
     seconds : of its own; it may also take what the parts before it left
     about : one line for the table

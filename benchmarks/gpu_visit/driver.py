@@ -30,7 +30,7 @@ LOOK_S = 0.05
 FREED_S = 5.0
 """Within which a killed process's memory on the device is free for the next part."""
 LEAST_S = 5.0
-"""Of a part after others that took more than their time."""
+"""Least seconds of a part after others that took more than their time."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -44,12 +44,12 @@ class Grace:
 
 AT_ITS_LIMIT = Grace(10.0, 2.0)
 AT_OUR_END = Grace(3.0, 1.0)
-"""Where the whole visit is stopped: who asked for that may soon ask less kindly."""
+"""Seconds for ending the parts when the whole visit is stopped: SIGKILL may follow soon."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """One part: how it ended, after how many seconds, and the rows of its figures."""
+    """A part that has ended: how, after how many seconds, and the rows of its figures."""
 
     part: Part
     outcome: str
@@ -62,7 +62,7 @@ class Ended:
 
 
 class Call:
-    """One call of the visit, as a context: inside, signals that would end this process stop the visit.
+    """A call of the visit, as a context: inside, signals that would end this process stop the visit.
 
     folder : gets ``NAME.log`` and ``NAME.jsonl``; both are appended to
     terminal : shown what goes to the log

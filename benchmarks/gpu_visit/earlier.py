@@ -20,7 +20,7 @@ SECONDS = {
         "cascade, 64 over 8192": 6.84e-3,
     },
 }
-"""Of Llama-3.1-8B's shape in bfloat16."""
+"""Seconds of steps with Llama-3.1-8B's shape in bfloat16, by card."""
 
 
 def compared(case: str, seconds: float, device: str | None = None) -> dict[str, float]:

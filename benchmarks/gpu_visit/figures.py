@@ -60,7 +60,8 @@ def _short(value: Any) -> str:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """Where something was cut: the innermost of our own lines, and the line of a library that runs there."""
+    """The place where something was cut: the innermost of our own lines, and the line of a library that runs
+    there."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_own(Path(frame.filename))]
     return " > ".join(dict.fromkeys(_place(frame) for frame in (*own[-1:], *frames[-1:])))

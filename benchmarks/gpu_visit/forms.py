@@ -26,7 +26,7 @@ from ramify.kernels.triton import ahead
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from tests.gpu import toy
 from tests.kernels.kernel_cases.base import Case, cases
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.engine import CONFIGS
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.inspect.resolve import resolve
 
 SHAPE = CONFIGS / "llama-3.1-8b.json"
 

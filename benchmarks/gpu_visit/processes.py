@@ -28,7 +28,7 @@ def leave_no_core() -> None:
 
 
 class Started:
-    """All processes of a part: its group, and those that left the group but carry the part's mark.
+    """The processes of a part: its group, and those that left the group but carry the part's mark.
 
     A dying process loses its variables before it closes the device's files, which frees its memory there. So
     a process counts once it was seen.

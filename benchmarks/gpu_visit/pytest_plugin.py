@@ -101,7 +101,7 @@ class Telling:
         self._count()
 
     def _tell(self, title: str, text: str) -> None:
-        """In one piece, so that it stays together among the lines of other processes."""
+        """Write a line in one piece, so that it stays together among the lines of other processes."""
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         assert isinstance(terminal, pytest.TerminalReporter)
         terminal.write(f"\n{f' {title} ':_^100}\n{text.rstrip()}\n", flush=True)

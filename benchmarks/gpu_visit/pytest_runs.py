@@ -21,8 +21,8 @@ OPTIONS = [
     "-o",
     "pythonpath=",
 ]
-"""Without `filterwarnings = error`: what a driver or a library of the host deprecates is no fault of ours.
-Without `pythonpath = .`, which would put the clone's folder ramify before a package installed elsewhere."""
+"""Options of pytest: no `filterwarnings = error`, as deprecations of the host's libraries are no fault of
+ours; no `pythonpath = .`, which would put the clone's folder ramify before a package installed elsewhere."""
 NO_TESTS = 5
 """Status of a share that got none."""
 

@@ -37,7 +37,7 @@ def _facts(parts: Sequence[Ended]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str | None:
-    """One case: its failure, or its main figures."""
+    """The line of a case: its failure, or its main figures."""
     case = re.sub(r"^\S*/(?=\w+\.py::)", "", str(row["case"]))  # of a test, without its folder
     for sort in ("error", "cut"):
         if sort in row:

@@ -1,4 +1,4 @@
-"""One file for each peer, run by the Python (or Node.js) that has it: `DRIVER '{"model": …}'`.
+"""Drivers, a file for each peer, run by the Python (or Node.js) that has it: `DRIVER '{"model": …}'`.
 
 The argument is an object with `model` (a GGUF file), `threads`, `context` (tokens of the longest request),
 `requests` (the most at once) and `speculation` (for Ramify alone). The driver prints {"peer": {}} when it is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.members import END, NO_LIMIT, Members
+from ramify.grammar.automaton.members import END, MEMBERS, NO_LIMIT, Members
+from ramify.grammar.automaton.numba_types import INTS
 from ramify.grammar.rules.expression import UNNAMED
 
 MISSING, ROOM, FILL, OWED, READ, FRAME, SEEN = range(7)
@@ -31,6 +32,7 @@ DEAD, NONE = -2, -1
 """In place of a register: what was read is not allowed; no object is open."""
 
 ROWS = numba.types.Array(numba.int32, 2, "C")
+ROW = numba.types.Array(numba.int32, 1, "C")
 
 
 @numba.njit(cache=True)
@@ -96,7 +98,7 @@ def _owed_after(members: Members, mark: int, row: np.ndarray) -> int:
     return int(row[OWED]) - before + _filling(members, mark, row, row[FILL] - 1, members.number[mark])
 
 
-@numba.njit(cache=True)
+@numba.njit((MEMBERS, numba.int64, ROWS, numba.int64), cache=True, nogil=True)
 def begin_object(members: Members, kind: int, rows: np.ndarray, count: int) -> None:
     """Write into row `count` the register of a new object."""
     rows[count, :] = 0
@@ -107,7 +109,7 @@ def begin_object(members: Members, kind: int, rows: np.ndarray, count: int) -> N
     rows[count, FRAME] = -1
 
 
-@numba.njit(cache=True)
+@numba.njit((MEMBERS, numba.int64, ROWS, numba.int64, numba.int64, ROWS), cache=True, nogil=True)
 def entered_object(
     members: Members, mark: int, rows: np.ndarray, register: int, count: int, tested: np.ndarray
 ) -> int:
@@ -138,7 +140,7 @@ def entered_object(
     return count
 
 
-@numba.njit(cache=True)
+@numba.njit((MEMBERS, INTS, numba.int64, ROW, numba.boolean, ROWS), cache=True, nogil=True)
 def left_of(
     members: Members, cost: np.ndarray, state: int, row: np.ndarray, exact: bool, tested: np.ndarray
 ) -> int:

@@ -17,10 +17,10 @@ from ramify.grammar.compile import keywords
 from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import size
-from ramify.grammar.schema.check import SchemaDocument
-from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.schema.document.check import SchemaDocument
+from ramify.grammar.schema.document.deep_recursion import deep_recursion
+from ramify.grammar.schema.document.json_values import parse_json
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
 from ramify.text import shortened

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ramify.grammar.schema.check import KEYWORDS, SchemaDocument
-from ramify.grammar.schema.values.formats import FORMATS
-from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.schema.document.check import KEYWORDS, SchemaDocument
+from ramify.grammar.schema.document.formats import FORMATS
+from ramify.grammar.schema.document.json_values import parse_json
 from ramify.json_text import escape
 from ramify.messages import Unenforced
 

@@ -22,7 +22,7 @@ from ramify.constraint import Constraint, alternation
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.compiler import compile_edges
-from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.text import shortened
 

@@ -30,10 +30,10 @@ from ramify.grammar.rules.expression import Expression, alt, size, text
 from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT
-from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
-from ramify.grammar.schema.long_numbers import place_of_long_number
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.schema.compiler import CompiledSchema, compile_schema
+from ramify.grammar.schema.document.json_values import parse_json, place_of_long_number
+from ramify.grammar.schema.document.unenforceable import Unenforceable
+from ramify.grammar.schema.values.schema_grammar import Options
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
 

@@ -18,21 +18,21 @@ from ramify.grammar.rules import gbnf, regex_syntax
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
-    Alt,
     Call,
     Expression,
-    Repeat,
-    Seq,
     alt,
     chars,
     complement,
     optional,
+    ranges_of,
+    rebuilt,
     repeat,
     seq,
     text,
 )
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
-from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.grammar.schema.compiler import CompiledSchema, compile_schema
+from ramify.grammar.schema.values.schema_grammar import Options
 from ramify.json_text import escape
 from ramify.messages import Unenforced
 
@@ -238,7 +238,7 @@ class _TagRules:
         calls = [self.rules.reserve() for _ in nodes]
         for call, (following, elsewhere) in zip(calls, nodes, strict=True):
             options: list[Expression] = [EMPTY] if may_stop else []
-            others = complement(tuple((ord(char), ord(char)) for char in sorted(following)))
+            others = complement(ranges_of(following))
             options.append(seq(chars(others), calls[elsewhere]))
             for char, (node, keys) in following.items():
                 after: Expression = calls[node]
@@ -269,16 +269,9 @@ class _TagRules:
 
 
 def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
-    match expression:
-        case Call(rule):
-            return names[rule]
-        case Seq(parts):
-            return seq(*(_renamed(part, names) for part in parts))
-        case Alt(options):
-            return alt(*(_renamed(option, names) for option in options))
-        case Repeat(item, low, high):
-            return repeat(_renamed(item, names), low, high)
-    return expression
+    if isinstance(expression, Call):
+        return names[expression.rule]
+    return rebuilt(expression, lambda part: _renamed(part, names))
 
 
 Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]

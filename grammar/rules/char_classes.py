@@ -6,13 +6,12 @@ import sys
 from array import array
 from functools import cache
 
-from ramify.grammar.rules.expression import Ranges, complement, normal_ranges
+from ramify.grammar.rules.expression import Ranges, complement, normal_ranges, ranges_of
 
 DIGIT: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-SPACE: Ranges = normal_ranges(
-    (ord(space), ord(space))
-    for space in "\t\n\v\f\r \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+SPACE: Ranges = ranges_of(
+    "\t\n\v\f\r \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
 LINE_END: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))

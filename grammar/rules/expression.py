@@ -214,6 +214,16 @@ def chars(ranges: Iterable[tuple[int, int]]) -> Expression:
     return Chars(normal) if normal else NOTHING
 
 
+def ranges_of(members: Iterable[str]) -> Ranges:
+    """The set of the characters `members`."""
+    return normal_ranges((ord(char), ord(char)) for char in members)
+
+
+def chars_of(members: Iterable[str]) -> Expression:
+    """One of the characters `members`."""
+    return chars(ranges_of(members))
+
+
 ANY_CHAR = Chars(complement(()))
 
 

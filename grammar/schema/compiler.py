@@ -10,33 +10,23 @@ is written, and none lets another value through:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Context, localcontext
 from typing import Any, NamedTuple
 
-from ramify.constraint import Strict, Whitespace
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, seq
-from ramify.grammar.rules.rule_set import ROOT, Rules, productive
-from ramify.grammar.schema.check import SchemaDocument, place
-from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.rules.expression import Expression, Text, alt
+from ramify.grammar.schema.document.check import SchemaDocument, place
+from ramify.grammar.schema.document.deep_recursion import deep_recursion
+from ramify.grammar.schema.document.json_values import Value
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.logic.assertions import NotInEnum
 from ramify.grammar.schema.logic.disjunct import Disjunct
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, And, Formula, Subschema
-from ramify.grammar.schema.logic.keywords import SchemaFormulas
-from ramify.grammar.schema.logic.normal_form import MAX_DISJUNCTS, MAX_MULTIPLIED, NormalForm
-from ramify.grammar.schema.unenforceable import Unenforceable, refuse
-from ramify.grammar.schema.values import json_rules
+from ramify.grammar.schema.logic.normal_form import MAX_DISJUNCTS
 from ramify.grammar.schema.values.arrays import arrays
 from ramify.grammar.schema.values.objects import objects
-from ramify.grammar.schema.values.punctuation import punctuation, value_text
 from ramify.grammar.schema.values.scalars import numbers, strings
-from ramify.grammar.schema.values.unique_arrays import require_one_order
+from ramify.grammar.schema.values.schema_grammar import Builders, Options, SchemaGrammar
 from ramify.messages import Unenforced
-
-MAX_RULES = 20_000
-"""Most rules of a grammar, which take about a second to make."""
 
 PRECISION = 1_000_000
 """Digits to which numbers are computed. No number that is read has as many (`json_values.MAX_DIGITS`), so
@@ -44,17 +34,6 @@ none is rounded. Decimal's default would round to 28."""
 
 MAX_LEFT_OUT = 50
 """Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
-
-
-class Options(NamedTuple):
-    """How values are written, and whether keywords may be left unenforced (see `ramify.constraint`)."""
-
-    whitespace: Whitespace = "natural"
-    any_order: bool = False
-    strict: Strict = True
-    counted: bool = True
-    """Without it strings have at most `scalars.LONGEST` characters where they have a maxLength, and arrays at
-    most `arrays.MAX_WRITTEN_OUT` items where they have a maxItems: for automata that cannot count further."""
 
 
 class CompiledSchema(NamedTuple):
@@ -65,7 +44,7 @@ class CompiledSchema(NamedTuple):
 
 
 def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expression]:
-    """The grammar of the instances of `schema`, as `json_text.parse_json` gave it: its rules by name.
+    """The grammar of the instances of `schema`, as `json_values.parse_json` gave it: its rules by name.
 
     Raises `InvalidConstraint` with a JSON pointer for what is no schema, what cannot be enforced
     exactly (unless `options` say otherwise), and what no value satisfies.
@@ -73,15 +52,18 @@ def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expre
     return compile_schema(schema, options).rules
 
 
-def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchema:
-    """`schema_rules`, with the keywords that they do not enforce: none where `options.strict` is True."""
+def compile_schema(
+    schema: Any, options: Options | None = None, *, most_multiplied: int | None = None
+) -> CompiledSchema:
+    """The rules of `schema_rules`, with the keywords that they do not enforce: none where `options.strict` is
+    True. Choices become clauses above `most_multiplied` disjuncts, by default as `NormalForm` says."""
     options = options or Options()
     left_out: dict[str, Unenforced] = {}
     with deep_recursion(), localcontext(Context(prec=PRECISION)):
         document = SchemaDocument(schema)
         while True:
             try:
-                rules = _rules(document, options, frozenset(left_out))
+                rules = _rules(document, options, frozenset(left_out), most_multiplied)
             except InvalidConstraint as error:
                 pointer = error.pointer = None if error.pointer is None else place(error.pointer)
                 if options.strict is True or pointer is None or not isinstance(error, Unenforceable):
@@ -97,156 +79,20 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
                 return CompiledSchema(rules, (*left_out.values(), *unread))
 
 
-def _rules(document: SchemaDocument, options: Options, ignored: frozenset[str]) -> dict[str, Expression]:
+def _rules(
+    document: SchemaDocument, options: Options, ignored: frozenset[str], most_multiplied: int | None
+) -> dict[str, Expression]:
     """All rules; where their clauses are refused, those with up to `MAX_DISJUNCTS` disjuncts instead.
 
     Eight conditionals about one property have 256 disjuncts; as clauses one value may meet any set of them.
     """
-    grammar = SchemaGrammar(document, options, ignored)
+    grammar = SchemaGrammar(document, BUILDERS, options, ignored, most_multiplied)
     try:
         return grammar.compiled()
     except Unenforceable:
         if options.any_order or not grammar.normal_form.has_clauses:
             raise
-    return SchemaGrammar(document, options, ignored, most_multiplied=MAX_DISJUNCTS).compiled()
-
-
-class SchemaGrammar:
-    """The grammar of one schema under construction: formulas become rules, each formula once."""
-
-    def __init__(
-        self,
-        document: SchemaDocument,
-        options: Options | None = None,
-        ignored: frozenset[str] = frozenset(),
-        most_multiplied: int | None = None,
-    ) -> None:
-        options = options or Options()
-        # Which values two options of a oneOf share is decided on formulas that need no such decision: there a
-        # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
-        as_any_of = SchemaFormulas(document, ignored)
-        negated_ones = SchemaFormulas(document, ignored, shared=lambda a, b: frozenset(TYPES), refuted=True)
-        check = NormalForm(as_any_of, negated_ones)
-        formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
-        refuted = SchemaFormulas(document, ignored, shared=check.shared_types, refuted=True)
-        # In any order, a clause would be remembered through all orders of the properties.
-        most = most_multiplied or (MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED)
-        self.normal_form = NormalForm(formulas, refuted if ignored else None, check, most_multiplied=most)
-        self.root = formulas.subschema("")
-        self._document = document
-        self.marks = punctuation(options.whitespace)
-        self._fixed_marks = punctuation("compact" if options.whitespace == "compact" else "natural")
-        self.any_order = options.any_order
-        self.counted = options.counted
-        self.rules = Rules()
-        self.objects: dict[tuple[Any, ...], int] = {}
-        """The numbers of objects whose members come in any order, by their members and counts."""
-        self.rules.bodies.update(json_rules.json_rules(options.whitespace))
-        self.canonical = False
-        """Whether each value must have exactly one text, so that equal values have equal texts."""
-        self._expressions: dict[tuple[Formula, bool], Expression] = {}
-        self._open: dict[tuple[Formula, bool], Call | None] = {}
-        self._contradiction: tuple[str, str] | None = None
-
-    def compiled(self) -> dict[str, Expression]:
-        """All rules. Raises `InvalidConstraint` if no value satisfies the schema."""
-        value = self.value(self.root)
-        self.rules.set(Call(ROOT), seq(self.marks.around, value, self.marks.around))
-        rules = productive(self.rules.bodies)
-        if not rules:
-            pointer, why = self._contradiction or ("", "it never ends, or nothing is left to choose")
-            raise InvalidConstraint(
-                f"No JSON value satisfies the schema: {why}.",
-                pointer=pointer,
-                remedy="Leave out one of the keywords that exclude each other.",
-            )
-        return rules
-
-    def value(self, formula: Formula) -> Expression:
-        """The values that satisfy `formula`; a formula that contains itself becomes a recursive rule."""
-        if formula == FALSE:
-            return NOTHING
-        if formula == TRUE and not self.canonical:
-            return json_rules.VALUE
-        key = (formula, self.canonical)
-        if key in self._expressions:
-            return self._expressions[key]
-        if key in self._open:
-            call = self._open[key] = self._open[key] or self.rules.reserve()
-            return call
-        self._open[key] = None
-        disjuncts = self.normal_form.of(formula)
-        if not disjuncts:
-            self.define(NOTHING, self._why_no_value(formula), formula)
-        if self.canonical:
-            require_one_order(disjuncts)
-        expression = alt(*(self._disjunct(disjunct, formula) for disjunct in disjuncts))
-        reserved = self._open.pop(key)
-        if reserved is not None:
-            self.rules.set(reserved, expression)
-            expression = reserved
-        else:
-            expression = self.rules.define(expression)
-        self._expressions[key] = expression
-        return expression
-
-    def canonical_value(self, formula: Formula) -> Expression:
-        """As `value`, but each value has one text: white space is fixed and all properties are named.
-
-        Raises `NotCanonical` where that cannot be had.
-        """
-        options = (self.canonical, self.marks, self.any_order)
-        self.canonical, self.marks, self.any_order = True, self._fixed_marks, False
-        try:
-            return self.value(formula)
-        finally:
-            self.canonical, self.marks, self.any_order = options
-
-    def define(self, expression: Expression, why: str, formula: Formula | None = None) -> Expression:
-        """A rule for `expression`; `why` is the reason to give if it is `NOTHING` and leaves no instance."""
-        if expression == NOTHING and self._contradiction is None:
-            innermost = next(reversed(self._open), (TRUE, False))[0]
-            self._contradiction = (_pointer_of(formula or innermost), why)
-        return self.rules.define(expression)
-
-    @property
-    def place(self) -> str:
-        """The pointer of the innermost subschema that is being compiled."""
-        pointers = (_pointer_of(formula) for formula, _ in reversed(self._open))
-        return next((pointer for pointer in pointers if pointer), "")
-
-    def _why_no_value(self, formula: Formula) -> str:
-        """The reason that `formula` has no instance: type and enum where these exclude each other."""
-        why = "its keywords leave no value"
-        schema = self._document.at(formula.pointer) if isinstance(formula, Subschema) else True
-        if not isinstance(schema, dict) or "type" not in schema or not {"enum", "const"} & schema.keys():
-            return why
-        keyword = "enum" if "enum" in schema else "const"
-        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        names = {"integer", "fraction", *types} if "number" in types else {*types}
-        if any(type_of(value) in names for value in schema.get("enum", [schema.get("const")])):
-            return why
-        return f"{why}: no value of {keyword} has the type {' or '.join(types)}"
-
-    def _disjunct(self, disjunct: Disjunct, formula: Formula) -> Expression:
-        if len(self.rules.bodies) > MAX_RULES:
-            refuse(
-                self.place,
-                f"The schema takes more than {MAX_RULES} rules",
-                "Leave out optional properties or options of anyOf and oneOf, or lower minItems, maxItems, "
-                "minProperties and maxProperties.",
-            )
-        if disjunct.values is not None:
-            return self.rules.define(alt(*(value_text(value.value, self.marks) for value in disjunct.values)))
-        if not disjunct.assertions and disjunct.types == frozenset(TYPES) and not self.canonical:
-            return json_rules.VALUE
-        return alt(*(build(self, disjunct) for kinds, build in _BUILDERS if disjunct.types & kinds))
-
-
-def _pointer_of(formula: Formula) -> str:
-    """The pointer of the first subschema in a conjunction; "" for none."""
-    parts = formula.parts if isinstance(formula, And) else (formula,)
-    return next((part.pointer for part in parts if isinstance(part, Subschema)), "")
+    return SchemaGrammar(document, BUILDERS, options, ignored, most_multiplied=MAX_DISJUNCTS).compiled()
 
 
 def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
@@ -263,7 +109,7 @@ def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
     return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 
 
-_BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Disjunct], Expression]]] = [
+BUILDERS: Builders = [
     (frozenset(["object"]), objects),
     (frozenset(["array"]), arrays),
     (frozenset(["string"]), strings),

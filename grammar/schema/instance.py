@@ -17,15 +17,13 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, place
-from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.json_values import Value, as_decimals, type_of
-from ramify.grammar.schema.logic.assertions import is_multiple
-from ramify.grammar.schema.time_limit import TimeLimit
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values import formats
-from ramify.grammar.schema.values.json_text import parse_json
-from ramify.grammar.schema.values.string_patterns import matches_pattern, matches_regular
+from ramify.grammar.schema.document import formats
+from ramify.grammar.schema.document.check import ANY_DRAFT, SchemaDocument, place
+from ramify.grammar.schema.document.deep_recursion import deep_recursion
+from ramify.grammar.schema.document.json_values import Value, as_decimals, is_multiple, parse_json, type_of
+from ramify.grammar.schema.document.string_patterns import matches_pattern, matches_regular
+from ramify.grammar.schema.document.time_limit import TimeLimit
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.json_text import escape
 from ramify.text import shortened
 
@@ -47,7 +45,7 @@ class Failure(NamedTuple):
 def validate(schema: Any, value: Any) -> list[Failure]:
     """All failures of a JSON value against a schema, in the order of the schema; none for a valid value.
 
-    `schema` and `value` are what `json.loads` or `json_text.parse_json` returns: None, booleans, integers,
+    `schema` and `value` are what `json.loads` or `json_values.parse_json` returns: None, booleans, integers,
     floats or `Decimal`, strings, lists and dictionaries. A float counts as the decimal number that its
     ``repr`` shows, so 0.3 is a multiple of 0.1. Tuples count as arrays. An unknown format restricts nothing.
 
@@ -414,5 +412,3 @@ _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
     },
     "unevaluatedProperties": (_OBJECT, Validator._unevaluated_properties),
 }
-
-Instances = Validator

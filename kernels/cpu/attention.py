@@ -1,10 +1,14 @@
 """Attention over paged keys and values: reads pages in place, mixes prefill chunks and decodes.
 
-A row is one query head of one new token. A work item is a tile of rows and the KV head that they share. It
-walks over the KV cache in blocks of BLOCK positions. The block's keys are copied once, widened to float32 and
-transposed; its values are widened; all rows of the tile then use them from the processor's cache. Each block
-gives each row a softmax state (maximum, sum, weighted values), and the states are merged in ascending order
-of blocks by the online softmax (arXiv 1805.02867, 2205.14135).
+    for tile of query rows, KV head:                    a work item; threads take items in turn
+        for block of 64 positions:                      from the page table
+            K[dim, 64], V[64, dim] = widened copies     each copied once, then in the first-level cache
+            for row of the tile:                        a query head of a new token
+                W[64] = 2 ** (K · q - max)              online softmax (arXiv 1805.02867, 2205.14135)
+                state = merge(state, (max, ΣW, W · V))
+
+Memory: pages are (page, KV head, slot, dim); a thread's scratch memory holds queries, scores, K, V and two
+softmax states (`attention_records.py`). Decodes are bound by reading pages, prefills by the two products.
 
 Sequences that begin with the same pages may share a tile, which reads those pages once (cascade attention,
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
@@ -13,7 +17,7 @@ KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). Weights times
 values are float32, or on request (`rounded`) such dots as well, which takes half as many operations.
 
-So every number of the output comes from the same operations in the same order. The bits are the same alone or
+Every number of the output comes from the same operations in the same order. So the bits are the same alone or
 in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of threads.
 """
 
@@ -25,7 +29,7 @@ import numpy as np
 import torch
 from numba import types
 
-from ramify.kernels.checks import check_attention, wrong_lengths
+from ramify.kernels.arguments.checks import check_attention, wrong_lengths
 from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
@@ -53,11 +57,11 @@ from ramify.kernels.cpu.attention_records import (
 from ramify.kernels.cpu.attention_softmax import clear, finish, merge
 from ramify.kernels.cpu.attention_tile import attend
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
+from ramify.kernels.cpu.codegen.records import Arena
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.machine.threads import team_entry
 
 SERIAL_WORK = 20_000
 """Vector operations (a few us of work) below which a second thread would not help."""
@@ -71,12 +75,12 @@ def _body(data):  # type: ignore[no-untyped-def]
     items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
     index = vl.fetch_increment(frame.counters)
     while index < frame.item_count:
-        later = min(index + frame.threads, frame.item_count - 1)  # what this thread is likely to take next
+        later = min(index + frame.working, frame.item_count - 1)  # what this thread is likely to take next
         attend(frame, items[index], items[later], scratch)
         index = vl.fetch_increment(frame.counters)
 
 
-_FRAME_BYTES, _ITEM_BYTES = FRAME.itemsize, ITEM.itemsize
+_ITEM_BYTES = ITEM.itemsize
 _COUNTER_BYTES = 128
 
 
@@ -161,28 +165,18 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
     return count
 
 
-@compiled(types.int64(*[types.int64] * 26, *[types.float64] * 2, *[types.int64] * 5))
-def run(  # type: ignore[no-untyped-def]
-    q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
-    group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped,
-    sinks, tokens, order, cascade, rounded, query_factor, score_factor,
-    threads, team, body, arena, arena_bytes,
-):  # fmt: skip
-    """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
-    wrong."""
-    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    frame.q, frame.q_token, frame.k, frame.v = q, q_token, k, v
-    frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
-    frame.page_size, frame.out, frame.out_token = page_size, out, out_token
-    frame.group, frame.dim, frame.bf16 = group, dim, bf16
-    frame.dots = dots_of(bf16, dim)
-    frame.rounded = rounded and frame.dots
+@compiled(types.int64(types.int64))
+def run_attention(call_at):  # type: ignore[no-untyped-def]
+    """Compute what the FRAME at an address says.
+
+    Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are wrong.
+    """
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    group, dim, sequences, threads = frame.group, frame.dim, frame.sequences, frame.threads
+    frame.dots = dots_of(frame.bf16, dim)
+    frame.rounded = frame.may_round and frame.dots
     frame.value_row = 4 * vl.round_up(dim, PANEL)
-    frame.window, frame.capped, frame.sinks = window, capped, sinks
-    frame.query_factor, frame.score_factor = query_factor, score_factor
-    frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
-    frame.table, frame.table_width = table, table_width
-    frame.order, frame.common = order, order + 8 * sequences
+    frame.common = frame.order + 8 * sequences
     queries_an_item = max(1, ITEM_ROWS // group)
     # A tile's last five rows are computed as six.
     frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
@@ -190,12 +184,12 @@ def run(  # type: ignore[no-untyped-def]
 
     count, blocks, work, listed = 0, 0, 0, 0
     for sequence in range(sequences):
-        first = vl.read_i32(starts + 4 * sequence)
-        length = vl.read_i32(starts + 4 * sequence + 4) - first
-        stored = vl.read_i32(lens + 4 * sequence)
-        if first < 0 or length < 0 or first + length > tokens:
+        first = vl.read_i32(frame.starts + 4 * sequence)
+        length = vl.read_i32(frame.starts + 4 * sequence + 4) - first
+        stored = vl.read_i32(frame.lens + 4 * sequence)
+        if first < 0 or length < 0 or first + length > frame.tokens:
             return -1 - sequence
-        if stored < length or stored > table_width * page_size:
+        if stored < length or stored > frame.table_width * frame.page_size:
             return -1 - sequence
         listed += length
         for query in range(0, length, queries_an_item):
@@ -206,18 +200,17 @@ def run(  # type: ignore[no-untyped-def]
             work += (end - begin) * BLOCK * (dim // LANES + 1) * (2 * queries * group + 12)
     if count == 0:
         return 0
-    count, blocks, work = count * kv_heads, blocks * kv_heads, work * kv_heads
+    count, blocks, work = count * frame.kv_heads, blocks * frame.kv_heads, work * frame.kv_heads
     if work < SERIAL_WORK:
         threads = 1
     frame.cascade_rows = 0
-    if cascade != 0 and sequences > 1 and sort_sequences(frame):
+    if frame.cascade != 0 and sequences > 1 and sort_sequences(frame):
         frame.cascade_rows = choose_rows(frame, threads)
     span = blocks
     if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
         span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
     split = span < blocks
-    counters = arena + vl.round_up(_FRAME_BYTES, 64)
-    scratch = counters + _COUNTER_BYTES
+    scratch = frame.arena + _COUNTER_BYTES
     items_at = scratch + threads * frame.scratch_bytes
     most = count + blocks // span if split else count
     segments = items_at + most * _ITEM_BYTES
@@ -227,43 +220,38 @@ def run(  # type: ignore[no-untyped-def]
     end_of_arena = partial
     if split:
         end_of_arena += blocks * vl.round_up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
-    if end_of_arena > arena + arena_bytes:
-        return end_of_arena - arena
+    if end_of_arena > frame.arena + frame.arena_bytes:
+        return end_of_arena - frame.arena
 
     frame.scratch, frame.blocks = scratch, 0
     items = carray(vl.as_pointer(items_at), most, ITEM)
     count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
     frame.items, frame.item_count = items_at, count
-    frame.counters = counters
-    vl.write_i64(counters, 0)
-    vl.write_i64(counters + 64, 0)
-    frame.threads, frame.split = min(threads, count), split
-    if frame.threads == 1:
-        call_address(body, arena)  # a team of one would cost 0.8 us
-    else:
-        run_on_team(team, body, arena, frame.threads)
+    frame.counters = frame.arena
+    vl.write_i64(frame.counters, 0)
+    vl.write_i64(frame.counters + 64, 0)
+    frame.working, frame.split = min(threads, count), split
+    run_body(frame, call_at, frame.working)
     if split:
         _merge_split_items(frame, items, count)
     return 0
-
-
-body_address = _body.address
 
 
 class _Arena(Arena):
     """A thread's arena, and the order of sequences that its last call found."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.sequences = -1
+        super().__init__(FRAME)
+        self.call.body = _body.address
+        self._sequences = -1
 
-    def order(self, sequences: int) -> int:
+    def order_of(self, sequences: int) -> int:
         """Address of an order of `sequences` sequences: the last call's if it had as many, else ascending."""
-        if sequences != self.sequences:
-            self.sequences = sequences
-            self.orders = np.zeros((2, max(1, sequences)), np.int64)
-            self.orders[0, :sequences] = np.arange(sequences)
-        return self.orders.ctypes.data
+        if sequences != self._sequences:
+            self._sequences = sequences
+            self._orders = np.zeros((2, max(1, sequences)), np.int64)
+            self._orders[0, :sequences] = np.arange(sequences)
+        return self._orders.ctypes.data
 
 
 arena = _Arena()
@@ -271,7 +259,42 @@ arena = _Arena()
 
 def last_plan() -> Any:
     """The FRAME of this thread's last call, for tests and benchmarks: how the work was divided."""
-    return arena.memory[arena.address - arena.memory.ctypes.data :][: FRAME.itemsize].view(FRAME)[0]
+    return arena.call
+
+
+def fill_call(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    kv_lens: torch.Tensor,
+    out: torch.Tensor,
+) -> Any:
+    """This thread's FRAME with what all layers of a step share: all but pages, window, caps and factors."""
+    tokens, heads, dim = q.shape
+    size = q.element_size()
+    call = arena.call
+    call.q, call.q_token = q.data_ptr(), q.stride(0) * size
+    call.out, call.out_token = out.data_ptr(), out.stride(0) * size
+    page_stride, head_stride, row_stride, _ = k_pages.stride()
+    call.page_bytes, call.head_bytes, call.row_bytes = (
+        page_stride * size,
+        head_stride * size,
+        row_stride * size,
+    )
+    _, kv_heads, call.page_size, _ = k_pages.shape
+    call.kv_heads, call.group, call.dim, call.bf16, call.tokens = (
+        kv_heads,
+        heads // kv_heads,
+        dim,
+        size == 2,
+        tokens,
+    )
+    sequences, call.table_width = page_table.shape
+    call.sequences, call.order = sequences, arena.order_of(sequences)
+    call.starts, call.lens, call.table = query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr()
+    call.threads, call.team = torch.get_num_threads(), team_entry()
+    return call
 
 
 def paged_attention(
@@ -300,31 +323,18 @@ def paged_attention(
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
     )
-    tokens, heads, dim = q.shape
-    _, kv_heads, page_size, _ = k_pages.shape
-    page_stride, head_stride, row_stride, _ = k_pages.stride()
-    bf16 = q.dtype == torch.bfloat16
-    size = 2 if bf16 else 4
-    sequences, table_width = page_table.shape
+    call = fill_call(q, k_pages, page_table, query_starts, kv_lens, out)
+    call.k, call.v, call.sinks = (
+        k_pages.data_ptr(),
+        v_pages.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+    )
+    call.window, call.capped, call.cascade, call.may_round = window, soft_cap > 0.0, cascade, rounded
     if soft_cap > 0.0:
-        query_factor, score_factor = scale / soft_cap, soft_cap * LOG2_E
+        call.query_factor, call.score_factor = scale / soft_cap, soft_cap * LOG2_E
     else:
-        query_factor, score_factor = scale * LOG2_E, 1.0
-    group = heads // kv_heads
-    while True:
-        result = run(
-            q.data_ptr(), q.stride(0) * size, k_pages.data_ptr(), v_pages.data_ptr(),
-            page_stride * size, head_stride * size, row_stride * size, page_size,
-            out.data_ptr(), out.stride(0) * size,
-            group, dim, bf16, kv_heads, sequences,
-            query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
-            window, soft_cap > 0.0, 0 if sinks is None else sinks.data_ptr(), tokens,
-            arena.order(sequences), cascade, rounded,
-            query_factor, score_factor,
-            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
-        )  # fmt: skip
-        if result == 0:
-            return out
-        if result < 0:
-            raise wrong_lengths(-1 - result, tokens, table_width * page_size)
-        arena.grow(2 * result)
+        call.query_factor, call.score_factor = scale * LOG2_E, 1.0
+    wrong = arena.finish(run_attention)
+    if wrong:
+        raise wrong_lengths(-1 - wrong, len(q), page_table.shape[1] * k_pages.shape[2])
+    return out

@@ -1,4 +1,4 @@
-"""Which queries share a tile of paged attention, and which blocks the tile reads: the plan of one call.
+"""The plan of one call of paged attention: tiles of queries, and the blocks that each tile reads.
 
 Without a cascade a tile holds queries of one sequence. With a cascade it holds queries of sequences whose
 page tables begin alike, and its segments walk the tree of their prefixes from the root (arXiv 2402.05099).

@@ -20,25 +20,31 @@ SCORE_ROW = 4 * BLOCK
 """Bytes of a row of scores."""
 
 FRAME = record(
+    # Arguments.
     "q", "q_token",  # and bytes from token to token
     "k", "v", "page_bytes", "head_bytes", "row_bytes", "page_size",
     "out", "out_token",
+    "tokens",
     "group",  # query heads of one KV head
     "dim",
-    "value_row",  # bytes of a row of widened values or of their sums
     "bf16",
-    "dots",  # whether scores are computed by dots of bfloat16 pairs
-    "rounded",  # whether weights are rounded to bfloat16, to multiply values by such dots
+    "kv_heads", "sequences", "starts", "lens", "table", "table_width",
     "window", "capped",
     "sinks",  # a float32 for each query head; 0: none
+    "cascade",  # whether sequences may share tiles
+    "may_round",  # whether weights may be rounded to bfloat16, to multiply values by dots
+    "order",  # sequences in lexical order of their pages, so that common prefixes are adjacent
+    "threads", "team", "body", "arena", "arena_bytes",
+    # Set by the call.
+    "value_row",  # bytes of a row of widened values or of their sums
+    "dots",  # whether scores are computed by dots of bfloat16 pairs
+    "rounded",  # whether weights are rounded
     "rows",  # rows that a thread's scratch memory has room for
-    "threads",
+    "working",  # threads that take items
     "split",  # whether items write partial results
     "cascade_rows",  # most rows of a tile of several sequences; 0 without a cascade
     "blocks",  # blocks that all items read together
-    "kv_heads", "sequences", "starts", "lens", "table", "table_width",
-    "order",  # sequences in lexical order of their pages, so that common prefixes are adjacent
-    "common",  # for each sequence in that order: blocks that it shares with the one before
+    "common",  # for each sequence in `order`: blocks that it shares with the one before
     "items", "item_count",
     "counters",  # two: the next item, and the next thread's scratch memory
     "scratch", "scratch_bytes",
@@ -57,7 +63,7 @@ SEGMENT = record(
     "begin", "end",  # blocks [begin, end)
     "low", "high",  # positions [low, high) are visible to some query
 )  # fmt: skip
-"""Segments of one query are in ascending order of blocks."""
+"""A range of blocks, and the queries of a tile that read it. Segments of one query ascend by block."""
 
 
 @part

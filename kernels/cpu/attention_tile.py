@@ -25,8 +25,8 @@ from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, part
 from ramify.kernels.cpu.attention_softmax import clear, finish, merge, softmax_rows
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
+from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
-from ramify.kernels.cpu.kv_store import copy_bytes
 
 IN_PLACE_ROWS = 8
 """Tiles of at most this many rows (mostly decodes) read values from the pages; larger ones widen a copy."""

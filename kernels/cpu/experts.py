@@ -1,5 +1,13 @@
 """Mixtures of packed experts (arXiv 2401.04088) in one call: router, choice, experts, shared expert, sum.
 
+    logits = norm(x) · router;  for row: choose top_k experts, weights
+    sort the pairs (row, expert) by expert
+    for expert that is chosen: for its rows: inner = gate(x · gate_up)      one call of the threads
+    for expert that is chosen: for its rows: y = inner · down               another
+    for row: out = Σ weight · y (+ shared expert) (+ residual)
+
+Memory: `WORK`, divided by `_lay_out`; weights as in `linear`. Reading the chosen experts bounds few rows.
+
 Example: rows 0, 1, 2 choose experts (5, 2), (5, 7), (2, 5). Sorted by expert: 2 has rows 0 and 2, 5 has rows
 0, 1 and 2, 7 has row 1. All products with gate_up are one call of the threads, with an item for every four
 panels of experts 2, 5 and 7; those with down another. So each expert that is chosen is read once, and others
@@ -13,38 +21,39 @@ from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_packed_experts
+from ramify.kernels.arguments.checks import check_packed_experts
 from ramify.kernels.cpu import linear
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
-from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear.items import FRAME
-from ramify.kernels.packed import LAYOUT, form_of
-from ramify.kernels.routing import LEAST_SUM
-from ramify.kernels.rows import FORMATS
-from ramify.kernels.stack import PackedExperts
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.packed import LAYOUT, form_of
+from ramify.kernels.weights.routing import LEAST_SUM
+from ramify.kernels.weights.rows import FORMATS
+from ramify.kernels.weights.stack import PackedExperts
 
 EXPERTS = record(
     "count", "top_k", "sigmoid", "normalised", "groups", "top_groups", "correction", "hidden", "size",
     "router", "gate_up", "down", "shared_gate_up", "shared_down", "shared_size", "shared_gate",
     floats=("scale",),
 )  # fmt: skip
-"""A mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count` layouts."""
+"""The record of a mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count`
+layouts."""
 
 WORK = record("normed", "logits", "choice", "chosen", "weights", "rows", "places", "inner", "y", "shared",
               "shared_y", "starts", "end")  # fmt: skip
-"""Where a call keeps what."""
+"""The addresses of a call's intermediate results."""
 
 CALL = record(
     "experts", "x", "x_row", "bf16", "tokens", "out", "out_row", "add", "norm",
@@ -54,7 +63,10 @@ CALL = record(
 """The arguments of a call. `ways` and `expert_ways` are `linear.way_for` of each format, for all rows and for
 those of one expert."""
 
-_linear_run = linear.run
+_run_product = linear.run_product
+LAYOUT_BYTES = LAYOUT.itemsize
+_WORK_BYTES = -(-WORK.itemsize // 64) * 64
+_FRAME_BYTES = -(-FRAME.itemsize // 64) * 64
 
 
 @part
@@ -168,8 +180,8 @@ def _sort(experts, work, tokens):  # type: ignore[no-untyped-def]
 
 @part
 def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
-    """Multiply the sorted pairs' rows by their experts' matrices. As `linear.run`, returns 0 or the bytes of
-    memory from `arena` on that are needed."""
+    """Multiply the sorted pairs' rows by their experts' matrices. As `linear.run_product`, returns 0 or the
+    bytes of memory from `arena` on that are needed."""
     starts = carray(vl.as_pointer(work.starts), experts.count + 2, np.int64)
     pairs, products = starts[experts.count], 0
     for expert in range(experts.count):
@@ -207,7 +219,8 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
     end = at + threads * head.scratch_bytes
     if end > arena + room:
         return end - arena
-    launch(arena, products, threads, call.team, call.body)
+    head.team, head.body = call.team, call.body
+    launch(arena, products, threads)
     return 0
 
 
@@ -251,19 +264,22 @@ def _sum(call, experts, work):  # type: ignore[no-untyped-def]
 @part
 def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
     """All rows by one matrix."""
-    way = vl.read_i64(call.ways + 8 * carray(vl.as_pointer(layout_at), 1, LAYOUT)[0].form)
-    return _linear_run(
-        layout_at, x, x_row, call.bf16, call.tokens, out, out_row, out_bf16, 0, way,
-        call.threads, call.team, call.body, arena, room, 0, 0.0, 0, 0, 0, 0, 0,
-    )  # fmt: skip
-
-
-LAYOUT_BYTES = LAYOUT.itemsize
-_WORK_BYTES = -(-WORK.itemsize // 64) * 64
+    if room < _FRAME_BYTES:
+        return _FRAME_BYTES
+    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    frame.layout, frame.rows = layout_at, call.tokens
+    frame.way = vl.read_i64(call.ways + 8 * carray(vl.as_pointer(layout_at), 1, LAYOUT)[0].form)
+    frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, call.bf16
+    frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, 0
+    frame.norm_at, frame.chosen, frame.rows_at, frame.extra = 0, 0, 0, 0
+    frame.threads, frame.team, frame.body = call.threads, call.team, call.body
+    frame.arena, frame.arena_bytes = arena + _FRAME_BYTES, room - _FRAME_BYTES
+    missing = _run_product(arena)
+    return _FRAME_BYTES + missing if missing else 0
 
 
 @compiled(types.int64(types.int64))
-def run(call_at):  # type: ignore[no-untyped-def]
+def run_experts(call_at):  # type: ignore[no-untyped-def]
     """Returns 0 when done, else the bytes that the arena must have; nothing is written to out then."""
     call = carray(vl.as_pointer(call_at), 1, CALL)[0]
     experts = carray(vl.as_pointer(call.experts), 1, EXPERTS)[0]
@@ -310,7 +326,7 @@ def run(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-arena = Arena()
+arena = Arena(CALL)
 
 
 class Record:
@@ -342,7 +358,7 @@ class Record:
         self.address = self.record.ctypes.data
 
     def rows_of_expert(self, rows: int) -> int:
-        """How many of `rows` rows an expert has that is chosen as often as others, at least one."""
+        """The rows of an expert among `rows` rows, were all experts chosen equally often; at least 1."""
         return max(1, rows * int(self.record[0]["top_k"]) // int(self.record[0]["count"]))
 
 
@@ -362,6 +378,16 @@ def _record_of(experts: PackedExperts) -> Record:
     return found
 
 
+def fill_call(x: Tensor, out: Tensor, ways: np.ndarray, expert_ways: np.ndarray) -> Any:
+    """This thread's CALL, for `run_experts`. The caller adds the mixture, norm and `add`."""
+    call, size, out_size = arena.call, x.element_size(), out.element_size()
+    call.x, call.x_row, call.bf16, call.tokens = x.data_ptr(), size * x.stride(0), size == 2, len(x)
+    call.out, call.out_row = out.data_ptr(), out_size * out.stride(0)
+    call.ways, call.expert_ways = ways.ctypes.data, expert_ways.ctypes.data
+    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), linear.body_address
+    return call
+
+
 def expert_block(
     x: Tensor,
     experts: PackedExperts,
@@ -379,15 +405,8 @@ def expert_block(
     ways = ways_of(len(x), x.dtype, by_row=by_row, int8=int8)
     kept = _record_of(experts)
     expert_ways = ways_of(kept.rows_of_expert(len(x)), x.dtype, by_row=by_row, int8=int8)
-    norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
-    call, size = np.zeros(1, CALL), x.element_size()
-    while True:
-        call[0] = (
-            kept.address, x.data_ptr(), size * x.stride(0), size == 2, len(x),
-            out.data_ptr(), size * out.stride(0), add, norm_at, ways.ctypes.data, expert_ways.ctypes.data,
-            torch.get_num_threads(), team_entry(), linear.body_address, arena.address, arena.size, eps,
-        )  # fmt: skip
-        needed = run(call.ctypes.data)
-        if not needed:
-            return out
-        arena.grow(2 * needed)
+    call = fill_call(x, out, ways, expert_ways)
+    call.experts, call.add = kept.address, add
+    call.norm, call.eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    arena.finish(run_experts)
+    return out

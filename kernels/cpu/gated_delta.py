@@ -1,10 +1,18 @@
 """The gated delta rule, token by token, with a block of the state's columns in the processor's first cache.
 
-A work item is one key head of one sequence, with the value heads that it serves. Its tokens are taken BLOCK
-at a time: convolution, norms and gates of the block go to scratch memory. Columns of a head's state do not
-depend on each other, so the recurrence then runs over the block's tokens for two vectors of columns at a
-time: 128 rows of them are 16 KB with AVX-512. One pass over the rows does two things, where S are the state,
-k, q and d the token's key, query and scaled difference:
+    for sequence, key head:                             a work item; threads take items in turn
+        for block of 16 tokens:
+            q, k, v = silu(convolution(qkv));  decay, beta = gates(a, b)       to scratch memory
+            for value head of the key head, two vectors of the state's columns:
+                for token: d = beta (v - decay · Sᵀk);  S = decay · S + k dᵀ;  out = Sᵀq
+
+Memory: a slot's state S is (heads, key_dim, value_dim) float32, its convolution the last width - 1 inputs; a
+thread's scratch has those, a block of tokens and their gates. Few sequences are bound by reading and writing
+S once a block, long ones by arithmetic.
+
+Columns of a head's state do not depend on each other, so the recurrence runs over the block's tokens for two
+vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over
+the rows does two things, where k, q and d are the token's key, query and scaled difference:
 
     S[i] ← decay · S[i] + k[i] · d        the update of this token
     sum + S[i] · q[i], sum + S[i] · k'[i]   its result, and the product that the next token begins with
@@ -16,6 +24,7 @@ not taken: its sums depend on where a chunk begins, and here the rule is about 1
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -23,28 +32,33 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
 from ramify.kernels.cpu.attention import SERIAL_WORK
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.records import Arena, new_record, record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.norm import inverse_rms
-from ramify.kernels.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.cpu.parts.norm import inverse_rms
+from ramify.kernels.machine.threads import team_entry
 
 BLOCK = 16
 """Tokens whose inputs are prepared at once: 70 KB of scratch memory for Qwen3.5's heads."""
 
 FRAME = record(
-    "qkv", "qkv_row", "b", "b_row", "a", "a_row", "bf16", "weights", "a_log", "dt_bias",
-    "conv", "conv_slot", "conv_channel", "conv_tap", "recurrent", "recurrent_slot",
-    "slots", "starts", "lens", "sequences", "key_heads", "group", "key_dim", "value_dim", "width",
-    "out", "out_row", "counters", "scratch", "scratch_bytes",
+    # Arguments. Rows, slots, channels and taps are strides in bytes.
+    "qkv", "qkv_row", "b", "b_row", "a", "a_row", "bf16",
+    "weights", "a_log", "dt_bias",  # of the convolution, and of the gates
+    "conv", "conv_slot", "conv_channel", "conv_tap", "recurrent", "recurrent_slot", "slot_count",
+    "slots", "starts", "lens", "sequences", "tokens", "key_heads", "heads", "key_dim", "value_dim", "width",
+    "out",
+    "threads", "team", "body", "arena", "arena_bytes",
+    # Set by the call.
+    "group", "out_row",  # value heads of a key head
+    "counters", "scratch", "scratch_bytes",
 )  # fmt: skip
-"""The arguments of a call. Rows, slots, channels and taps are strides in bytes."""
-_FRAME_BYTES, _COUNTER_BYTES = FRAME.itemsize, 128
+"""The arguments of a call, which its threads share."""
+_COUNTER_BYTES = 128
 
 
 @part
@@ -179,7 +193,7 @@ def _item(frame, sequence, key_head, scratch):  # type: ignore[no-untyped-def]
                 vl.write_f32(gates + 8 * token, np.float32(math.exp(rate * softplus)))
                 vl.write_f32(gates + 8 * token + 4, np.float32(1.0 / (1.0 + math.exp(-b))))
             for column in range(0, value_dim, 2 * LANES):
-                # Where one vector is left, it is computed twice.
+                # A single vector that is left is computed twice.
                 second = 4 * LANES if column + LANES < value_dim else 0
                 _scan(
                     state + inner * head_bytes + 4 * column, 4 * value_dim, second,
@@ -211,76 +225,57 @@ def _body(data):  # type: ignore[no-untyped-def]
         index = vl.fetch_increment(frame.counters)
 
 
-@compiled(types.int64(*[types.int64] * 33))
-def run(  # type: ignore[no-untyped-def]
-    qkv, qkv_row, b, b_row, a, a_row, bf16, weights, a_log, dt_bias,
-    conv, conv_slot, conv_channel, conv_tap, recurrent, recurrent_slot, slot_count,
-    slots, starts, lens, sequences, key_heads, heads, key_dim, value_dim, width, out, tokens,
-    threads, team, body, arena, arena_bytes,
-):  # fmt: skip
+@compiled(types.int64(types.int64))
+def run_delta_rule(call_at):  # type: ignore[no-untyped-def]
     """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of
     sequence i are wrong."""
-    group = heads // key_heads
-    row = 4 * (2 * key_dim + group * value_dim)
-    scratch_bytes = vl.round_up((width - 1 + 2 * BLOCK) * row + 8 * BLOCK, 64)
-    counters = vl.round_up(_FRAME_BYTES, 64)
-    needed = counters + _COUNTER_BYTES + threads * scratch_bytes
-    if needed > arena_bytes:
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    frame.group = frame.heads // frame.key_heads
+    row = 4 * (2 * frame.key_dim + frame.group * frame.value_dim)
+    frame.scratch_bytes = vl.round_up((frame.width - 1 + 2 * BLOCK) * row + 8 * BLOCK, 64)
+    needed = _COUNTER_BYTES + frame.threads * frame.scratch_bytes
+    if needed > frame.arena_bytes:
         return needed
     work = 0
-    for sequence in range(sequences):
-        first = vl.read_i32(starts + 4 * sequence)
-        count = vl.read_i32(starts + 4 * sequence + 4) - first
-        slot = vl.read_i64(slots + 8 * sequence)
-        if first < 0 or count < 0 or first + count > tokens or vl.read_i32(lens + 4 * sequence) < count:
+    for sequence in range(frame.sequences):
+        first = vl.read_i32(frame.starts + 4 * sequence)
+        count = vl.read_i32(frame.starts + 4 * sequence + 4) - first
+        slot = vl.read_i64(frame.slots + 8 * sequence)
+        if first < 0 or count < 0 or first + count > frame.tokens:
             return -1 - sequence
-        if slot < 0 or slot >= slot_count:
+        if vl.read_i32(frame.lens + 4 * sequence) < count or slot < 0 or slot >= frame.slot_count:
             return -1 - sequence
-        work += count * heads * key_dim * (value_dim // LANES) * 4
-    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    frame.qkv, frame.qkv_row, frame.b, frame.b_row, frame.a, frame.a_row = (
-        qkv,
-        qkv_row,
-        b,
-        b_row,
-        a,
-        a_row,
-    )
-    frame.bf16, frame.weights, frame.a_log, frame.dt_bias = bf16, weights, a_log, dt_bias
-    frame.conv, frame.conv_slot, frame.conv_channel, frame.conv_tap = (
-        conv,
-        conv_slot,
-        conv_channel,
-        conv_tap,
-    )
-    frame.recurrent, frame.recurrent_slot = recurrent, recurrent_slot
-    frame.slots, frame.starts, frame.lens, frame.sequences = slots, starts, lens, sequences
-    frame.key_heads, frame.group, frame.key_dim, frame.value_dim = key_heads, group, key_dim, value_dim
-    frame.width, frame.out, frame.out_row = width, out, heads * value_dim * (2 if bf16 else 4)
-    frame.counters, frame.scratch_bytes = arena + counters, scratch_bytes
-    frame.scratch = arena + counters + _COUNTER_BYTES
+        work += count * frame.heads * frame.key_dim * (frame.value_dim // LANES) * 4
+    frame.out_row = frame.heads * frame.value_dim * (2 if frame.bf16 else 4)
+    frame.counters, frame.scratch = frame.arena, frame.arena + _COUNTER_BYTES
     vl.write_i64(frame.counters, 0)
     vl.write_i64(frame.counters + 64, 0)
-    if work < SERIAL_WORK or threads == 1:
-        call_address(body, arena)
-    else:
-        run_on_team(team, body, arena, min(threads, sequences * key_heads))
+    threads = min(frame.threads, frame.sequences * frame.key_heads)
+    run_body(frame, call_at, 1 if work < SERIAL_WORK else threads)
     return 0
 
 
-@compiled(types.int64(*[types.int64] * 12, types.float64))
-def _gated(  # type: ignore[no-untyped-def]
-    x, x_token, gate, gate_token, out, out_token, weight, weight_bf16, tokens, heads, size, bf16, eps
-):
+GATE = record(
+    "x", "x_token", "gate", "gate_token", "out", "out_token", "weight", "weight_bf16",
+    "tokens", "heads", "size", "bf16",
+    floats=("eps",),
+)  # fmt: skip
+"""The arguments of `_gate_rows`; `weight` is that of a norm, or 0."""
+
+
+@compiled(types.int64(types.int64))
+def _gate_rows(call_at):  # type: ignore[no-untyped-def]
+    call = carray(vl.as_pointer(call_at), 1, GATE)[0]
+    size, weight, bf16, weight_bf16 = call.size, call.weight, call.bf16, call.weight_bf16
     bytes_, weight_bytes = 2 if bf16 else 4, 2 if weight_bf16 else 4
-    for token in range(tokens):
-        for head in range(heads):
+    for token in range(call.tokens):
+        for head in range(call.heads):
             offset = head * size * bytes_
-            at, to = x + token * x_token + offset, out + token * out_token + offset
-            by = gate + token * gate_token + offset
+            at, to = call.x + token * call.x_token + offset, call.out + token * call.out_token + offset
+            by = call.gate + token * call.gate_token + offset
             scale = vl.splat_f32(1.0)
             if weight:
-                scale = vl.broadcast(inverse_rms(at, size, eps, bf16))
+                scale = vl.broadcast(inverse_rms(at, size, call.eps, bf16))
             for i in range(0, size, LANES):
                 g = vl.load_as(by + bytes_ * i, bf16)
                 factor = _sigmoid(g)
@@ -293,8 +288,8 @@ def _gated(  # type: ignore[no-untyped-def]
     return 0
 
 
-body_address = _body.address
-arena = Arena()
+_body_address = _body.address
+arena = Arena(FRAME)
 
 
 def gated_delta_rule(
@@ -312,28 +307,27 @@ def gated_delta_rule(
 ) -> Tensor:
     """As `reference.gated_delta.gated_delta_rule`."""
     sizes, out = check_gated_delta(qkv, b, a, weights, conv, recurrent, slots, query_starts, kv_lens, out)
-    size = qkv.element_size()
-    conv_slot, conv_channel, conv_tap = (4 * stride for stride in conv.stride())
-    while True:
-        result = run(
-            qkv.data_ptr(), qkv.stride(0) * size, b.data_ptr(), b.stride(0) * size,
-            a.data_ptr(), a.stride(0) * size, size == 2,
-            weights.conv.data_ptr(), weights.a_log.data_ptr(), weights.dt_bias.data_ptr(),
-            conv.data_ptr(), conv_slot, conv_channel, conv_tap,
-            recurrent.data_ptr(), 4 * recurrent.stride(0), len(recurrent),
-            slots.data_ptr(), query_starts.data_ptr(), kv_lens.data_ptr(), len(slots),
-            sizes.key_heads, sizes.heads, sizes.key_dim, sizes.value_dim, sizes.width,
-            out.data_ptr(), sizes.tokens,
-            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
-        )  # fmt: skip
-        if result == 0:
-            return out
-        if result < 0:
-            raise ValueError(
-                f"sequence {-1 - result}: query_starts must ascend within the {sizes.tokens} rows of qkv, "
-                f"kv_lens count the new tokens, and its slot be one of the {len(recurrent)}."
-            )
-        arena.grow(result)
+    call, size = arena.call, qkv.element_size()
+    call.qkv, call.qkv_row, call.bf16 = qkv.data_ptr(), qkv.stride(0) * size, size == 2
+    call.b, call.b_row = b.data_ptr(), b.stride(0) * size
+    call.a, call.a_row = a.data_ptr(), a.stride(0) * size
+    call.weights, call.a_log, call.dt_bias = (each.data_ptr() for each in weights)
+    call.conv, call.recurrent = conv.data_ptr(), recurrent.data_ptr()
+    call.conv_slot, call.conv_channel, call.conv_tap = (4 * stride for stride in conv.stride())
+    call.recurrent_slot, call.slot_count = 4 * recurrent.stride(0), len(recurrent)
+    call.slots, call.starts, call.lens = slots.data_ptr(), query_starts.data_ptr(), kv_lens.data_ptr()
+    call.sequences, call.tokens, call.width = len(slots), sizes.tokens, sizes.width
+    call.key_heads, call.heads = sizes.key_heads, sizes.heads
+    call.key_dim, call.value_dim = sizes.key_dim, sizes.value_dim
+    call.out = out.data_ptr()
+    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    wrong = arena.finish(run_delta_rule)
+    if wrong:
+        raise ValueError(
+            f"sequence {-1 - wrong}: query_starts must ascend within the {sizes.tokens} rows of qkv, "
+            f"kv_lens count the new tokens, and its slot be one of the {len(recurrent)}."
+        )
+    return out
 
 
 def output_gate(
@@ -344,11 +338,12 @@ def output_gate(
     tokens, heads, size = x.shape
     if size % LANES:
         raise ValueError(f"x is {tuple(x.shape)}; its last axis must be a multiple of {LANES}.")
-    bytes_ = x.element_size()
-    weight, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
-    _gated(
-        x.data_ptr(), x.stride(0) * bytes_, gate.data_ptr(), gate.stride(0) * bytes_,
-        out.data_ptr(), out.stride(0) * bytes_, weight, norm is not None and norm[0].element_size() == 2,
-        tokens, heads, size, bytes_ == 2, eps,
-    )  # fmt: skip
+    call, bytes_ = new_record(GATE), x.element_size()
+    call.x, call.x_token = x.data_ptr(), x.stride(0) * bytes_
+    call.gate, call.gate_token = gate.data_ptr(), gate.stride(0) * bytes_
+    call.out, call.out_token = out.data_ptr(), out.stride(0) * bytes_
+    call.tokens, call.heads, call.size, call.bf16 = tokens, heads, size, bytes_ == 2
+    if norm is not None:
+        call.weight, call.eps, call.weight_bf16 = norm[0].data_ptr(), norm[1], norm[0].element_size() == 2
+    _gate_rows(ctypes.addressof(call))
     return out

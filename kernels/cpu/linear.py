@@ -1,5 +1,16 @@
 """Products with packed weights, y = x Wᵀ: from one row, where memory decides, to a whole prefill.
 
+    for row of x:                                   threads take eight rows at a time
+        prepare it: norm, order of inputs, padding; widen, or round to int8 or int16
+    for block of rows, four panels of W:            a work item; threads take items in turn
+        for up to eight rows, one to four panels:   an inner loop (`tiles.py`, `int8.py`), sums in registers
+            for group of inputs, eight inputs: sums += x · weights;  c += factors · sums
+        y = gate(c + extra + bias) (+ residual)     while c is in the processor's cache
+
+Memory: a panel has 16 outputs, its weights in the order of use (`weights/packed.py`). The arena has the
+prepared rows, then each thread's scratch memory (`BLOCK`, c). Few rows are bound by reading W, many by
+arithmetic.
+
 There are five ways to multiply; all accumulate in float32:
 
     BY_F32     float32, on any processor
@@ -12,10 +23,6 @@ There are five ways to multiply; all accumulate in float32:
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
 number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
-
-The rows of x are prepared first (`packed_linear/rows.py`). A work item is four panels and a block of rows;
-threads take items in turn. Bias, gate and the addition to a residual are
-applied while the products are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -23,18 +30,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from typing import Any
 
 import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_linear
+from ramify.kernels.arguments.checks import check_linear
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
+from ramify.kernels.cpu.codegen.records import Arena
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
@@ -59,8 +66,9 @@ from ramify.kernels.cpu.packed_linear.items import (
     release,
 )
 from ramify.kernels.cpu.packed_linear.rows import prepare
-from ramify.kernels.lora import Extra
-from ramify.kernels.packed import LAYOUT, PackedWeight
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.lora import Extra
+from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
 """Rows from which tiles are faster than dots."""
@@ -87,16 +95,12 @@ def _body(data):  # type: ignore[no-untyped-def]
     frame, place, start = head, 0, 0
     layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
     scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
-    block = scratch
-    vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
-    vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
-    vl.write_i64(block + 8 * code.C_ROW, C_ROW)
-    vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
-    vl.write_i64(block + 8 * code.TABLES, layout.tables_at)
-    vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
-    vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
-    vl.write_i64(block + 8 * code.RAISED, layout.raised)
-    vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
+    block = code.block_at(scratch)
+    block.x_row, block.sums_row, block.c_row = frame.x_row, frame.sums_row, C_ROW
+    block.scale_kind, block.offsets = layout.scale_kind, layout.offsets
+    block.tables, block.raised = layout.tables_at, layout.raised
+    block.groups = layout.padded // layout.group if layout.group else 1
+    block.steps = (layout.group if layout.group else layout.padded) // 8
     index = vl.fetch_increment(head.counters + PREPARE)
     while index < head.prepare_total:
         while index >= frame.prepare_end:
@@ -121,8 +125,8 @@ def _body(data):  # type: ignore[no-untyped-def]
         vl.write_i64(config + 16, 0x0040004000400040)
         vl.write_i64(config + 24, 0x0040004000400040)
         vl.write_i64(config + 48, 0x1010101010101010)
-        vl.write_i64(block + 8 * code.B, config)
-        configure(block)
+        block.b0 = config
+        configure(scratch)
     index = vl.fetch_increment(head.counters + MULTIPLY)
     while index < head.total:
         while index >= frame.end:
@@ -135,7 +139,7 @@ def _body(data):  # type: ignore[no-untyped-def]
             multiply(frame, layout, index - start, scratch)
         index = vl.fetch_increment(head.counters + MULTIPLY)
     if by_tiles:
-        release(block)
+        release(scratch)
 
 
 @part
@@ -187,7 +191,7 @@ def locate(frame, layout, at):  # type: ignore[no-untyped-def]
 
 
 @part
-def launch(frames, products, threads, team, body):  # type: ignore[no-untyped-def]
+def launch(frames, products, threads):  # type: ignore[no-untyped-def]
     """Run the located products whose frames lie from `frames` on: first prepare x, then multiply."""
     head = carray(vl.as_pointer(frames), 1, FRAME)[0]
     head.frames = frames
@@ -200,49 +204,31 @@ def launch(frames, products, threads, team, body):  # type: ignore[no-untyped-de
     head.prepare_total, head.total = preparing, items
     for counter in range(0, COUNTER_BYTES, 64):
         vl.write_i64(head.counters + counter, 0)
-    if threads == 1:
-        call_address(body, frames)
-    else:
-        run_on_team(team, body, frames, min(threads, items))
+    run_body(head, frames, min(threads, items))
 
 
-@compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 5))
-def run(  # type: ignore[no-untyped-def]
-    layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
-    threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
-    extra, extra_from,
-):  # fmt: skip
-    """Returns 0 when done, else the bytes that the arena must have.
+@compiled(types.int64(types.int64))
+def run_product(call_at):  # type: ignore[no-untyped-def]
+    """Compute the product that the FRAME at an address describes.
 
-    chosen : address of `panels` int32, the panels to compute; 0 for all of them
-    rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
-    extra : address of an int64 for each row: the address of float32 numbers to be added to its products,
-        before the gate; 0 for none
-    extra_from : added to these addresses
+    Returns 0 when done, else the bytes that the arena must have.
     """
-    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
-    frame.layout, frame.way, frame.rows = layout_at, way, rows
-    frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
-    frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
-    frame.chosen, frame.rows_at, frame.x_rows_at = chosen, rows_at, rows_at
-    frame.extra, frame.extra_from = extra, extra_from
-    frame.norm_at, frame.eps = norm, eps
-    frame.panels = panels if chosen else layout.panels
-    if threads * SERIAL_BYTES > frame.panels * layout.panel_bytes * rows:
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+    threads = frame.threads
+    frame.x_rows_at = frame.rows_at
+    frame.panels = frame.chosen_count if frame.chosen else layout.panels
+    if threads * SERIAL_BYTES > frame.panels * layout.panel_bytes * frame.rows:
         threads = 1
     divide(frame, layout, threads)
     threads = min(threads, frame.items)
-    frame.counters = arena + vl.round_up(FRAME_BYTES, 64)
+    frame.counters = frame.arena
     frame.scratch = locate(frame, layout, frame.counters + COUNTER_BYTES)
     end = frame.scratch + threads * frame.scratch_bytes
-    if end > arena + arena_bytes:
-        return end - arena
-    launch(arena, 1, threads, team, body)
+    if end > frame.arena + frame.arena_bytes:
+        return end - frame.arena
+    launch(call_at, 1, threads)
     return 0
-
-
-body_address = _body.address
 
 
 @functools.cache
@@ -272,7 +258,8 @@ def way_for(
     return BY_DOTS if narrow and DOTS else BY_F32
 
 
-arena = Arena()
+body_address = _body.address
+arena = Arena(FRAME)
 
 
 def linear(
@@ -305,6 +292,19 @@ int8_row_linear = functools.partial(linear, by_row=True, int8=True)
 """As `row_linear`, with the rounding of `int8_linear`."""
 
 
+def fill_call(x: Tensor, out: Tensor, rows: int) -> Any:
+    """This thread's FRAME, for `run_product`: a product of the first `rows` rows of x, without extra terms.
+
+    The caller adds weight, way, norm and `add`.
+    """
+    call, size, out_size = arena.call, x.element_size(), out.element_size()
+    call.rows, call.chosen, call.rows_at, call.extra, call.extra_from = rows, 0, 0, 0, 0
+    call.from_x, call.from_row, call.from_bf16 = x.data_ptr(), size * x.stride(0), size == 2
+    call.out, call.out_row, call.out_bf16 = out.data_ptr(), out_size * out.stride(0), out_size == 2
+    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), body_address
+    return call
+
+
 def multiply_rows(
     x: Tensor,
     weight: PackedWeight,
@@ -318,18 +318,12 @@ def multiply_rows(
     extra: Extra | None = None,
 ) -> None:
     """`linear` without checks, for `rows` > 0 rows. `chosen` is (address, number) of the panels to compute;
-    `rows_at` is as in `run`."""
-    x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
-    x_row, out_row = x.stride(0), out.stride(0)
-    norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
-    extras = None if extra is None else extra.addresses()
-    while True:
-        needed = run(
-            weight.layout[0], x.data_ptr(), 2 * x_row if x_bf16 else 4 * x_row, x_bf16, rows,
-            out.data_ptr(), 2 * out_row if out_bf16 else 4 * out_row, out_bf16, add, way,
-            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
-            *chosen, rows_at, 0 if extras is None else extras.ctypes.data, 0,
-        )  # fmt: skip
-        if not needed:
-            return
-        arena.grow(2 * needed)
+    `rows_at` is as in `FRAME`."""
+    call = fill_call(x, out, rows)
+    call.layout, call.way, call.add = weight.layout[0], way, add
+    call.norm_at, call.eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    (call.chosen, call.chosen_count), call.rows_at = chosen, rows_at
+    if extra is not None:
+        extras = extra.addresses()
+        call.extra = extras.ctypes.data
+    arena.finish(run_product)

@@ -1,5 +1,12 @@
 """Products of which masks allow few outputs: panels without an allowed output are skipped.
 
+    for row: count the panels in which its mask allows an output; sort rows by that count
+    for n rows, fewest panels first: estimate the time of their union of panels, and of the others whole
+    for the n that costs least: out[row] = -inf;  panels of the union · x
+    for the other rows: all panels · x
+
+Memory: a mask has a bit for each output, a word for two panels of 16. Reading W is what skipping saves.
+
 A grammar in the middle of a JSON object allows a handful of tokens: a few of the thousands of panels of a
 language model's head. Example with 1000 panels and three rows, whose masks touch 2, 5 and 1000 panels:
 
@@ -11,19 +18,21 @@ language model's head. Example with 1000 panels and three rows, whose masks touc
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import check_masked
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
+from ramify.kernels.cpu.codegen.records import new_record, record
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
-from ramify.kernels.packed import PackedWeight
-from ramify.kernels.sampling_inputs import check_masked
+from ramify.kernels.weights.packed import PackedWeight
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
 """Rows for which multiplying a panel takes as long as reading it, by weight format."""
@@ -33,6 +42,21 @@ SCATTERED = 1.4
 """Cost of a panel between skipped ones, relative to a panel of one stream of memory."""
 CALL_PANELS = 40.0
 """Cost of finding the panels and of a second call, in panels for one row: about 5 us."""
+
+
+PLAN = record(
+    "mask", "words", "mask_rows",  # addresses of int32; -1 in `mask_rows`: no mask
+    "rows", "panels",
+    "out", "out_row", "outputs",
+    "order", "union", "chosen", "counts",  # memory of the plan
+    floats=("read_rows",),  # `READ_ROWS` of the weight
+)  # fmt: skip
+
+
+@part
+def _mask_of(plan, row):  # type: ignore[no-untyped-def]
+    at = plan.mask + 4 * plan.words * vl.read_i32(plan.mask_rows + 4 * row)
+    return carray(vl.as_pointer(at), plan.words, np.uint32)
 
 
 @part
@@ -51,25 +75,23 @@ def _panels_in(bits):  # type: ignore[no-untyped-def]
     return ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
 
 
-@compiled(types.int64(*[types.int64] * 8, types.float64, *[types.int64] * 4))
-def _plan(  # type: ignore[no-untyped-def]
-    mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
-    order_at, union_at, chosen_at, counts_at,
-):  # fmt: skip
+@compiled(types.int64(types.int64))
+def _plan(plan_at):  # type: ignore[no-untyped-def]
     """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
 
     `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
     rows, and `out` minus infinity in the n rows.
     """
-    order = carray(vl.as_pointer(order_at), rows, np.int64)
-    counts = carray(vl.as_pointer(counts_at), rows + 1, np.int64)
-    union = carray(vl.as_pointer(union_at), words, np.uint32)
-    chosen = carray(vl.as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
+    plan = carray(vl.as_pointer(plan_at), 1, PLAN)[0]
+    rows, panels, words, read_rows = plan.rows, plan.panels, plan.words, plan.read_rows
+    order = carray(vl.as_pointer(plan.order), rows, np.int64)
+    counts = carray(vl.as_pointer(plan.counts), rows + 1, np.int64)
+    union = carray(vl.as_pointer(plan.union), words, np.uint32)
+    chosen = carray(vl.as_pointer(plan.chosen), panels + ITEM_PANELS, np.int32)
     for row in range(rows):
-        which = vl.read_i32(mask_rows_at + 4 * row)
         needed = panels
-        if which >= 0:
-            mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
+        if vl.read_i32(plan.mask_rows + 4 * row) >= 0:
+            mask = _mask_of(plan, row)
             needed = 0
             for word in range(words):
                 needed += _panels_in(mask[word])
@@ -87,9 +109,7 @@ def _plan(  # type: ignore[no-untyped-def]
         row = order[place]
         if counts[row] >= MARGIN * panels:
             break
-        mask = carray(
-            vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
-        )
+        mask = _mask_of(plan, row)
         touched = 0
         for word in range(words):
             bits = union[word] | mask[word]
@@ -106,13 +126,11 @@ def _plan(  # type: ignore[no-untyped-def]
         union[word] = 0
     for place in range(few):
         row = order[place]
-        mask = carray(
-            vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
-        )
+        mask = _mask_of(plan, row)
         for word in range(words):
             union[word] |= mask[word]
-        to = out + row * out_row
-        for output in range(outputs):
+        to = plan.out + row * plan.out_row
+        for output in range(plan.outputs):
             vl.write_f32(to + 4 * output, np.float32(-np.inf))
     count = 0
     for word in range(words):
@@ -128,7 +146,7 @@ def _plan(  # type: ignore[no-untyped-def]
         count += 1
     order[:few].sort()
     order[few:].sort()
-    vl.write_i64(counts_at + 8 * rows, count)
+    counts[rows] = count
     return few
 
 
@@ -141,6 +159,7 @@ class _Plan(threading.local):
         self.chosen = np.empty(0, np.int32)
         self.union = np.empty(0, np.uint32)
         self.few, self.panels = 0, 0
+        self.call = new_record(PLAN)
 
     def make_room(self, rows: int, panels: int, words: int) -> None:
         if len(self.counts) <= rows:
@@ -174,11 +193,13 @@ def masked_linear(
         return out
     last = _last
     last.make_room(rows, panels, words)
-    last.few = _plan(
-        mask.data_ptr(), words, mask_rows.data_ptr(), rows, panels, out.data_ptr(), 4 * out.stride(0),
-        weight.results, READ_ROWS[weight.format],
-        last.rows.ctypes.data, last.union.ctypes.data, last.chosen.ctypes.data, last.counts.ctypes.data,
-    )  # fmt: skip
+    call = last.call
+    call.mask, call.words, call.mask_rows = mask.data_ptr(), words, mask_rows.data_ptr()
+    call.rows, call.panels, call.read_rows = rows, panels, READ_ROWS[weight.format]
+    call.out, call.out_row, call.outputs = out.data_ptr(), 4 * out.stride(0), weight.results
+    call.order, call.union = last.rows.ctypes.data, last.union.ctypes.data
+    call.chosen, call.counts = last.chosen.ctypes.data, last.counts.ctypes.data
+    last.few = _plan(ctypes.addressof(call))
     last.panels = int(last.counts[rows]) if last.few else 0
     # The way is chosen by the number of all rows, so that skipping panels changes no bit.
     way = way_for(rows, weight.format, x.dtype, by_row=by_row, int16=int16)

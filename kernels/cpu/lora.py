@@ -1,16 +1,21 @@
 """LoRA adapters of several requests in one product, for the CPU.
 
-A call has three stages. Each thread takes items of a stage; all threads end it together.
+    for row with an adapter: x = norm(x), float32              first stage
+    for segment of rows, `SHRINK_ROWS` rows of A:              second stage
+        hidden = scale · (x Aᵀ)
+    for segment of rows, `EXPAND_COLUMNS` columns of out:      third stage
+        out += hidden Bᵀ
 
-    prepare   rows of x with an adapter, widened to float32 and normed
-    shrink    hidden = scale · (x Aᵀ): an item is a segment of rows and `SHRINK_ROWS` rows of A
-    expand    out += hidden Bᵀ: an item is a segment of rows and `EXPAND_COLUMNS` columns of the result
-
-Four rows of x share every load of A and B. Each number is summed in ascending order of the inputs, and of the
-ranks, whatever the rows beside it.
+Threads take items of a stage in turn and end it together. Memory: A is (ranks, inputs), B in blocks of
+`MULTIPLE` columns (`weights/lora.py`); the arena has x and hidden in float32. Reading A and B bounds it: four
+rows share every load. Each number is summed in ascending order of the inputs, and of the ranks, whatever the
+rows beside it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +23,13 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.norm import normalise
-from ramify.kernels.lora import MULTIPLE, RECORD, LoraRows, LoraTable
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.weights.lora import MULTIPLE, RECORD, LoraRows, LoraTable, LoraWeight
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
 AHEAD = 2048
@@ -33,17 +37,21 @@ AHEAD = 2048
 SERIAL_NUMBERS = 1 << 16
 """Numbers of x that one thread prepares; more are prepared by all."""
 
-STEP = record("segments", "segment_count", "order", "rows", "most_ranks")
-"""The rows of a step: addresses of `LoraRows.segments` and `order`, their lengths, and the most ranks that an
-adapter has in one matrix."""
 FRAME = record(
-    "table", "x", "x_row", "bf16", "inputs", "padded", "out", "out_row", "out_bf16", "outputs", "zero",
-    "norm", "segments", "segment_count", "order", "rows", "most_ranks",
-    "stage", "items", "blocks", "counter", "wide", "spare", "hidden",
+    # Arguments of a step: `LoraRows.segments` and `order`, and the most ranks of an adapter in a matrix.
+    "segments", "segment_count", "order", "rows", "most_ranks",
+    # Arguments of a product.
+    "table",  # `LoraTable.addresses`
+    "x", "x_row", "bf16", "inputs", "out", "out_row", "out_bf16", "outputs",
+    "zero",  # whether the products are written to out, float32, and not added
+    "norm",
+    "threads", "team", "body", "arena", "arena_bytes",
+    # Set by the call.
+    "padded", "stage", "items", "blocks", "wide", "spare", "hidden",
     floats=("eps",),
 )  # fmt: skip
-"""The arguments of one call, which its threads share."""
-_FRAME_BYTES = FRAME.itemsize
+"""The arguments of one call, which its threads share. The number of the next item is at `arena`."""
+_COUNTER_BYTES = 64
 
 
 @part
@@ -216,74 +224,54 @@ def _item(frame, index):  # type: ignore[no-untyped-def]
 def _body(data):  # type: ignore[no-untyped-def]
     """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
-    index = vl.fetch_increment(frame.counter)
+    index = vl.fetch_increment(frame.arena)
     while index < frame.items:
         _item(frame, index)
-        index = vl.fetch_increment(frame.counter)
+        index = vl.fetch_increment(frame.arena)
 
 
-@compiled(types.int64(*[types.int64] * 17, types.float64))
-def run(  # type: ignore[no-untyped-def]
-    step_at, table, x, x_row, bf16, inputs, out, out_row, out_bf16, outputs, zero, threads, team,
-    body, arena, arena_bytes, norm, eps,
-):  # fmt: skip
-    """Returns 0, or the bytes that the arena lacks: `reserve` makes room.
-
-    zero : write the products to `out`, float32, instead of adding them
-    """
-    step = carray(vl.as_pointer(step_at), 1, STEP)[0]
-    padded = vl.round_up(inputs, MULTIPLE)
-    frame_bytes = vl.round_up(_FRAME_BYTES, 64) + 64
-    wide_bytes = vl.round_up(4 * step.rows * padded, 64)
-    spare_bytes = vl.round_up(2 * step.rows * padded, 64) if norm and bf16 else 0
-    needed = frame_bytes + wide_bytes + spare_bytes + 4 * step.rows * step.most_ranks
-    if needed > arena_bytes:
+@compiled(types.int64(types.int64))
+def add_adapters(call_at):  # type: ignore[no-untyped-def]
+    """Returns 0 when done, else the bytes that the arena must have; `reserve` makes room before."""
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    frame.padded = vl.round_up(frame.inputs, MULTIPLE)
+    wide_bytes = vl.round_up(4 * frame.rows * frame.padded, 64)
+    spare_bytes = vl.round_up(2 * frame.rows * frame.padded, 64) if frame.norm and frame.bf16 else 0
+    needed = _COUNTER_BYTES + wide_bytes + spare_bytes + 4 * frame.rows * frame.most_ranks
+    if needed > frame.arena_bytes:
         return needed
-    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    frame.table, frame.x, frame.x_row, frame.bf16 = table, x, x_row, bf16
-    frame.inputs, frame.padded, frame.outputs = inputs, padded, outputs
-    frame.out, frame.out_row, frame.out_bf16, frame.zero = out, out_row, out_bf16, zero
-    frame.norm, frame.eps = norm, eps
-    frame.segments, frame.segment_count = step.segments, step.segment_count
-    frame.order, frame.rows, frame.most_ranks = step.order, step.rows, step.most_ranks
-    frame.counter = arena + frame_bytes - 64
-    frame.wide = arena + frame_bytes
+    frame.wide = frame.arena + _COUNTER_BYTES
     frame.spare = frame.wide + wide_bytes
     frame.hidden = frame.spare + spare_bytes
     for stage in range(3):
         frame.stage = stage
-        frame.items = step.rows
+        frame.items = frame.rows
         if stage:
-            size, unit = (step.most_ranks, SHRINK_ROWS) if stage == 1 else (outputs, EXPAND_COLUMNS)
+            size, unit = (frame.most_ranks, SHRINK_ROWS) if stage == 1 else (frame.outputs, EXPAND_COLUMNS)
             frame.blocks = (size + unit - 1) // unit
-            frame.items = step.segment_count * frame.blocks
-        vl.write_i64(frame.counter, 0)
-        if threads == 1 or frame.items == 1 or (stage == 0 and step.rows * inputs < SERIAL_NUMBERS):
-            call_address(body, arena)
-        else:
-            run_on_team(team, body, arena, min(threads, frame.items))
+            frame.items = frame.segment_count * frame.blocks
+        vl.write_i64(frame.arena, 0)
+        serial = stage == 0 and frame.rows * frame.inputs < SERIAL_NUMBERS
+        run_body(frame, call_at, 1 if serial else min(frame.threads, frame.items))
     return 0
 
 
-body_address = _body.address
-arena = Arena(1 << 16)
+_body_address = _body.address
+arena = Arena(FRAME, 1 << 16)
 
 
-def step_record(rows: LoraRows, most_ranks: int) -> np.ndarray:
-    """`STEP` of `rows`, which must be kept while it is used."""
-    record = np.zeros(1, STEP)
-    record[0] = (
-        rows.segments.ctypes.data, len(rows.segments), rows.order.ctypes.data, len(rows.order), most_ranks,
-    )  # fmt: skip
-    return record
-
-
-def reserve(rows: LoraRows, inputs: int, step: np.ndarray) -> None:
-    """Make the arena large enough for a call with these rows, `inputs` inputs and the ranks of `step`."""
-    padded = -(-inputs // MULTIPLE) * MULTIPLE
-    needed = _FRAME_BYTES + 512 + len(rows.order) * (6 * padded + 4 * int(step[0]["most_ranks"]))
+def fill_call(rows: LoraRows, weights: Sequence[LoraWeight]) -> Any:
+    """This thread's FRAME with what a step's products by `weights` share, and memory for each of them."""
+    call = arena.call
+    call.segments, call.segment_count = rows.segments.ctypes.data, len(rows.segments)
+    call.order, call.rows = rows.order.ctypes.data, len(rows.order)
+    call.most_ranks = max(len(weight.a) for weight in weights)
+    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    inputs = max(weight.a.shape[1] for weight in weights)
+    needed = 512 + len(rows.order) * (6 * inputs + 4 * call.most_ranks)
     if needed > arena.size:
         arena.grow(2 * needed)
+    return call
 
 
 def lora(
@@ -298,13 +286,11 @@ def lora(
     found = [table.weights[slot] for slot in rows.present if slot in table.weights]
     if not found:
         return out
-    step = step_record(rows, max(len(weight.a) for weight in found))
-    x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
-    norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
-    reserve(rows, x.shape[1], step)
-    run(
-        step.ctypes.data, table.addresses.ctypes.data, x.data_ptr(), x.stride(0) * x.element_size(),
-        x_bf16, x.shape[1], out.data_ptr(), out.stride(0) * out.element_size(), out_bf16, out.shape[1],
-        False, torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
-    )  # fmt: skip
+    call, size, out_size = fill_call(rows, found), x.element_size(), out.element_size()
+    call.table, call.zero = table.addresses.ctypes.data, False
+    call.x, call.x_row, call.bf16, call.inputs = x.data_ptr(), size * x.stride(0), size == 2, x.shape[1]
+    call.out, call.out_row, call.out_bf16 = out.data_ptr(), out_size * out.stride(0), out_size == 2
+    call.outputs = out.shape[1]
+    call.norm, call.eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    arena.finish(add_adapters)
     return out

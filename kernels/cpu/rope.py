@@ -1,25 +1,31 @@
 """Rotary position embedding and the store of new keys and values, in one pass over a step's new tokens.
 
-A work item is ITEM_TOKENS tokens; threads take items in turn.
+    for item of ITEM_TOKENS tokens:                     threads take items in turn
+        for query head: q = rotate(norm(q))             in place
+        for KV head: K[slot] = rotate(norm(k));  V[slot] = v
+
+Memory: a token's heads lie side by side, `rotation` has cos and sin of each pair of numbers, pages are (page,
+KV head, slot, dim). Reading and writing bounds it.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.functions import copy_bytes
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import normalise, rms_norm
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.cpu.norm import rms_norm
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.threads import team_entry
 
 ITEM_TOKENS = 8
 """About 5 us of work; a team of threads costs 1 us."""
@@ -27,13 +33,12 @@ ITEM_TOKENS = 8
 FRAME = record(
     "q", "q_row", "k", "k_row", "v", "v_row", "rotation", "tokens", "heads", "kv_heads", "dim", "bf16",
     "k_pages", "v_pages", "page_bytes", "head_bytes", "row_bytes", "page_size", "slots",
-    "q_norm", "k_norm", "whole_norms", "counter",
+    "q_norm", "k_norm",  # weights of norms in the dtype of q; 0: none. With `k_norm`, k is normed in place
+    "whole_norms",  # whether the norms are over all heads
+    "threads", "team", "body", "arena", "arena_bytes",
     floats=("q_eps", "k_eps"),
 )  # fmt: skip
-"""The arguments of a call, which its threads share. `q_norm` and `k_norm` are the addresses of the weights of
-norms, in the dtype of q, or 0; `whole_norms` says that they are over all heads. Where there is `k_norm`, k is
-normed in place."""
-_COUNTER_AT = -(-FRAME.itemsize // 64) * 64
+"""The arguments of a call, which its threads share. The number of the next item is at `arena`."""
 
 
 @part
@@ -95,45 +100,41 @@ def _store_token(frame, token):  # type: ignore[no-untyped-def]
 def _body(data):  # type: ignore[no-untyped-def]
     """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
-    first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
+    first = ITEM_TOKENS * vl.fetch_increment(frame.arena)
     while first < frame.tokens:
         for token in range(first, min(first + ITEM_TOKENS, frame.tokens)):
             _store_token(frame, token)
-        first = ITEM_TOKENS * vl.fetch_increment(frame.counter)
+        first = ITEM_TOKENS * vl.fetch_increment(frame.arena)
 
 
-@compiled(types.int64(*[types.int64] * 4))
-def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
+@compiled(types.int64(types.int64))
+def store_tokens(call_at):  # type: ignore[no-untyped-def]
     """Rotate and store what the FRAME at an address says."""
-    frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
-    frame.counter = frame_at + _COUNTER_AT
-    vl.write_i64(frame.counter, 0)
-    threads = min(threads, frame.tokens // ITEM_TOKENS)
-    if threads > 1:
-        run_on_team(team, body, frame_at, threads)
-    else:
-        call_address(body, frame_at)
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    vl.write_i64(frame.arena, 0)
+    run_body(frame, call_at, min(frame.threads, frame.tokens // ITEM_TOKENS))
     return 0
 
 
-body_address = _body.address
-arena = Arena()
+_body_address = _body.address
+arena = Arena(FRAME, 64)
 
 
-def fill(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> np.void:
-    """The FRAME at `arena.address`, for `run`: all but the addresses of pages and the norms. `pages` are
-    those of keys or of values, which have one shape."""
-    start = arena.address - arena.memory.ctypes.data
-    frame = arena.memory[start : start + FRAME.itemsize].view(FRAME)[0]
-    size = q.element_size()
-    frame["q"], frame["k"], frame["v"] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    frame["q_row"], frame["k_row"], frame["v_row"] = (size * x.stride(0) for x in (q, k, v))
-    frame["rotation"], frame["slots"] = rotation.data_ptr(), slots.data_ptr()
-    frame["tokens"], frame["heads"], frame["dim"] = q.shape
-    frame["bf16"], frame["kv_heads"], frame["page_size"] = size == 2, pages.shape[1], pages.shape[2]
-    frame["page_bytes"], frame["head_bytes"], frame["row_bytes"] = (size * x for x in pages.stride()[:3])
-    frame["q_norm"] = frame["k_norm"] = 0
-    return frame
+def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> Any:
+    """This thread's FRAME, for `store_tokens`: all but the addresses of pages, and without norms.
+
+    pages : of keys or of values, which have one shape
+    """
+    call, size = arena.call, q.element_size()
+    call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    call.q_row, call.k_row, call.v_row = (size * x.stride(0) for x in (q, k, v))
+    call.rotation, call.slots = rotation.data_ptr(), slots.data_ptr()
+    call.tokens, call.heads, call.dim = q.shape
+    call.bf16, call.kv_heads, call.page_size = size == 2, pages.shape[1], pages.shape[2]
+    call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in pages.stride()[:3])
+    call.q_norm = call.k_norm = 0
+    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    return call
 
 
 def rope_store_kv(
@@ -157,6 +158,6 @@ def rope_store_kv(
         rms_norm(q, q_norm, eps, out=q)
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
-    frame = fill(q, k, v, rotation, k_pages, slots)
-    frame["k_pages"], frame["v_pages"] = k_pages.data_ptr(), v_pages.data_ptr()
-    run(arena.address, torch.get_num_threads(), team_entry(), body_address)
+    call = fill_call(q, k, v, rotation, k_pages, slots)
+    call.k_pages, call.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
+    store_tokens(arena.call_at)

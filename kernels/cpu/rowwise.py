@@ -1,5 +1,10 @@
 """Functions of rows whose bits depend on the row alone: gated activations, soft caps, log-sums.
 
+    for row: for vector of the row: y = silu(x) · up, gelu(x) · up, or cap · tanh(x / cap)
+    for row: m = max(x);  for block of 1,024: total (float64) += Σ exp(x - m);  y = m + log(total)
+
+Memory: rows as torch has them, gate before up projection. Reading and writing them bounds it.
+
 torch computes whole vectors by one formula and what is left of a thread's share by another, and it divides
 the sum of a single long row among threads. So its last bits depend on the number of rows.
 """
@@ -13,27 +18,28 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.checks import check_gated
+from ramify.kernels.arguments.checks import check_gated
+from ramify.kernels.arguments.sampling_inputs import check_logits
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.sampling_inputs import check_logits
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.machine.threads import team_entry
 
 SILU, GELU, SOFT_CAP, LOG_SUM = range(4)
 
 FRAME = record(
-    "kind", "x", "x_row", "out", "out_row", "bf16", "rows", "size", "counter", floats=("cap",)
+    "kind", "x", "x_row", "out", "out_row", "bf16", "rows",
+    "size",  # numbers of a row of x that are read; half as many for gates
+    "threads", "team", "body", "arena", "arena_bytes",
+    floats=("cap",),
 )  # fmt: skip
-"""The arguments of a call, which its threads share. An item is a row of `out`."""
+"""The arguments of a call, which its threads share. The number of the next row is at `arena`."""
 BLOCK = 1024
 """Exponentials that are added in float32; the sums of blocks are added in float64."""
 SERIAL_NUMBERS = 1 << 14
 """Numbers of a call below which a second thread would not help."""
-_COUNTER_AT = -(-FRAME.itemsize // 64) * 64
 
 
 @part
@@ -105,46 +111,39 @@ def _log_sum(frame, row):  # type: ignore[no-untyped-def]
 def _body(data):  # type: ignore[no-untyped-def]
     """The body of each thread: take rows until none are left."""
     frame = carray(data, 1, FRAME)[0]
-    row = vl.fetch_increment(frame.counter)
+    row = vl.fetch_increment(frame.arena)
     while row < frame.rows:
         if frame.kind == LOG_SUM:
             vl.write_f32(frame.out + row * frame.out_row, _log_sum(frame, row))
         else:
             _row(frame, row)
-        row = vl.fetch_increment(frame.counter)
+        row = vl.fetch_increment(frame.arena)
 
 
-@compiled(types.int64(*[types.int64] * 12, types.float64))
-def _run(  # type: ignore[no-untyped-def]
-    kind, x, x_row, out, out_row, bf16, rows, size, threads, team, body, arena, cap
-):
-    frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    frame.kind, frame.x, frame.x_row, frame.out, frame.out_row = kind, x, x_row, out, out_row
-    frame.bf16, frame.rows, frame.size, frame.cap = bf16, rows, size, cap
-    frame.counter = arena + _COUNTER_AT
-    vl.write_i64(frame.counter, 0)
-    if threads == 1:
-        call_address(body, arena)
-    else:
-        run_on_team(team, body, arena, threads)
+@compiled(types.int64(types.int64))
+def _run_rows(call_at):  # type: ignore[no-untyped-def]
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    vl.write_i64(frame.arena, 0)
+    run_body(frame, call_at, frame.threads)
     return 0
 
 
 _body_address = _body.address
-_arena = Arena()
+_arena = Arena(FRAME, 64)
 
 
 def _compute(kind: int, x: Tensor, out: Tensor, size: int, cap: float = 0.0) -> Tensor:
-    """`size` : numbers of a row of x that the kernel reads, or half as many for gates."""
+    """`size` is that of `FRAME`."""
     rows = len(x)
     if not rows or not size:
         return out
-    threads = 1 if rows * size < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    bytes_ = x.element_size()
-    _run(
-        kind, x.data_ptr(), bytes_ * x.stride(0), out.data_ptr(), bytes_ * out.stride(0), bytes_ == 2,
-        rows, size, threads, team_entry(), _body_address, _arena.address, cap,
-    )  # fmt: skip
+    call, bytes_ = _arena.call, x.element_size()
+    call.kind, call.rows, call.size, call.cap, call.bf16 = kind, rows, size, cap, bytes_ == 2
+    call.x, call.x_row = x.data_ptr(), bytes_ * x.stride(0)
+    call.out, call.out_row = out.data_ptr(), bytes_ * out.stride(0)
+    call.threads = 1 if rows * size < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
+    call.team, call.body = team_entry(), _body_address
+    _run_rows(_arena.call_at)
     return out
 
 

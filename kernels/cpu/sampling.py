@@ -1,5 +1,14 @@
 """Sampling tokens without sorting the vocabulary: threads take a row each.
 
+    for row:                                            threads take rows in turn
+        x = logits, -inf where masked;  top = max(x)
+        w = exp((x - top) / temperature)
+        without top-k and top-p: walk the ids until the sum of w passes u · Σw
+        else: for bucket, most likely first: add its mass whole, or sort and walk its tokens
+
+Memory: a thread's scratch has a row of weights, then keys, sums and counts of buckets, and candidates. The
+passes over a row's logits bound it, a few tens of microseconds for 50,000 tokens.
+
 A token's weight is its probability divided by that of the most likely token, so it lies in (0, 1]. The upper
 bits of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the
 mass of each bucket. Then the buckets are walked from the most likely one down: a bucket is skipped whole if
@@ -20,20 +29,21 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 from ramify.kernels.cpu.codegen import simd as vl
-from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.team import team_entry
-from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
-from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
+from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.machine.threads import team_entry
 
 FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
-    "scratch", "scratch_bytes", "counters",
+    "scratch_bytes", "threads", "team", "body", "arena", "arena_bytes",
 )  # fmt: skip
-"""The arguments of one call, which its threads share."""
+"""The arguments of one call, which its threads share. At `arena` are the number of the next row and that of
+the next thread, then each thread's scratch memory."""
+COUNTER_BYTES = 64
 
 BUCKET_SHIFT = 19
 """Bits of a float32 that do not name its bucket: the bucket has the exponent and 4 bits of the fraction."""
@@ -325,35 +335,29 @@ def _draw(frame, row, scratch):  # type: ignore[no-untyped-def]
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
     frame = carray(data, 1, FRAME)[0]
-    scratch = frame.scratch + vl.fetch_increment(frame.counters + 8) * frame.scratch_bytes
-    row = vl.fetch_increment(frame.counters)
+    thread = vl.fetch_increment(frame.arena + 8)
+    scratch = frame.arena + COUNTER_BYTES + thread * frame.scratch_bytes
+    row = vl.fetch_increment(frame.arena)
     while row < frame.rows:
         vl.write_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
-        row = vl.fetch_increment(frame.counters)
+        row = vl.fetch_increment(frame.arena)
 
 
-@compiled(types.int64(*[types.int64] * 4))
-def _run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
-    frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
-    vl.write_i64(frame.counters, 0)
-    vl.write_i64(frame.counters + 8, 0)
-    if threads == 1:
-        call_address(body, frame_at)
-    else:
-        run_on_team(team, body, frame_at, threads)
+@compiled(types.int64(types.int64))
+def _sample_rows(call_at):  # type: ignore[no-untyped-def]
+    """Returns 0 when done, else the bytes that the arena must have."""
+    frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
+    needed = COUNTER_BYTES + frame.threads * frame.scratch_bytes
+    if needed > frame.arena_bytes:
+        return needed
+    vl.write_i64(frame.arena, 0)
+    vl.write_i64(frame.arena + 8, 0)
+    run_body(frame, call_at, frame.threads)
     return 0
 
 
-class _Arena(Arena):
-    """A thread's arena, the arguments of its call, and the work item counters of the call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frame = np.zeros(1, FRAME)
-        self.counters = np.zeros(2, np.int64)
-
-
-_arena = _Arena()
+_body_address = _body.address
+_arena = Arena(FRAME)
 
 
 def sample_tokens(
@@ -369,17 +373,14 @@ def sample_tokens(
     tokens = torch.empty(rows, dtype=torch.int64)
     if rows == 0:
         return tokens
-    padded = -(-vocab // LANES) * LANES
-    scratch_bytes = -(-(4 * padded + 16 * (vocab + BUCKETS)) // 64) * 64
-    threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    if _arena.size < threads * scratch_bytes:
-        _arena.grow(threads * scratch_bytes)
-    _arena.frame[0] = (
-        logits.data_ptr(), 4 * logits.stride(0), rows, vocab, padded,
-        0 if mask is None else mask.data_ptr(), 0 if mask is None else 4 * mask.stride(0),
-        0 if mask_rows is None else mask_rows.data_ptr(),
-        options.values.data_ptr(), tokens.data_ptr(),
-        _arena.address, scratch_bytes, _arena.counters.ctypes.data,
-    )  # fmt: skip
-    _run(_arena.frame.ctypes.data, threads, team_entry(), _body.address)
+    call = _arena.call
+    call.logits, call.logits_row, call.rows, call.vocab = logits.data_ptr(), 4 * logits.stride(0), rows, vocab
+    call.padded = -(-vocab // LANES) * LANES
+    call.mask, call.mask_row = (0, 0) if mask is None else (mask.data_ptr(), 4 * mask.stride(0))
+    call.mask_rows = 0 if mask_rows is None else mask_rows.data_ptr()
+    call.options, call.tokens = options.values.data_ptr(), tokens.data_ptr()
+    call.scratch_bytes = -(-(4 * call.padded + 16 * (vocab + BUCKETS)) // 64) * 64
+    call.threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
+    call.team, call.body = team_entry(), _body_address
+    _arena.finish(_sample_rows)
     return tokens

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.checks import check_gated
-from ramify.kernels.routing import ClampedGate
+from ramify.kernels.arguments.checks import check_gated
+from ramify.kernels.weights.routing import ClampedGate
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.arguments.checks import check_attention, check_lengths
 
 
 def paged_attention(

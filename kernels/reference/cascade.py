@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.arguments.checks import check_attention, check_lengths
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

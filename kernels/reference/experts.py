@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.checks import check_experts, check_packed_experts
-from ramify.kernels.packed import PackedWeight
+from ramify.kernels.arguments.checks import check_experts, check_packed_experts
 from ramify.kernels.reference.activation import expert_gate
 from ramify.kernels.reference.linear import linear
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.routing import LEAST_SUM, Routing
-from ramify.kernels.stack import ExpertMatrices, PackedExperts
+from ramify.kernels.weights.packed import PackedWeight
+from ramify.kernels.weights.routing import LEAST_SUM, Routing
+from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_float8
-from ramify.kernels.quantised import QuantisedWeight
+from ramify.kernels.arguments.checks import check_float8
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 MOST, LEAST = 448.0, 1e-20
 """The largest float8_e4m3fn; the least maximum of inputs that share a factor."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
+from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
 
 
 def gated_delta_rule(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import FLOAT8, check_copy, check_store
+from ramify.kernels.arguments.checks import FLOAT8, check_copy, check_store
 from ramify.kernels.reference.float8 import MOST
 
 

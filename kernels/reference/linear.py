@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ramify.kernels.checks import check_linear
-from ramify.kernels.lora import Extra
-from ramify.kernels.packed import PackedWeight, in_order, unpack
+from ramify.kernels.arguments.checks import check_linear
+from ramify.kernels.arguments.sampling_inputs import check_masked
 from ramify.kernels.reference.activation import expert_gate
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.sampling_inputs import check_masked
+from ramify.kernels.weights.lora import Extra
+from ramify.kernels.weights.packed import PackedWeight, in_order, unpack
 
 
 def linear(

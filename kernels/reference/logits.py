@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.sampling_inputs import (
+from ramify.kernels.arguments.sampling_inputs import (
     LogitEdits,
     LogProbabilities,
     check_chosen,

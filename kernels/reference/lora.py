@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ramify.kernels.lora import LoraRows, LoraTable
 from ramify.kernels.reference.norm import rms_norm
+from ramify.kernels.weights.lora import LoraRows, LoraTable
 
 
 def lora(

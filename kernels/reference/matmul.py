@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ramify.kernels.checks import check_matmul
+from ramify.kernels.arguments.checks import check_matmul
 
 
 def matmul(

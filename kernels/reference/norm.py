@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.checks import check_add_norm, check_norm
+from ramify.kernels.arguments.checks import check_add_norm, check_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ramify.kernels.checks import check_quantised
-from ramify.kernels.quantised import QuantisedWeight
+from ramify.kernels.arguments.checks import check_quantised
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 
 def quantised_matmul(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.reference.kv_store import write
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 from ramify.kernels.reference.logits import masked
-from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
 
 def sample_tokens(

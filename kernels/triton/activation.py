@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_gated
-from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.launch import padded, warps
+from ramify.kernels.arguments.checks import check_gated
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.launching.launch import padded, warps
 
 _BLOCK = 2048
 """Results of a program: with 16-bit numbers, 128 threads with four loads of 16 bytes each."""

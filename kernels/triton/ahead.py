@@ -38,7 +38,7 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ramify.kernels.triton import interpret
+from ramify.kernels.triton.launching import interpret
 
 
 class Form(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.arguments.checks import check_attention, check_lengths
+from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend
@@ -184,7 +184,9 @@ def paged_attention(
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)
-    plan = _last.get(query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device)
+    plan = _last.plan_of(
+        query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device
+    )
     return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
@@ -196,7 +198,7 @@ class _LastPlan:
         self.key: tuple[Any, ...] = ()
         self.plan: Plan | None = None
 
-    def get(
+    def renewed(
         self, starts: Tensor, lens: Tensor, shape: Shape, tokens: int, capacity: int, device: torch.device
     ) -> Plan:
         lengths = (starts, lens)
@@ -213,3 +215,8 @@ class _LastPlan:
 
 
 _last = _LastPlan()
+
+
+def last_plan() -> Plan | None:
+    """The plan that the last call kept for the next layer, for tests; None before the first."""
+    return _last.plan

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.arguments.checks import check_attention, check_lengths
 from ramify.kernels.reference.cascade import Group, check_groups
 from ramify.kernels.triton.attention import DTYPES, plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN
 from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.plan.cascade_cost import Costs
@@ -101,7 +101,7 @@ def plan_from_page_tables(
         found = find_groups(page_table, query_starts, kv_lens, shape.page_size)
         if found:
             starts = np.asarray(query_starts, np.int64)
-            groups = (costs or Costs.of(shape.device)).choose(
+            groups = (costs or Costs.for_device(shape.device)).choose(
                 found,
                 (starts[1:] - starts[:-1]).tolist(),
                 np.asarray(kv_lens).tolist(),

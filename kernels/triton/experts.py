@@ -15,15 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_experts
-from ramify.kernels.stack import ExpertMatrices
-from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.launch import padded
+from ramify.kernels.arguments.checks import check_experts
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.launching.launch import padded
+from ramify.kernels.weights.stack import ExpertMatrices
 
 _PAIRS = 1024
 """Pairs that a program of `_count` and `_arrange` takes at once."""
 _FEW_ROWS = 64
-"""Rows up to which blocks have 16 rows: an expert then has few of them."""
+"""Rows of a step up to which blocks have 16 rows: each expert then has few."""
 _COLUMNS = 1024
 
 

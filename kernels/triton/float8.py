@@ -14,21 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_float8
-from ramify.kernels.quantised import QuantisedWeight, multiplies_float8
-from ramify.kernels.triton.interpret import check_device, jit
-from ramify.kernels.triton.launch import padded, warps
+from ramify.kernels.arguments.checks import check_float8
+from ramify.kernels.triton.launching.interpret import check_device, jit
+from ramify.kernels.triton.launching.launch import padded, warps
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
 from ramify.kernels.triton.quantised import quantised_matmul
+from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
-"""As in `quantised`: rows up to which tiles have 16 rows, and up to which parts are spread over programs."""
+"""Rows up to which tiles have 16 rows, and up to which parts are spread over programs, as in `quantised`."""
 _GROUP = 8
 _BLOCK = 4096
 """Inputs that a program rounds at once."""
 MOST = tl.constexpr(448.0)
-"""The largest float8_e4m3fn."""
+"""The largest number of float8_e4m3fn."""
 LEAST = tl.constexpr(1e-20)
 """The least maximum of inputs that share a factor: for zeros the factor must not be 0."""
 

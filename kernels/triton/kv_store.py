@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_copy
-from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.launch import padded, warps
+from ramify.kernels.arguments.checks import check_copy
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.launching.launch import padded, warps
 
 _BLOCK = 2048
 """Numbers of keys that a program moves, and as many of values."""

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.sampling_inputs import (
+from ramify.kernels.arguments.sampling_inputs import (
     LogitEdits,
     LogProbabilities,
     check_chosen,
     check_edits,
     check_logits,
 )
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.tiles.sampling_scan import LOG, scanned
 from ramify.kernels.triton.tiles.sampling_sort import sorted_block
 from ramify.kernels.triton.tiles.sampling_tile import (

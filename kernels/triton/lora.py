@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.lora import MOST_PARTS, MULTIPLE, RECORD, SEGMENT_ROWS, LoraRows, LoraTable
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.weights.lora import MOST_PARTS, MULTIPLE, RECORD, SEGMENT_ROWS, LoraRows, LoraTable
 
 _FIELDS = len(RECORD.names or ())
 _COLUMNS = 64
@@ -27,7 +27,7 @@ _RANK_ROWS = 16
 
 @triton.jit
 def _segment(segments_ptr, order_ptr, table_ptr, count, segment, FIELDS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of a segment, which of them there are, and where its weights' fields are."""
+    """A segment's places, row ids, row mask, and weight-table address."""
     there = segment < count
     slot = tl.load(segments_ptr + 3 * segment, mask=there, other=0)
     first = tl.load(segments_ptr + 3 * segment + 1, mask=there, other=0)

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_matmul
-from ramify.kernels.triton.interpret import check_device, jit
+from ramify.kernels.arguments.checks import check_matmul
+from ramify.kernels.triton.launching.interpret import check_device, jit
 from ramify.kernels.triton.plan.attention_config import device_of
 
 PART = 1024

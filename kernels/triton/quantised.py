@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import check_quantised
-from ramify.kernels.quantised import QuantisedWeight
-from ramify.kernels.triton.interpret import check_device, jit
+from ramify.kernels.arguments.checks import check_quantised
+from ramify.kernels.triton.launching.interpret import check_device, jit
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
 """Rows up to which tiles have 16 rows; and up to which parts are spread over programs."""

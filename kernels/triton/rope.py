@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES, FLOAT8, check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.checks import ALL_DTYPES, FLOAT8, check_head_norms, check_rope, check_store
 from ramify.kernels.triton.float8 import to_float8
-from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.kv_store import head_block
-from ramify.kernels.triton.launch import padded, warps
+from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.launching.launch import padded, warps
 
 
 @triton.jit

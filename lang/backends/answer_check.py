@@ -1,4 +1,4 @@
-"""Checks of scripted answers, which no grammar constrains."""
+"""Checks that scripted answers keep to their constraints, as no grammar enforces them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 MAX_MATCH_S = 0.5
-"""Most time to match one text against a regular expression."""
+"""Most seconds to match one text against a regular expression."""
 
 
 class Problem(NamedTuple):
-    """What is wrong with an answer, as the end of a sentence, and the nearest answer that is right."""
+    """The fault of an answer, worded as the end of a sentence, and a remedy such as the nearest right
+    answer."""
 
     text: str
     remedy: str | None = None
@@ -31,9 +32,9 @@ class Problem(NamedTuple):
 def problem_of(
     text: str, constraint: Constraint, form: TaggedCalls | None = None, opening: str = ""
 ) -> Problem | None:
-    """What `constraint` does not allow in `text`; None if it allows it.
+    """First fault of `text` under `constraint`; None if it is allowed.
 
-    `form` is that of the tool calls in it, and `opening` what the prompt has of the first one.
+    `form` is the format of its tool calls. `opening` is the part of the first call that ends the prompt.
     """
     source = constraint.source
     found: str | None
@@ -65,7 +66,7 @@ def _check_object(text: str) -> str | None:
 
 
 def _check_schema(text: str, schema: Any) -> str | None:
-    """The first problem of a JSON text under a JSON schema; None if it is valid."""
+    """First fault of a JSON text under a JSON schema; None if it is valid."""
     from ramify.grammar.schema.instance import validate_text
 
     failures = validate_text(schema, text)
@@ -85,7 +86,7 @@ def _check_grammar(text: str, constraint: Constraint) -> str | None:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(constraint: Constraint) -> Grammar:
-    """The grammar for a model whose tokens are the bytes."""
+    """Grammar of a constraint over a vocabulary of single bytes."""
     from ramify.grammar.compile.policy import compile_constraint
     from ramify.grammar.engine.load import load_grammar
     from ramify.grammar.vocabulary import Vocabulary
@@ -95,7 +96,7 @@ def _compiled(constraint: Constraint) -> Grammar:
 
 
 def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:
-    """What is wrong with the tool calls in a text that breaks a structural tag."""
+    """The fault of the tool calls in a text that breaks a structural tag."""
     schemas = {begin.removesuffix(form.form.call[1]): schema for begin, schema in _tags(tag)}
     try:
         _, calls = form.read(text)
@@ -122,7 +123,7 @@ def _tags(tag: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
-    """Where a text of `form` that begins at `start` may end."""
+    """Positions at which a text of `form` that begins at `start` may end."""
     kind = form["type"]
     if kind == "const_string":
         if text.startswith(form["value"], start):
@@ -153,7 +154,7 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
 
 
 def _fits(pattern: str, text: str, start: int = 0, end: int | None = None) -> bool:
-    """The part of `text` is a match. Raises `UnsupportedNode` where looking takes too long."""
+    """Whether a part of `text` matches. Raises `UnsupportedNode` after `MAX_MATCH_S`."""
     import regex
 
     try:

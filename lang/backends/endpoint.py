@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.errors import BackendError, InvalidRequest, RamifyError
+from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
+from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.program.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.spelling import suggests
+
+ABORT_AGAIN_S = 0.01
+"""Seconds after which an abort is sent again for a request that the server has not found; then twice that."""
 
 
 class RuntimeEndpoint:
@@ -36,10 +39,10 @@ class RuntimeEndpoint:
         api_key: Sent as a bearer token.
         verify: TLS verification: False, or the path of a CA bundle.
         timeout_s: Longest silence of the server, in seconds; None waits for ever.
-        retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
-            may pass (`ramify.retry.Retry`).
-        priority: Of requests for which the program sets none, between -100 and 100: higher goes first.
-        lora: The LoRA adapter of requests for which the program sets none.
+        retries, retry_for: Number of times, and seconds, a request is sent again after a transient failure
+            (`ramify.retry.Retry`).
+        priority: Default priority of requests, between -100 and 100: higher goes first.
+        lora: Default LoRA adapter of requests.
         cache: A file in which answers are kept and found again, made where there is none
             (`ramify.answers.AnswerStore`). Only programs use it.
     """
@@ -60,7 +63,11 @@ class RuntimeEndpoint:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if chat_template_name is not None:
-            unsupported("chat_template_name", "The server's model brings its own template.")()
+            raise UnsupportedField(
+                "chat_template_name is not there.",
+                field="chat_template_name",
+                remedy="The server's model brings its own template.",
+            )
         self.base_url = base_url
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
@@ -74,8 +81,10 @@ class RuntimeEndpoint:
             "not_found": "Leave /v1 out of base_url." if base_url.rstrip("/").endswith("/v1") else None,
         }
         self._model = ""
-        """The fingerprint of the server's model when it was last asked."""
+        """Fingerprint of the server's model, from the last `info`."""
         self._in_flight: set[asyncio.Task[Any]] = set()
+        self._requests: set[str] = set()
+        """The ids of the requests whose answer is awaited."""
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -100,6 +109,7 @@ class RuntimeEndpoint:
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         body = {"request": request, "model": self._model} if self._model else {"request": request}
         events = cast("Any", self._http.events("/v1/calls", body, _CallEvent))
+        self._requests.add(request.rid)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -107,35 +117,39 @@ class RuntimeEndpoint:
                         yield chunk
         except InvalidRequest as error:
             if error.field == "model":  # the server came back with another one
-                from ramify.lang.program.run import forget_model_info
-
                 forget_model_info(self)
             raise
+        finally:
+            self._requests.discard(request.rid)
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """Send a compiled program to the server as one request."""
         return SubmittedProgram(self, self._http, submission, failed)
 
     async def abort(self, rid: str) -> None:
-        self._send("/abort_request", {"rid": rid})
+        self._send(self._abort(rid))
+
+    async def _abort(self, rid: str) -> None:
+        """Ask until the server has found the request: on its own connection it may come after the abort."""
+        pause = ABORT_AGAIN_S
+        while not (await self._http.post("/abort_request", {"rid": rid}, once=True)).get("aborted", True):
+            if rid not in self._requests:
+                return
+            await asyncio.sleep(pause)
+            pause *= 2
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        self._send("/await_tools", {"program": program, "branch": branch, "tools": list(tools)})
+        body = {"program": program, "branch": branch, "tools": list(tools)}
+        self._send(self._http.post("/await_tools", body, once=True))
 
     async def end_program(self, program: str) -> None:
-        self._send("/end_program", {"program": program})
+        self._send(self._http.post("/end_program", {"program": program}, once=True))
 
-    def _send(self, path: str, body: dict[str, Any]) -> None:
-        """Post without making the program wait for the answer."""
-        task = asyncio.create_task(self._post(path, body))
+    def _send(self, message: Coroutine[Any, Any, object]) -> None:
+        """Send a message without making the program wait for the answer."""
+        task = asyncio.create_task(_unanswered(message))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
-
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
-        try:
-            await self._http.post(path, body, once=True)
-        except RamifyError:
-            return  # leases expire by themselves, and a lost server has none
 
     async def aclose(self) -> None:
         if self._in_flight:
@@ -160,6 +174,11 @@ class RuntimeEndpoint:
     def close(self) -> None:
         """Close all connections."""
         wait(self.aclose())
+
+
+async def _unanswered(message: Coroutine[Any, Any, object]) -> None:
+    with suppress(RamifyError):  # leases expire by themselves, and a lost server has none
+        await message
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):

@@ -42,10 +42,8 @@ connection that can be used again."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the structs that `HttpClient.events` decodes events to.
-
-    An event is an error where it has an `error`, or where its `type` or `object` is "error".
-    """
+    """Base of the structs that `HttpClient.events` decodes events to. An event with an `error`, or whose
+    `type` or `object` is "error", is an error."""
 
     error: Any = None
     type: Any = None
@@ -112,22 +110,24 @@ class HttpClient:
         self._retry = retry or Retry(0)
         self._not_found = not_found
         self._answered = False
-        """The server has answered before. Until then, a server that cannot be reached is a wrong URL."""
+        """Whether the server has answered before. Until then, failing to connect means a wrong URL, and
+        is not transient."""
         self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
         self._close: weakref.finalize[Any, Any] | None = None
 
     async def get(self, path: str) -> Any:
-        """The JSON at `path`."""
+        """Get `path` and decode its JSON."""
         return await self._retry.call(lambda: self._json("GET", path))
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None, *, once: bool = False) -> Any:
-        """The JSON answer to `body`; with `once`, not sent again."""
+        """Post `body` and decode the JSON answer; with `once`, without retries."""
         if once:
             return await self._json("POST", path, body)
         return await self._retry.call(lambda: self._json("POST", path, body))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """The body of the answer to `body`, as it comes. Raises the error that another status stands for."""
+        """Post `body` and yield the parts of the answer as they come. Raises the error of a status that
+        is not 200."""
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
                 raise self._error_of(response, await response.read())
@@ -175,7 +175,8 @@ class HttpClient:
         data: bytes,
         came: bool,
     ) -> EventT:
-        """An event as a struct; raises the error that it carries. `came`: other events were before it."""
+        """Decode an event to a struct; raises the error that it carries. `came`: other events came
+        before it."""
         wrong: Exception | None = None
         try:
             event = decode(data)
@@ -256,7 +257,7 @@ class HttpClient:
 
     @contextmanager
     def _plainly(self, url: str) -> Iterator[None]:
-        """Failures of the wire as Ramify's own errors."""
+        """Turn failures of the connection into Ramify's errors."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError as error:
@@ -283,7 +284,7 @@ class HttpClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept session on the background loop, elsewhere one that is closed at the end."""
+        """The kept session if on the background loop, else a new one that is closed at the end."""
         if not in_background():
             async with self._new_session() as session:
                 yield session
@@ -319,7 +320,7 @@ def _close(
 
 
 def _checked(url: str) -> Any:
-    """The parts of the URL of a server."""
+    """Parse and check the URL of a server."""
     with suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -330,10 +331,8 @@ def _checked(url: str) -> Any:
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """The proxy that the environment or the system names for `host`.
-
-    aiohttp's `trust_env` does the same at each request, in a thread, and knows no ALL_PROXY.
-    """
+    """Proxy for `host` from the environment or the system. aiohttp's `trust_env` does this at each request,
+    in a thread, and ignores ALL_PROXY."""
     if proxy_bypass(host):
         return None
     proxies = getproxies()
@@ -360,7 +359,7 @@ def _tls(verify: str | bool) -> ssl.SSLContext | bool:
 
 
 def _noting_reuse() -> aiohttp.TraceConfig:
-    """Appends to a request's list where a kept connection is used."""
+    """Trace hook that appends to a request's list if it uses a kept connection."""
 
     async def note(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         context.trace_request_ctx.append(True)

@@ -1,4 +1,4 @@
-"""Answers that are errors, or something else than was asked for, as Ramify's own errors."""
+"""Ramify's errors made from error answers and from unexpected answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ramify.errors import (
 from ramify.text import sentence, shortened
 
 SHOWN_CHARS, READ_BYTES = 500, 8192
-"""The most of an answer that an error shows, and of which it is made."""
+"""Most characters of an answer that an error shows, and most bytes that are read for it."""
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
@@ -51,7 +51,7 @@ def error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
 
 
 def json_of(data: bytes) -> Any:
-    """None where `data` is not JSON."""
+    """Decoded JSON; None if `data` is not JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -59,8 +59,8 @@ def json_of(data: bytes) -> Any:
 
 
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
-    """The error object in a body or event; None if it has none. `told`: the status or the event's name says
-    that it is an error."""
+    """The error object in a body or event; None if it has none. `told`: its status or name already marks
+    an error."""
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body
     if isinstance(body, str):
@@ -91,7 +91,7 @@ def something_else(response: aiohttp.ClientResponse, data: bytes, wrong: Excepti
 
 
 def plain_text(data: bytes) -> str:
-    """The beginning of an answer for a message, without the tags of HTML."""
+    """First part of an answer as plain text for a message, without HTML tags."""
     text = data[:READ_BYTES].decode(errors="replace")
     if text.lstrip().startswith("<"):
         text = html.unescape(TAGS.sub(" ", text))
@@ -103,7 +103,8 @@ def retry_after_of(response: aiohttp.ClientResponse) -> float | None:
 
 
 def retry_after_s(header: str) -> float | None:
-    """The seconds of a ``Retry-After``, which holds seconds or a date (RFC 9110, 10.2.3); None for others."""
+    """Seconds of a ``Retry-After`` header, which holds seconds or a date (RFC 9110, 10.2.3); None for
+    others."""
     if header.replace(".", "", 1).isdecimal():
         return float(header)
     try:
@@ -115,12 +116,12 @@ def retry_after_s(header: str) -> float | None:
 def error_from_body(
     response: aiohttp.ClientResponse, problem: Mapping[str, Any], status: int | None, *, transient: bool
 ) -> RamifyError:
-    """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception.
+    """Exception of OpenAI's error object, to which a Ramify server adds its own code and pointer.
 
     The message begins with the address and the status, unless the code is one of Ramify's.
 
-    `status` is None for an event of a stream that names none. `transient` holds where the code is none of
-    Ramify's.
+    `status` is None for an event of a stream without a status. `transient` is used if the code is not one
+    of Ramify's.
     """
     said = problem.get("message")
     if said and not isinstance(said, str):
@@ -147,7 +148,7 @@ def error_from_body(
 
 
 def remote(error: RamifyError) -> RamifyError:
-    """An error that a Ramify server has sent: `transient` by its kind, and where the server shuts down, as it
+    """An error sent by a Ramify server. It is transient by its kind; a shutdown is too, as the server
     may come back."""
     if isinstance(error, EngineClosed):
         error.transient = True

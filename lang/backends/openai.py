@@ -19,8 +19,8 @@ from ramify.constraint import Constraint, closed_object
 from ramify.errors import NotFound, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
-from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.thinking import DEFAULT_TOKENS
+from ramify.lang.prompt.chat import chatml
+from ramify.lang.prompt.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
 from ramify.messages import (
     Generate,
@@ -35,7 +35,8 @@ from ramify.spelling import suggests
 
 OPENAI_URL = "https://api.openai.com/v1"
 RETRIES_BEGUN = 2
-"""Further attempts of a request whose answer broke off: that of OpenAI's own client for all failures."""
+"""Further attempts of a request whose answer broke off; OpenAI's own client has this number for all
+failures."""
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
 EXTENSIONS = (
     "top_k",
@@ -46,15 +47,15 @@ EXTENSIONS = (
     "stop_token_ids",
     "skip_special_tokens",
 )
-"""Sampling options that are no part of OpenAI's API; Ramify, SGLang and vLLM servers take them."""
+"""Sampling options beyond OpenAI's API, which Ramify, SGLang and vLLM servers take."""
 
 
 class OpenAI:
     """The model `model_name` of an OpenAI-compatible endpoint.
 
     Args:
-        base_url: Ends in ``/v1``; unset, that of ``OPENAI_BASE_URL``, else OpenAI's own.
-        api_key: Unset, that of ``OPENAI_API_KEY``.
+        base_url: URL that ends in ``/v1``. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
+        api_key: Default: ``OPENAI_API_KEY``.
         is_chat_model: False uses the completions API, where programs are plain text.
         extensions: The endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and `guided_choice`
             as a Ramify server does. None asks whether the endpoint is a Ramify server.
@@ -118,7 +119,8 @@ class OpenAI:
         )
 
     async def info(self) -> ModelInfo:
-        """Known without a request. The chat format serves `text()` alone; messages are sent as messages."""
+        """Model information, made without a request. Its chat format serves `text()` only; chats are
+        sent as messages."""
         return ModelInfo(
             name=self.model_name,
             path=self._base_url,
@@ -175,7 +177,7 @@ class OpenAI:
                 yield chunk
 
     async def end_program(self, program: str) -> None:
-        """The endpoint keeps no state of programs."""
+        """Do nothing: the endpoint keeps no state of programs."""
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -203,7 +205,7 @@ class OpenAI:
         return self._thinking
 
     async def _think(self, wanted: Thinking | None) -> dict[str, Any]:
-        """The fields that switch thinking."""
+        """Request fields that switch thinking on or off."""
         if wanted is None:
             return {}
         fields = await self._thinks_by()
@@ -229,7 +231,7 @@ class OpenAI:
         return {"chat_template_kwargs": dict.fromkeys(("enable_thinking", "thinking"), wanted.enabled)}
 
     async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
-        """Sampling options that differ from their defaults, in the endpoint's fields."""
+        """Request fields of the sampling options that differ from their defaults."""
         if sampling.max_tokens == 0 or sampling.prompt_logprobs_start is not None:
             raise UnsupportedNode(
                 "This endpoint cannot score a prompt.", remedy="Use Engine or RuntimeEndpoint for select."
@@ -259,7 +261,7 @@ class OpenAI:
         return options
 
     async def _constrain(self, body: dict[str, Any], request: Generate) -> bool:
-        """Add the constraint to `body`; True if the answer is wrapped in a JSON object."""
+        """Add the constraint to `body`; returns whether the answer is wrapped in a JSON object."""
         constraint = request.constraint
         if constraint is None:
             return False
@@ -289,8 +291,8 @@ class OpenAI:
         )
 
     async def _json_options(self, constraint: Constraint) -> dict[str, Any]:
-        """The options of JSON that differ from the defaults; raises `UnsupportedNode` for those that the
-        endpoint does not have."""
+        """JSON options that differ from the defaults; raises `UnsupportedNode` for one that the endpoint
+        lacks."""
         options = {
             field: getattr(constraint, field)
             for field, default in (("whitespace", "natural"), ("any_order", False), ("strict", True))

@@ -17,9 +17,9 @@ from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage, concatenate
 from ramify.text import sentence, shortened
 
 END_S = 5.0
-"""Longest wait for the usage and the end of a stream behind its finish reason."""
+"""Longest wait, in seconds, for the usage and the end of a stream after its finish reason."""
 UNKNOWN_ID = -1
-"""Stands for the id of a token of which the endpoint reports only the text."""
+"""Stands for a token id where the endpoint reports only the token's text."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class _Message(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     delta: _Message | None = None
     message: _Message | None = None
-    """In place of `delta` where the endpoint does not stream."""
+    """Set instead of `delta` if the endpoint does not stream."""
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Any = None
@@ -53,8 +53,8 @@ async def text_chunks(
 ) -> AsyncIterator[TextChunk]:
     """The events of a stream; the finish is held back until the usage, which comes last, is known.
 
-    The answer is whole with a finish reason or with the announced end, whichever comes. Without a finish
-    reason it is taken to have stopped, or from the usage to have reached its limit.
+    An answer is complete with a finish reason or with the announced end. Without a finish reason, the usage
+    tells whether it reached its limit; otherwise it counts as stopped.
     """
     reason, refusal, wrote = "", "", False
     usage = Usage()
@@ -91,7 +91,7 @@ async def text_chunks(
 
 
 async def unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
-    """The choice in a JSON object that arrives in `chunks`, as one chunk."""
+    """One chunk of the choice in the JSON object that arrives in `chunks`."""
     received = [chunk async for chunk in chunks]
     last, text = received[-1], "".join([chunk.text for chunk in received])
     try:
@@ -127,7 +127,7 @@ def _finish(reason: str) -> Finish:
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
-    """OpenAI's chat log-probabilities, which name tokens by their text."""
+    """Log-probabilities in OpenAI's chat format, which names tokens by their text."""
     rows = (found or {}).get("content")
     if not rows:
         return None

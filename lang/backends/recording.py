@@ -1,8 +1,8 @@
 """The file of a recorded run, and the differences between two requests.
 
 JSON lines: a header about the backend, then one line for each request with its answer, written when the
-answer has ended. `rid` and `hint` are left out of a request because they differ from run to run, and
-`every_s` and `priority` because they change only when and in which chunks the text comes.
+answer has ended. `rid` and `hint` are left out of a request because they differ from run to run. `every_s`
+and `priority` are left out because they change only the time and the chunks in which text comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT = 30
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line."""
+    """First line of a recording."""
 
     ramify_recording: int
     info: ModelInfo
@@ -37,15 +37,15 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request and its answer."""
 
     number: int
-    """In the order in which the requests came."""
+    """Position in the order in which the requests came."""
     path: str
     """The step of the program that sent the request, as `call_path` names it."""
     request: Generate
     chunks: tuple[TextChunk, ...] = ()
     error: ErrorInfo | None = None
-    """What was raised after the chunks."""
+    """Error that was raised after the chunks."""
     ended: bool = True
-    """False where the caller cancelled the request."""
+    """Whether the answer ended; False if the caller cancelled the request."""
 
 
 def bare(request: Generate) -> Generate:
@@ -54,7 +54,7 @@ def bare(request: Generate) -> Generate:
 
 
 def key_of(request: Generate) -> bytes:
-    """Equal for requests that ask for the same."""
+    """Bytes that are equal for requests with the same answer."""
     return msgspec.json.encode(bare(request))
 
 
@@ -93,7 +93,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
 
 
 def difference(request: Generate, recorded: Generate) -> str:
-    """In words, how `request` differs from one that was recorded."""
+    """Difference of `request` from a recorded one, in words."""
     parts = []
     if request.prompt != recorded.prompt or request.chat != recorded.chat:
         parts.append(_prompt_difference(request, recorded))
@@ -154,7 +154,7 @@ def _prompt_difference(request: Generate, recorded: Generate) -> str:
 
 
 def _show(units: Sequence[str | int]) -> str:
-    """Characters as quoted text, token ids in brackets."""
+    """Part of a prompt for a message: characters as quoted text, token ids in brackets."""
     if not units:
         return "nothing"
     shown: list[str] = []

@@ -29,9 +29,9 @@ class NotRecorded(BackendError):
 
 
 class RecordingBackend(Wrapper):
-    """`backend`, with every request and its answer written to `path` (an existing file is replaced).
+    """Wraps `backend`, and writes every request with its answer to `path`. An existing file is replaced.
 
-    Whenever the process ends, the file has every request that had ended. The backend's `cache` is not used: a
+    Even after a kill, the file has every request that had ended. The backend's `cache` is not used: a
     recording has all requests.
     """
 
@@ -49,7 +49,8 @@ class RecordingBackend(Wrapper):
 
     @property
     def unused(self) -> list[Generate]:
-        """Empty, so that a test that asserts this of a `ReplayBackend` can be recorded."""
+        """An empty list, so that a test which checks a `ReplayBackend` for unused requests can be
+        recorded."""
         return []
 
     async def info(self) -> ModelInfo:
@@ -113,7 +114,7 @@ class RecordingBackend(Wrapper):
 
 
 class ReplayBackend:
-    """Answers as the recording at `path` says, chunk for chunk, without the backend that was recorded.
+    """Answers from the recording at `path`, chunk for chunk, without the backend that was recorded.
 
     Equal requests get their answers in the order in which they were recorded, those of the same step first.
     Raises `NotRecorded`, with the difference from the most similar recorded request, for a request that was
@@ -126,9 +127,9 @@ class ReplayBackend:
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
         self.remedy = "Record the run again."
-        """What the errors say to do."""
+        """Remedy in the errors."""
         self.refused: list[NotRecorded] = []
-        """The errors of requests that were not recorded, also where the program caught them."""
+        """Errors of requests that were not recorded, including those that the program caught."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             self._left[recording.key_of(exchange.request)].append(exchange)

@@ -15,10 +15,10 @@ from ramify.spelling import nearest
 
 
 class Router:
-    """Backends with names: ``gen(..., backend="big")`` in a program that runs on this one.
+    """Backends by name: a program that runs on a router may say ``gen(..., backend="big")``.
 
-    A step without `backend` runs on the default. The router's other methods, such as `flush_cache`, are those
-    of its default.
+    A step without `backend` runs on the default one. Other methods, such as `flush_cache`, are passed to
+    the default.
 
     Args:
         backends: Name → backend.
@@ -97,5 +97,5 @@ class Router:
 
 
 def default_of(backend: Backend) -> Backend:
-    """The default of a router; any other backend itself."""
+    """The default backend of a router; any other backend is returned itself."""
     return backend.pick(backend.default) if isinstance(backend, Router) else backend

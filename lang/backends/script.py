@@ -32,13 +32,13 @@ class Step:
     """The step that asks for an answer."""
 
     name: str
-    """Empty for a step without a name, or one of another process."""
+    """Name of the step; empty for a step without one, or of another process."""
     number: int
-    """The number of the call, from 1."""
+    """Number of the call, from 1."""
     request: Generate
     prompt: str
     form: TaggedCalls | None
-    """How the step's tool calls are written; None in a step that calls no tools."""
+    """Format of the step's tool calls; None for a step that calls no tools."""
 
     @property
     def opening(self) -> str:
@@ -48,7 +48,7 @@ class Step:
 
     @property
     def wants(self) -> str:
-        """What the step expects, for messages."""
+        """Description of the answer that the step expects, for messages."""
         if self.request.choices is not None:
             return f"one of {json.dumps(self.request.choices.texts, ensure_ascii=False)}"
         constraint = self.request.constraint
@@ -66,11 +66,11 @@ class Scripted:
     answer: Answer
     place: str
     in_order: bool = False
-    """It is one of a list of answers."""
+    """Whether it is one of a list of answers."""
 
 
 class Script:
-    """The answers that are left."""
+    """A script and the position in it."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -90,8 +90,8 @@ class Script:
         return left
 
     def next(self, step: Step) -> Scripted:
-        """The answer to `step`, which is then used; raises `BackendError` where there is none, and the
-        exceptions that are answers."""
+        """Take the answer to `step`. Raises `BackendError` if there is none, or the answer itself if it
+        is an exception."""
         found = self._find(step)
         answer = found.answer(step.request) if callable(found.answer) else found.answer
         if isinstance(answer, BaseException):
@@ -136,7 +136,7 @@ def _in_order(answer: Any) -> bool:
 
 
 def text_of(found: Scripted, step: Step) -> str:
-    """The text of an answer, which the step's constraint allows; raises `BackendError` for another."""
+    """Text of an answer; raises `BackendError` if the step's constraint does not allow it."""
     answer, constraint = found.answer, step.request.constraint
     if isinstance(answer, str):
         text = answer
@@ -162,7 +162,7 @@ def text_of(found: Scripted, step: Step) -> str:
 
 
 def _json(found: Scripted, constraint: Constraint) -> str:
-    """The JSON of a value; where the constraint is on plain text, a string without its quotes."""
+    """JSON of a value; under a constraint on plain text, a string has no quotes."""
     import pydantic_core
 
     try:

@@ -18,8 +18,8 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
-from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.thinking import PLAIN
+from ramify.lang.prompt.chat import chatml
+from ramify.lang.prompt.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
     ChatFormat,
@@ -36,7 +36,7 @@ from ramify.spelling import nearest
 
 EOS = 0
 LIKELY, UNLIKELY = -0.1, -5.0
-"""Log-probability a token of the scripted choice of a select, and of any other."""
+"""Log-probability of each token of a select's scripted choice, and of each token of the other choices."""
 
 _PIECES = re.compile(r"<\|\w+\|>| ?\w+| ?[^\w\s]|\s+?(?= ?\S)|\s+")
 
@@ -219,7 +219,7 @@ class ScriptedBackend:
         return before + text_of(found, step)
 
     def _thoughts(self, before: str, request: Generate) -> list[int]:
-        """The tokens of the thoughts in `before`, cut to their budget, and of the marks behind them."""
+        """Tokens of the thoughts in `before`, cut to their budget, and of the marks after them."""
         if not request.preambles:
             return []
         first = request.preambles[0]
@@ -239,7 +239,7 @@ class ScriptedBackend:
         )
 
     def _cut(self, text: str, request: Generate) -> tuple[list[int], int, str, Finish]:
-        """Output ids, the number of them whose text is visible, visible text after those, and the finish."""
+        """Output ids, the number of visible ids, visible text after these, and the finish."""
         sampling = request.sampling
         found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
         position, stop = min(found, default=(len(text), None))
@@ -276,7 +276,7 @@ class ScriptedBackend:
         return shown + hidden
 
     def _forced(self, constraint: Constraint | None, ids: Sequence[int]) -> int:
-        """Number of forced tokens: those before which one choice was left. Other constraints force none
+        """Number of forced tokens: only one choice was left before each. Other constraints force none
         here."""
         if constraint is None or constraint.kind != "choices":
             return 0
@@ -322,8 +322,8 @@ class ScriptedBackend:
         return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), choices=tuple(scores))
 
     def _behind(self, request: Generate, prompt: list[int], choice: str) -> tuple[int, list[int], int]:
-        """Tokens of prompt and choice as (prompt tokens kept, the ids after them, how many of these ids spell
-        the end of the prompt), as token healing may cut the prompt's last token anew."""
+        """Tokens of prompt and choice: (prompt tokens kept, ids after them, number of these ids that
+        spell the prompt's end). Token healing may replace the prompt's last token."""
         last = request.prompt[-1] if request.prompt else None
         if not isinstance(last, str) or not request.sampling.token_healing:
             return len(prompt), self.encode((choice,)), 0
@@ -370,7 +370,7 @@ class ScriptedBackend:
 
 
 def _split(text: str, request: Generate) -> tuple[str, str]:
-    """The thoughts at the beginning of `text`, up to their end mark, and the answer."""
+    """Split `text` into its thoughts, with their end mark, and the answer."""
     if not request.preambles:
         return "", text
     first, *rest = [preamble.end for preamble in request.preambles]
@@ -388,5 +388,5 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
 
 
 def _without_first(scores: TokenLogprobs) -> TokenLogprobs:
-    """`scores` with None for the first token, which nothing predicts."""
+    """`scores` with None for the first token, which has no prediction."""
     return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:]))

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, 9.2.6), also as endpoints write them that do not keep to the rules.
+"""A parser of server-sent events (WHATWG HTML, 9.2.6) that accepts common deviations.
 
 b'\\xef\\xbb\\xbf: ping\\r\\n'                a byte order mark and a comment: nothing
 b'event: error\\ndata: {"a":\\ndata: 1}\\n\\n'  one event, "error", of two lines
@@ -15,21 +15,22 @@ from typing import NamedTuple
 import msgspec
 
 DONE = b"[DONE]"
-"""The data of the event by which OpenAI ends a stream."""
+"""Data of the event that ends OpenAI's streams."""
 
 
 class SentEvent(NamedTuple):
     name: bytes
-    """Empty where the event has none."""
+    """Name of the event; empty if it has none."""
     data: bytes
 
 
 class EventParser:
-    """Makes events of the parts of a body. A line may be of any length."""
+    """Parses the parts of a body into events. A line may have any length."""
 
     def __init__(self) -> None:
         self.stray: list[bytes] = []
-        """Lines that are neither a field nor a comment: an answer that is no stream of events."""
+        """Lines that are neither a field nor a comment; they show that the answer is not an event
+        stream."""
         self._rest = b""
         self._after_cr = False
         self._began = False
@@ -47,7 +48,7 @@ class EventParser:
             yield from self._line(line.rstrip(b"\r\n"))
 
     def end(self) -> Iterator[SentEvent]:
-        """The last event, where the blank line behind it is missing. A line that was cut off is none."""
+        """Yield the last event if only the blank line after it is missing. A truncated line is dropped."""
         yield from self._line(self._rest)
         if _is_whole(self._data):
             yield from self._ended()
@@ -76,7 +77,7 @@ class EventParser:
 
 
 def _is_whole(lines: list[bytes]) -> bool:
-    """Whether the data of an event can have no further line."""
+    """Whether the data of an event is complete, so that no further line belongs to it."""
     if not lines:
         return False
     data = b"\n".join(lines)

@@ -1,16 +1,16 @@
 """A program that a Ramify server runs as a graph, and its replica in this process.
 
-The graph runs at both ends. Locally no request is sent: its answer is read from the one stream of events in
-which the server reports the whole program. So the local `ProgramState` is the same as if the program had run
-here. Where the stream breaks off by a failure that may pass, finished answers stay, and each request that is
-left is sent by itself.
+The graph runs at both ends. The local run sends no requests: it reads their answers from the one stream of
+events in which the server reports the whole program. So the local `ProgramState` is the same as if the
+program had run here. After a transient failure of the stream, finished answers stay, and each remaining
+request is sent by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -20,14 +20,13 @@ from ramify.errors import BackendError, Cancelled, ErrorInfo, NotFound, RamifyEr
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import remote
-from ramify.lang.calls.limits import ranks, renamed
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
 class _ProgramEvent(Event, frozen=True, kw_only=True):
-    """The chunks that answer `request`; or what the server waits for in `tools`; or else the end of the
-    program."""
+    """An event of a submitted program: chunks of the answer to `request`, calls of the `tools` step that
+    the server waits for, or else the program's end."""
 
     request: str | None = None
     tools: str | None = None
@@ -62,11 +61,11 @@ class SubmittedProgram:
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
         self._error: RamifyError | None = None
-        """Set when the stream has ended; later requests raise it."""
+        """Error that later requests raise; set when the stream has ended."""
         self._lost: set[str] = set()
-        """The places of requests that failed at the server and may be sent again."""
+        """Places of requests that failed at the server and may be sent again."""
         self._alone = False
-        """Requests were sent by themselves."""
+        """Whether a request was sent by itself."""
 
     async def info(self) -> ModelInfo:
         raise BackendError("A submitted program does not ask for its model.")
@@ -108,8 +107,8 @@ class SubmittedProgram:
                     await asyncio.wait((self._reader,))
 
     async def abort(self, rid: str) -> None:
-        """End a request. The server ends it by itself where a time limit of the program is over, and tells
-        its usage. It does not where only the local run was cancelled: the request then ends at once."""
+        """End a request. If a time limit of the program is over, the server ends the request and reports
+        its usage. If only the local run was cancelled, the request ends here at once."""
         call = CURRENT.get()
         assert call is not None
         place = call.place
@@ -128,7 +127,7 @@ class SubmittedProgram:
             await self._endpoint.end_program(program)
 
     async def aclose(self) -> None:
-        """The connections belong to the endpoint."""
+        """Do nothing: the connections belong to the endpoint."""
 
     def _of(self, place: str) -> asyncio.Queue[list[TextChunk] | RamifyError]:
         return self._answers.setdefault(place, asyncio.Queue())
@@ -158,3 +157,19 @@ class SubmittedProgram:
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+
+
+def ranks(request: Generate) -> dict[str, str]:
+    """Limit id → its position counted from the innermost limit, which is the same at the server and in
+    the local run."""
+    limits = () if request.hint is None else request.hint.limits
+    return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
+
+
+def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
+    """`chunk` with the id of the limit that ended it replaced by its name in `names`."""
+    if chunk.finish is None or chunk.finish.limit is None:
+        return chunk
+    id, replace = chunk.finish.limit.id, msgspec.structs.replace
+    limit = replace(chunk.finish.limit, id=names.get(id, id))
+    return replace(chunk, finish=replace(chunk.finish, limit=limit))

@@ -5,9 +5,9 @@
     half open    row 65 runs alone: it fails, so the circuit opens for 2 s; then row 66 is answered
     closed       rows 40 to 65, 67, … run
 
-A row that fails transiently is kept, and runs again. Its failure counts where another row was answered since
-the row began or failed last. A row that has failed twice runs alone, after all others, in case it takes the
-server down with it. The third failure stands.
+A row that fails transiently runs again. Its failure counts only if another row was answered since this row
+began or last failed: an outage counts for no row. A row with two counted failures runs alone, after all
+others, as it may be the one that takes the server down. A third counted failure is the row's result.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 ATTEMPTS = 3
-"""Transient failures, counted as above, after which a row has failed."""
+"""Counted transient failures after which a row has failed."""
 GIVE_UP_AFTER_S = 300.0
-"""Default of `give_up_after`."""
+"""Default of `give_up_after`, in seconds."""
 CHECK_S = 1.0
-"""Longest wait in one piece while the circuit is open."""
+"""Longest single wait of a driver while the circuit is open, in seconds."""
 
 
 @dataclass(eq=False, slots=True)
 class Attempt(Generic[T]):
-    """A row that was handed out."""
+    """A row that was handed out, with its failures so far."""
 
     row: T
     answered: int
-    """Rows that had been answered when this one began or last failed."""
+    """Number of answered rows when this one began or last failed."""
     failures: int = 0
 
 
@@ -51,7 +51,7 @@ class Breaker(Generic[T]):
     Args:
         give_up_after: Seconds from a failure on without any answer, after which `gave_up` is true; None for
             no limit.
-        clock: Seconds; that of `ramify.lang.program.run.Run.heard_s`.
+        clock: Seconds, on the clock of `ramify.lang.program.run.Run.heard_s`.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Breaker(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Rows that were taken back and have not been handed out again."""
+        """Number of rows that were taken back and wait to be handed out again."""
         return len(self._again) + len(self._suspects)
 
     @property
     def exhausted(self) -> bool:
-        """Where no row is running: all rows have ended."""
+        """Whether no row is left to hand out; with no row running, the batch has ended."""
         return self._read_all and not self.waiting
 
     @property
@@ -101,11 +101,11 @@ class Breaker(Generic[T]):
 
     @property
     def reason(self) -> str:
-        """Why `gave_up`."""
+        """Reason of `gave_up`, for messages."""
         return f"the backend gave no answer for {self._give_up_after:g} s. {self.error}"
 
     def unrun(self) -> ProgramError:
-        """The error of a row that was not run because of `gave_up`."""
+        """Error of a row that was not run because the breaker gave up."""
         error = ProgramError(f"The row was not run: {self.reason}", transient=True)
         error.__cause__ = self.error
         return error
@@ -135,12 +135,11 @@ class Breaker(Generic[T]):
         return self._alone
 
     def may_run(self, attempt: Attempt[T]) -> bool:
-        """Whether a row that was handed out may still start: the circuit may have opened since."""
+        """Whether a row that was handed out may still start; not if the circuit has opened since."""
         return not self._open or attempt is self._probe
 
     def wait_s(self) -> float | None:
-        """Seconds after which `take` or `gave_up` may have another result; None: not before a row has
-        ended."""
+        """Seconds until `take` or `gave_up` may change; None if only the end of a row changes them."""
         if not self._open:
             return None
         now, ends = self._clock(), [CHECK_S]
@@ -151,18 +150,18 @@ class Breaker(Generic[T]):
         return min(end for end in ends if end > 0)
 
     def return_unstarted(self, attempt: Attempt[T]) -> None:
-        """Take back a row that `may_run` did not let start."""
+        """Take back a row that `may_run` refused."""
         self._again.appendleft(attempt)
 
     def heard(self, when: float) -> None:
-        """The backend has sent something at `when`, in the middle of a row."""
+        """Note that the backend sent part of an answer at time `when`."""
         if self._failing_since is not None and when > self._failing_since:
             self._failing_since = None
         if self._probe is not None and when > self._probe_s:
             self._close()
 
     def ended(self, attempt: Attempt[T], error: BaseException | None, answered: bool) -> bool:
-        """Note the end of a row; returns whether its result stands. Otherwise the row was taken back.
+        """Note the end of a row; returns whether its result is final. If not, the row will run again.
 
         `answered`: the row has sent requests.
         """

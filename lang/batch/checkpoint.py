@@ -3,16 +3,16 @@
     {"ramify_results": 1, "header": "5f3a09c1", "program": {"name": "classify"}, "model": …, "code": …}
     {"index": 1, "header": "5f3a09c1", "digest": "283e8c37d51b22f0", "key": "8", "outputs": …}
 
-A row is known by its key, or else by its content; equal rows are counted (`copy`). Of several lines of a row
-the last one counts, and the others are removed when the file is closed. A program that has changed writes a
-header of its own before its first line.
+A row is identified by its key, or without keys by its content; equal rows are numbered (`copy`). If a row
+has several lines the last one counts, and the others are removed when the file is closed. A program that
+has changed writes a header of its own before its first line.
 
 A line is written with one system call when its row has ended, so a killed process leaves complete lines and
 at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
 seconds and at the end, so a crash of the machine may lose the rows of the last second, which then run again.
 A lock keeps two processes from writing one file at a time.
 
-The same lines may be written to a stream (`ramify.lang.batch.output`), in which no run goes on.
+The same lines may be written to a stream (`ramify.lang.batch.output`), which no later run can continue.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ HEADER = b'{"ramify_results":'
 LINE = b'{"index":'
 AGAIN = "Then run the same again: the rows that are in it are not run again."
 RERUN = ("changed", "failed", "missing")
-"""Words of `rerun`. changed: rows whose results are of another program, or of other options. failed: rows
-that failed. missing: rows without a result; those of another program are kept."""
+"""Words of `rerun`. changed: rows whose results are of another program, or of other options. failed:
+rows that failed. missing: rows without a result, while results of another program are kept."""
 
 
 class _Line(msgspec.Struct):
@@ -57,14 +57,14 @@ class _Line(msgspec.Struct):
 
 
 class Identity(NamedTuple):
-    """How a row is known, and what its line says about that."""
+    """Identity of a row: a number, and the fields of its line that give it."""
 
     identity: int
     fields: dict[str, Any]
 
 
 def read_rerun(text: str | None) -> frozenset[str]:
-    """The words of `rerun`, which are separated by commas."""
+    """Words of `rerun`, read from text that separates them by commas."""
     words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
     for word in sorted(words - set(RERUN)):
         raise InvalidRequest(
@@ -74,12 +74,12 @@ def read_rerun(text: str | None) -> frozenset[str]:
 
 
 class ResultsFile:
-    """`path`, opened for appending by this process alone; with `read_only`, only looked at.
+    """The results file at `path`, opened and locked for appending; with `read_only`, only read.
 
     Args:
-        record: What is run now (`ramify.lang.batch.fingerprint`).
-        key: The name of the key column, if rows are known by one.
-        rerun: Words of `RERUN`.
+        record: The program and options of this run (`ramify.lang.batch.fingerprint`).
+        key: The name of the key column; None where rows are identified by content.
+        rerun: Words of `RERUN`, for rows that run again.
 
     Rows take 16 bytes of memory each. Raises `InvalidRequest` where another process writes the file, where a
     line is not a result, and where the program has changed and `rerun` does not say what is to happen. Raises
@@ -101,9 +101,9 @@ class ResultsFile:
         self._record = {**record, "key": {} if key is None else {"name": key}}
         self._key, self._rerun = key, rerun
         self._difference: str | None = None
-        """Of the newest header that is another program's."""
+        """First difference between the newest header of another program and this run."""
         self._ids: dict[str, bool] = {}
-        """Headers in the file → whether they are of the program as it is now."""
+        """Header id in the file → whether that header equals this run's record."""
         self._header: str | None = None
         """The id of the header of new lines; None while it has not been written."""
         self._changed = False
@@ -112,7 +112,7 @@ class ResultsFile:
         if self.is_stream and rerun and not read_only:
             raise InvalidRequest(f"{path} is no file that has results.", field="rerun", remedy="Name a file.")
         self._broken = False
-        """A line could not be written, so nothing more is."""
+        """Set when a line could not be written; nothing is written after that."""
         self._file: Any = None
         if not read_only:
             try:
@@ -140,10 +140,9 @@ class ResultsFile:
     # --- rows ---
 
     def see(self, index: int, values: Any, key: Any = None) -> tuple[Identity, int]:
-        """How row `index` of the input is known, and the status of its result; 0 where it has to run.
+        """Identity of row `index` of the input, and the status of its result; 0 if it has to run.
 
-        A row without a `key` is known by its content, and so is one that cannot be read where another row has
-        its key.
+        A row without a `key` is identified by its content. So is a malformed row whose key another row has.
 
         Raises `InvalidRequest` where an earlier row has the same key.
         """
@@ -192,7 +191,7 @@ class ResultsFile:
 
     @property
     def others(self) -> int:
-        """Number of results of rows that were not in the input, once it was read to its end."""
+        """Number of results whose rows are not in the input; valid when the input was read to its end."""
         return self._done.count(seen=False)
 
     def close(self) -> None:
@@ -254,7 +253,7 @@ class ResultsFile:
         return file
 
     def _new_id(self) -> str:
-        """A short name for the new header, which no other header of the file has."""
+        """A short id for the new header, unique in the file."""
         text = encode([self._record, sorted(self._ids)])
         return hashlib.blake2b(text, digest_size=4).hexdigest()
 
@@ -287,8 +286,8 @@ class ResultsFile:
     # --- reading ---
 
     def _scan(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
-        """Identity and word of each line; sets what is known of the headers and the length of the file's
-        whole lines in bytes."""
+        """Identity and word (digest bits and status) of each line. Reads the headers, and counts the
+        bytes of whole lines, on the way."""
         from ramify.lang.batch.finished import FAILED, OK, OUTDATED, STATUS, TRANSIENT
 
         for number, text in enumerate(file, 1):
@@ -357,7 +356,7 @@ class ResultsFile:
 
 
 def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a results file that are results, as they stand there."""
+    """The result lines of a results file, as bytes."""
     with open(path, "rb") as file:
         for text in file:
             if text.startswith(LINE) and text.endswith(b"\n"):
@@ -394,5 +393,5 @@ def _is_torn(text: bytes) -> bool:
 
 
 def _copy(digest: int, copy: int) -> int:
-    """The identity of the row that is equal to `copy` rows before it."""
+    """Identity of a row that is equal to `copy` rows before it."""
     return hashed(f"{digest} {copy}".encode()) if copy else digest

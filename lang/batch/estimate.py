@@ -1,7 +1,8 @@
-"""What a batch would take, from a few of its rows that are run and not written: `run_batch(dry_run=True)`.
+"""An estimate of a batch's tokens and time from a sample of its rows: `run_batch(dry_run=True)`.
 
-All rows are read, in the order in which they would run, and `SAMPLE` of them, drawn at random, run: the first
-alone, as it computes what all rows share, and the others together. From these, with sizes in characters:
+All rows are read, in the order in which they would run. `SAMPLE` of them, drawn at random, run, and their
+results are not written. The first runs alone, as it computes the prefix that all rows share; the others run
+together. From these, with sizes in characters:
 
     prompt tokens of a row       a + b x the size of its arguments            (least squares)
     computed tokens of a row     c + tokens per character x the part not shared with the row before it
@@ -27,33 +28,33 @@ from ramify.lang.trace.calls import Call
 from ramify.messages import Usage
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 SAMPLE = 8
-"""Rows that are run."""
+"""Number of rows that are run."""
 SHOWN_PROMPTS, PROMPT_CHARS = 3, 1200
-"""Rows whose first prompt is shown, and the most of it."""
+"""Number of rows whose first prompt is shown, and most characters of such a prompt."""
 
 
 @dataclass(frozen=True)
 class BatchEstimate:
-    """What the rows that are left would take."""
+    """Expected tokens and time of the rows that are left."""
 
     rows: int
-    """Rows to run."""
+    """Number of rows to run."""
     skipped: int
-    """Rows that have results."""
+    """Number of rows that have results."""
     sampled: int
-    """Rows that were run for the estimate. Their results are not written."""
+    """Number of rows that were run for the estimate. Their results are not written."""
     failed: int
-    """Rows of the sample that failed."""
+    """Number of rows of the sample that failed."""
     usage: Usage
     """Expected tokens of all rows: prompt, cached and completion tokens."""
     duration_s: float
-    """Expected time; less where more rows run at a time than the sample has."""
+    """Expected time at the sample's concurrency; an upper bound if more rows run at a time."""
     concurrency: int
     prompts: list[tuple[int, str]] = field(repr=False)
-    """Row number and first prompt of a few rows."""
+    """Row number and first prompt of a few rows of the sample."""
     first_error: str | None = None
 
     def __str__(self) -> str:
@@ -113,7 +114,7 @@ async def estimate_in_tasks(
 
 
 class _Survey:
-    """All rows by their sizes, and a sample of them by what they took."""
+    """The sizes of all rows, and the states of a sample of them."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._concurrency = plan.concurrency
@@ -121,7 +122,8 @@ class _Survey:
         self._summary = reader.summary
         self._columns = reader.window.order
         self.count = self._size = self._own = self._first_own = 0
-        """Number of rows; characters of all rows; those not shared with the row before; of the first row."""
+        """`count` rows have `_size` characters, of which `_own` are not shared with the row before;
+        `_first_own` are the first row's."""
         draw, sample = random.Random(0), list[tuple[int, Row]]()
         before = ""
         for row in reader.window:

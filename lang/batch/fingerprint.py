@@ -1,4 +1,4 @@
-"""What a batch ran: a readable record of its program, options, backend and model, and how two records differ.
+"""A readable record of a batch's program, options, backend and model, and the difference of two records.
 
     LABELS = ("yes", "no")                  values  LABELS: ('yes', 'no')
     class Order(BaseModel): …               code    Order: the class's source
@@ -7,8 +7,8 @@
     def classify(s, text): …                code    classify: its source, which uses the three above
     client = Client()                       unknown client: of type Client; changes of it cannot be told
 
-A program is followed through the globals and closures of its functions into all modules of the user. What
-belongs to installed packages is recorded by name.
+A program is followed through the globals and closures of its functions into all modules of the user.
+Objects of installed packages are recorded by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,12 +41,10 @@ import msgspec
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch.json_text import valid
 from ramify.lang.batch.masking import SECRET, hidden, masked
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
+from ramify.lang.graph.tracing import Traced
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ramify.lang.program.program import Program
 
 NUMBERS = (int, float, complex, type(None))
 PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))
@@ -54,37 +52,46 @@ READABLE: tuple[type, ...] = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
-"""Types whose repr says everything, and is the same in every process."""
+"""Types with a repr that is complete and the same in every process."""
 WITHOUT_EFFECT = ("priority",)
-"""Options that do not change an output."""
+"""Options without effect on outputs."""
 DEEPEST = 5
-"""Containers and objects inside each other that are followed."""
+"""Levels of nested containers and objects that are followed."""
 LONGEST_VALUE = 4000
-"""Characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
+"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
 SHOWN = 60
-"""Characters of a line or value in a message."""
+"""Most characters of a line or value in a message."""
 
 Record = dict[str, Any]
 
 
+class Recorded(Protocol):
+    """A program, by the attributes that its record is made of."""
+
+    body: Callable[..., Any]
+    bound: dict[str, Any]
+    arg_names: list[str]
+    traced: Traced | None
+
+
 def record_of(
-    program: Program[..., Any],
+    program: Recorded,
     options: Mapping[str, Any],
     arguments: Mapping[str, Any],
     backend: object,
     info: ModelInfo,
     loras: Mapping[str, str],
 ) -> Record:
-    """The parts, each a mapping: those of `SAID`, and code. `loras` are the revisions of LoRA adapters."""
+    """Record of a program: a mapping for each part in `SAID`, and one of source code. `loras` maps LoRA
+    adapters to their revisions."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
     for name, value in program.bound.items():
         if name in program.arg_names:
             reader.value(f"{body.__qualname__}.{name}", value)
-    traced = getattr(program, "_traced", None)
-    if traced is not None:  # compiled: values that were given then are in the graph
-        reader.values["graph"] = _recorded(msgspec.json.encode(traced.graph).decode())
+    if program.traced is not None:  # compiled: values that were given then are in the graph
+        reader.values["graph"] = _recorded(msgspec.json.encode(program.traced.graph).decode())
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
@@ -127,28 +134,32 @@ def _without_credentials(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def _written(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function, for a body that this package made of it."""
-    while getattr(body, "__globals__", {}).get("__name__", "").startswith("ramify.") and hasattr(
-        body, "__wrapped__"
-    ):
-        body = body.__wrapped__
-    return body
+def _is_ours(function: Callable[..., Any]) -> bool:
+    """Whether Ramify made the function: it is a program, or the body that runs a graph."""
+    module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
+    return str(module).startswith("ramify.")
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function inside one that Ramify made."""
+    while _is_ours(function) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 # --- what a program reaches ---------------------------------------------------------------------
 
 
 class _Reader:
-    """Follows functions and values. `home` is the module whose names need no prefix."""
+    """Follows functions and values, and records them. Names of the module `home` have no prefix."""
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._known: set[int] = set()
         self._recorded: set[int] = set()
-        """Functions."""
+        """Ids of the functions that were recorded."""
         self._kept: list[object] = []
-        """Keeps the objects of `_known`, so that their ids stay theirs."""
+        """Objects of `_known`, kept alive so that no other object gets their id."""
         self.code: dict[str, str] = {}
         self.values: dict[str, str] = {}
         self.names: dict[str, str] = {}
@@ -161,7 +172,7 @@ class _Reader:
         return new
 
     def function(self, name: str, function: types.FunctionType | Callable[..., Any]) -> None:
-        """Record a function of the user, and what it uses."""
+        """Record a function of the user, and the values that it uses."""
         if not isinstance(function, types.FunctionType):
             self.unknown[name] = f"of type {type(function).__qualname__}"
             return
@@ -196,7 +207,7 @@ class _Reader:
         self._chains(((one,) for one in used), vars(module) if module else {}, kind.__module__)
 
     def _chains(self, chains: Iterator[tuple[str, ...]], scope: Mapping[str, Any], module: str) -> None:
-        """Record what each chain of names, such as ``prompts.FEW_SHOT``, stands for."""
+        """Record the value of each chain of names, such as ``prompts.FEW_SHOT``."""
         for first, *rest in chains:
             if first not in scope:
                 continue  # builtin, or not known here
@@ -221,11 +232,7 @@ class _Reader:
                 self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _object(self, name: str, value: Any, depth: int) -> None:
-        from ramify.lang.program.program import Program
-
-        if isinstance(value, Program):
-            self._reached(_written(value.body), name)
-        elif isinstance(value, Tool):
+        if isinstance(value, Tool):
             self.values[f"{name}.schema"] = _recorded(repr((value.name, value.description, value.parameters)))
             self.value(f"{name}.function", value.function, depth + 1)
         elif isinstance(value, functools.partial):
@@ -237,7 +244,7 @@ class _Reader:
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             self._reached(value, name)
         elif callable(getattr(value, "__wrapped__", None)):  # such as a function with a cache
-            self._reached(inspect.unwrap(value), name)
+            self._reached(_written(value) if _is_ours(value) else inspect.unwrap(value), name)
         elif type(value).__module__ in ("typing", "types"):  # such as Literal["a"] or list[Order]
             self.names[name] = _recorded(repr(value))
             for number, part in enumerate(typing.get_args(value)):
@@ -255,7 +262,7 @@ class _Reader:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _reached(self, value: Any, name: str) -> None:
-        """Record a function or class: that of the user by its source, any other by its name."""
+        """Record a function or class: by its source if it is the user's, else by its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
         if not is_users(module):
@@ -267,7 +274,8 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """The names that `code` loads from outside, each with the attributes that are read of it at once."""
+    """Names that `code` loads from outside, each with its directly following attributes:
+    ``prompts.FEW_SHOT``."""
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -296,7 +304,7 @@ def _source(value: Any) -> str:
 
 
 def _bytecode(code: types.CodeType) -> str:
-    """What `code` does, the same in every process."""
+    """Bytecode, names and constants of `code` as text, the same in every process."""
     constants = [_bytecode(one) if isinstance(one, types.CodeType) else _repr(one) for one in code.co_consts]
     return repr((code.co_code, code.co_names, constants))
 
@@ -311,7 +319,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """repr, the same in every process. A checksum of it where `name` is that of a secret."""
+    """repr of `value`, the same in every process; a checksum of it if `name` looks like a secret's."""
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):
@@ -330,7 +338,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _recorded(text: str) -> str:
-    """`text` as a record has it: valid Unicode, credentials masked, and cut."""
+    """`text` for a record: made valid Unicode, with credentials masked, and cut."""
     text = masked(valid(text))
     if len(text) <= LONGEST_VALUE:
         return text
@@ -357,7 +365,7 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """The first difference in a line; None where both are the same program, but for comments and layout."""
+    """First difference of two records as one line; None if they differ in comments and layout at most."""
     for part, said in SAID.items():
         if part == "values":  # behind options and arguments: the code's change says more than a value's
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
@@ -404,7 +412,7 @@ def _line_difference(old: str, new: str) -> str:
 
 
 def _lines(source: str) -> list[tuple[int, str, str]]:
-    """(line number, tokens, text) of the lines that are not blank and not comments alone."""
+    """(line number, tokens, text) of each line with code."""
     texts = source.splitlines()
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     found: dict[int, list[str]] = {}
@@ -418,7 +426,7 @@ def _lines(source: str) -> list[tuple[int, str, str]]:
 
 
 def _shown(text: str | None, other: str | None) -> str:
-    """`text`, cut to where it differs from `other`."""
+    """`text`, cut to the part that differs from `other`."""
     if text is None:
         return "not there"
     if len(text) <= SHOWN:

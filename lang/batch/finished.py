@@ -1,4 +1,4 @@
-"""Which rows have results, and which rows of the input were seen: 16 bytes a row.
+"""The rows that have results and the rows of the input that were seen, in 16 bytes a row.
 
     ids     array of uint64, sorted     the row's identity
     words   array of uint32             28 bits of the row's digest, and its status; 0: no result
@@ -19,21 +19,21 @@ import numpy.typing as npt
 OK, FAILED, TRANSIENT = 1, 2, 3
 """Statuses of a result."""
 OUTDATED = 4
-"""Added to the status: by another program, or with other options."""
+"""Bit of a status: the result is of another program, or of other options."""
 STATUS = 0xF
 LEAST_NEW = 128
-"""Rows collected before they are merged, or 1/64 of the rows where that is more."""
+"""New rows after which they are merged; at least 1/64 of all rows."""
 
 
 class FinishedRows:
     def __init__(self, results: Iterable[tuple[int, int]]) -> None:
-        """`results`: identity and word of each result; of equal identities the last one counts."""
+        """`results` gives identity and word of each result; the last of equal identities counts."""
         ids, words = array("Q"), array("I")
         for identity, word in results:
             ids.append(identity)
             words.append(word)
         self._new: dict[int, int] = {}
-        """Identity → place."""
+        """Identity → place, of rows that are not merged yet."""
         self._set(_array(ids, np.uint64), _array(words, np.uint32), np.zeros(len(ids), np.uint32))
 
     def _set(
@@ -54,7 +54,7 @@ class FinishedRows:
         return 0 if at is None else int(self._words[at])
 
     def place(self, identity: int) -> int:
-        """The place that was set last; 0 without one."""
+        """The place of a row that was set last; 0 without one."""
         at = self._find(identity)
         return self._new.get(identity, 0) if at is None else int(self._places[at])
 
@@ -68,7 +68,7 @@ class FinishedRows:
             self._merge()
 
     def count(self, *, seen: bool) -> int:
-        """Number of rows with results that are, or are not, in the part of the input that was read."""
+        """Number of rows with results that were seen in the input, or with `seen` False were not."""
         return int(np.count_nonzero((self._words != 0) & ((self._places != 0) == seen)))
 
     def _find(self, identity: int) -> int | None:
@@ -88,7 +88,7 @@ class FinishedRows:
 
 
 def last_of_each(ids: array[int]) -> npt.NDArray[np.bool_]:
-    """Mark the last occurrence of each identity."""
+    """A mask that marks the last occurrence of each identity."""
     found = _array(ids, np.uint64)
     order = np.argsort(found, kind="stable")
     last = np.zeros(len(found), bool)

@@ -1,4 +1,4 @@
-"""Rows and results as JSON. Every row has a digest; a value without a JSON text is told by `NotJson`.
+"""Rows and results as JSON text. Every row has a digest; a value without a JSON text raises `NotJson`.
 
 float("nan"), float("-inf")      "NaN", "-Infinity", as in Protobuf's JSON: JSON has no such numbers
 numpy.float32(1.5)               1.5
@@ -16,13 +16,13 @@ from typing import Any, Literal
 import msgspec
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Text → the number that it stands for."""
+"""Text → its non-finite number."""
 MOST_VALUES = 1 << 16
-"""Values of a row that is not JSON of which its digest is made: a row may contain itself."""
+"""Most values that the digest of a row without a JSON text is made of; a row may contain itself."""
 
 
 class NotJson(ValueError):
-    """A value that cannot be written as JSON; says why."""
+    """The value has no JSON text; the message gives the reason."""
 
 
 def encode(value: Any) -> bytes:
@@ -34,7 +34,7 @@ def encode(value: Any) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """The same bytes for equal rows in every process; total, also for rows that are not JSON."""
+    """Bytes that are equal for equal rows in every process; also of rows that have no JSON text."""
     try:
         return _encoded(value, _stable, "deterministic")
     except Exception:
@@ -42,7 +42,7 @@ def canonical(value: Any) -> bytes:
 
 
 def valid(text: str) -> str:
-    """`text` with escapes in the place of halves of surrogate pairs, which no UTF-8 has."""
+    """`text` with lone surrogates, which UTF-8 cannot encode, written as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -55,7 +55,7 @@ def _encoded(value: Any, hook: Callable[[Any], Any], order: Literal["determinist
 
 
 def _finite(value: Any) -> Any:
-    """Builtins with texts in the place of the floats that JSON does not have."""
+    """Builtins with NaN and infinities replaced by texts."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -71,14 +71,13 @@ def _plain(value: Any) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """The same text in every process. Not str(), which may contain a memory address."""
+    """Value for a digest, the same in every process; str() may contain a memory address."""
     known = _known(value)
     return type(value).__qualname__ if known is value else known
 
 
 def _known(value: Any) -> Any:
-    """Plain value of pydantic's and numpy's types and of subclasses of plain ones; any other value
-    itself."""
+    """Plain value of a mapping, a str subclass, or a type of pydantic or numpy; any other value itself."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str):
@@ -99,7 +98,7 @@ def _reason(error: Exception) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """The values inside of `value`, without recursion."""
+    """Bytes of all values inside `value`, without recursion."""
     stack = [value]
     for _ in range(MOST_VALUES):
         if not stack:

@@ -1,6 +1,6 @@
 """Keys of a batch's rows: read, checked, and each claimed by one row of the input.
 
-A malformed row of a file is an `Unreadable`. It has a key where that can be read, so that the mended row
+A malformed row of a file is an `Unreadable`. It keeps its key if that can be read, so that the mended row
 replaces its result.
 """
 
@@ -28,10 +28,10 @@ class Numbered(NamedTuple):
 
 
 class Unreadable(str):
-    """In place of a row of a file that cannot be read: why, with the line."""
+    """Stands for a row of a file that cannot be read; the text gives the line and the reason."""
 
     key: Any = None
-    """The row's key, where it can be read."""
+    """The row's key; None if it cannot be read."""
 
     def __new__(cls, why: str, key: Any = None) -> Unreadable:
         row = super().__new__(cls, why)
@@ -40,16 +40,16 @@ class Unreadable(str):
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The rows with their numbers in the input, from 0."""
+    """Each row with its number in the input, from 0."""
     for position, values in enumerate(rows):
         yield (values.number, values.values) if isinstance(values, Numbered) else (position, values)
 
 
 def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> tuple[Any, Any]:
-    """A row's key, which is in the column `name`, and the program's arguments.
+    """A row's key, from the column `name`, and the program's arguments.
 
-    A key column that is none of the program's parameters, `columns`, is removed. A row without a key becomes
-    `Unreadable`.
+    The key column is removed unless it is one of the program's parameters, `columns`. A row without a key
+    becomes `Unreadable`.
     """
     if name is None:
         return None, values
@@ -67,7 +67,7 @@ def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> 
 
 
 def _written(key: Any) -> str | None:
-    """Why a key cannot be written; None where it can be."""
+    """Reason why a key cannot be written; None if it can."""
     try:
         encode(key)
     except NotJson as problem:
@@ -76,10 +76,8 @@ def _written(key: Any) -> str | None:
 
 
 def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> int | None:
-    """The identity of row `index`, noted in `seen`; None for a row that cannot be read where another row has
-    its key.
-
-    Raises `InvalidRequest` where another row has the key of one that can be read.
+    """Identity of row `index`, noted in `seen`; None for a malformed row whose key another row has. Raises
+    `InvalidRequest` if another row has the key of a well-formed row.
     """
     identity = key_identity(key)
     if before := seen.place(identity):
@@ -95,7 +93,7 @@ def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> i
 
 
 def check_keys(rows: Iterable[Any], name: str) -> None:
-    """Raises `InvalidRequest` where two rows have one key, and where no row has any. 16 bytes a row."""
+    """Raise `InvalidRequest` if two rows have the same key, or no row has a key. Takes 16 bytes a row."""
     from ramify.lang.batch.finished import FinishedRows
 
     seen, first, is_column = FinishedRows(()), None, False
@@ -117,10 +115,10 @@ def check_keys(rows: Iterable[Any], name: str) -> None:
 
 
 def key_identity(key: Any) -> int:
-    """64 bits, the same for a key and for what its line holds."""
+    """64-bit identity of a key, the same for the key in the input and in its result line."""
     return hashed(canonical(msgspec.json.decode(encode(key))), b"key")
 
 
 def hashed(data: bytes, kind: bytes = b"") -> int:
-    """64 bits. They tell rows apart that differ by mistake, not ones that were forged."""
+    """64-bit hash. It tells apart rows that differ by accident, not forged ones."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=kind).digest(), "big")

@@ -1,4 +1,4 @@
-"""Masks what looks like a credential in the texts that say what a batch ran. The mask is a checksum.
+"""Masks credentials in the texts of a batch's record by checksums.
 
 api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name says so (`SECRET`)
 "Bearer abcd", "sk-abcdefgh"                        a text that begins like a key
@@ -12,7 +12,7 @@ import hashlib
 import re
 
 SECRET = re.compile(r"key(?!word)|token(?!iz)|secret|passw|credential|authoriz|cookie", re.IGNORECASE)
-"""Names of values that are masked, in any place of the name."""
+"""Parts of names whose values are masked."""
 
 _NAMED = re.compile(
     rf"""(?P<before>(?:{SECRET.pattern})[\w-]{{0,40}}["'\])]{{0,3}}"""
@@ -20,8 +20,8 @@ _NAMED = re.compile(
     r"""(?P<quote>\"{3}|'{3}|["'])(?P<text>(?:(?!(?P=quote))[^\\\n]|\\.)+)""",
     re.IGNORECASE,
 )
-"""A literal behind a name, as in source code, JSON and repr(). Repetitions are bounded, which
-keeps the time linear in the length of the text."""
+"""A name and its literal value, as in source code, JSON and repr(). Repetitions are bounded, which keeps
+the time linear in the length of the text."""
 
 _KEY = re.compile(
     r"""(?<=\bBearer\ )[^\s"'\\{]{4,}
@@ -37,12 +37,12 @@ _IN_QUERY = re.compile(
 
 
 def hidden(text: str) -> str:
-    """A checksum in the place of `text`. It is an identifier, so that source code around it still parses."""
+    """Checksum of `text` as an identifier, so that source code around it still parses."""
     return f"hidden_{hashlib.blake2b(text.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
 def masked(text: str) -> str:
-    """`text` without credentials; what else it says stays readable."""
+    """`text` with its credentials masked, and the rest unchanged."""
     text = _KEY.sub(lambda found: hidden(found[0]), text)
     text = _IN_QUERY.sub(lambda found: found["before"] + hidden(found["text"]), text)
     return _NAMED.sub(lambda found: found["before"] + found["quote"] + hidden(found["text"]), text)

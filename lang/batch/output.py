@@ -1,4 +1,4 @@
-"""Where the results of a batch go: a file, in which the next run goes on, or a stream that is only written.
+"""The destination of a batch's results: a file that the next run continues, or a write-only stream.
 
 labels.jsonl                     a file
 -, /dev/stdout, /dev/fd/63       a descriptor of this process: standard output, or `>(gzip > labels.gz)`
@@ -27,14 +27,14 @@ _NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def descriptor(path: Place) -> int | None:
-    """The descriptor that `path` names; None for a file, a pipe or a device."""
+    """Descriptor of this process that `path` names; None for a file, a pipe or a device."""
     text = os.fspath(path)
     numbered = _NUMBERED.fullmatch(text)
     return int(numbered[1]) if numbered else _NAMED.get(text)
 
 
 def is_stream(path: Place) -> bool:
-    """Whether `path` can only be written: no run goes on in it."""
+    """Whether `path` is write-only, so that no later run can continue it."""
     if descriptor(path) is not None:
         return True
     try:
@@ -45,7 +45,8 @@ def is_stream(path: Place) -> bool:
 
 
 def open_stream(path: Place) -> Any:
-    """A stream, opened for writing without a buffer. Waits for the reader of a pipe, which is logged."""
+    """The stream at `path`, opened for unbuffered writing. Opening a pipe waits for its reader, which is
+    logged."""
     number = descriptor(path)
     if number is not None:
         return open(os.dup(number), "wb", buffering=0)
@@ -63,8 +64,7 @@ def open_stream(path: Place) -> Any:
 
 
 def check_file(path: Place, field: str) -> None:
-    """Raise `InvalidRequest` where a file cannot be made at `path`, or one that is there not written, or
-    where `path` names a descriptor that is not open."""
+    """Raise `InvalidRequest` if `path` can be neither created nor written, or names a closed descriptor."""
     place = Path(path)
     number = descriptor(path)
     if number is not None:
@@ -112,7 +112,7 @@ def check_out(path: Place) -> None:
 
 
 def unwritten(path: Place, error: OSError, remedy: str) -> RamifyError:
-    """The error of a file that could not be written."""
+    """Error for a file that could not be written."""
     return RamifyError(
         f"{path} cannot be written: {error.strerror or error}.",
         field="out",
@@ -121,4 +121,4 @@ def unwritten(path: Place, error: OSError, remedy: str) -> RamifyError:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a full quota, and the limit on the size of files."""
+"""Error numbers of a full disk, a full quota, and the limit on the size of files."""

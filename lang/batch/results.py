@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,99 +21,23 @@ from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.json_text import NotJson, encode, valid
 from ramify.lang.batch.keys import check_keys, numbered, split
 from ramify.lang.batch.output import check_file, check_out, unwritten
+from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.calls.meta_info import add_usage
-from ramify.lang.program.caller import is_users
+from ramify.lang.common.caller import is_users
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.meta_info import add_usage
 from ramify.lang.trace.report import together
-from ramify.messages import Usage
 
 if TYPE_CHECKING:
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 LOOK_AHEAD = 16
-"""Default size of the window, in rows per row that runs at once."""
+"""Default size of the window, as a multiple of the concurrency."""
 TRACE_ROWS = 16
 """Default number of rows in a trace report."""
 TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
-"""The most of a traceback that a line has: the innermost frames of the user's code."""
-
-
-@dataclass(slots=True)
-class BatchSummary:
-    """The counts, times and tokens of one run of a batch."""
-
-    rows: int = 0
-    """Rows that this run finished, including failed rows."""
-    failed: int = 0
-    skipped: int = 0
-    """Rows that an earlier run had finished."""
-    duration_s: float = 0.0
-    usage: Usage = field(default_factory=Usage)
-    """The sum over all requests of this run."""
-    failed_before: int = 0
-    """Skipped rows that had failed in an earlier run."""
-    others: int = 0
-    """Results in the file of rows that are not in the input; 0 where the batch was stopped."""
-    first_error: str | None = None
-    stopped: str | None = None
-    """Why the batch ended before its last row; None where all rows have a line."""
-    left: int = 0
-    """Rows of a stopped batch that have no line: all of them where the number of rows is known, else those
-    that were read."""
-
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        return self.usage.completion_tokens / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prompt tokens, cached ones included, and output tokens."""
-        total = self.usage.prompt_tokens + self.usage.completion_tokens
-        return total / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def cached_share(self) -> float:
-        """The share of prompt tokens that were cached."""
-        return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
-
-    def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import batch_html
-
-        return batch_html(self)
-
-    def __str__(self) -> str:
-        skipped = f", {self.skipped} were done before" if self.skipped else ""
-        if self.failed_before:
-            skipped += f" ({self.failed_before} of them failed: rerun failed runs them again)"
-        lines = [
-            f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
-            f"{self.failed} failed{skipped}",
-            f"{self.output_tokens_per_s:.0f} output tokens/s, {self.tokens_per_s:.0f} tokens/s in all, "
-            f"{self.cached_share:.0%} of {self.usage.prompt_tokens} prompt tokens cached",
-        ]
-        if self.first_error is not None:
-            lines.append(f"first error: {self.first_error}")
-        if self.others:
-            lines.append(f"the file has {self.others} more results, of rows that are not in this input")
-        if self.stopped is not None:
-            lines.append(
-                f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "
-                "run the same again to go on"
-            )
-        return "\n".join(lines)
-
-
-def cost(usage: Usage, price: tuple[float, float, float]) -> float:
-    """The price of `usage`, from prices per million of computed prompt tokens, cached ones, and output."""
-    computed = usage.prompt_tokens - usage.cached_tokens
-    tokens = (computed, usage.cached_tokens, usage.completion_tokens)
-    return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6
+"""Most frames, innermost ones of the user's code, and most characters of a traceback in a line."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +49,15 @@ class Plan:
     (`ramify.lang.batch.output`), such as "-", standard output."""
     program: str
     columns: list[str]
-    """The program's parameters."""
+    """Names of the program's parameters."""
     concurrency: int
     key: str | None = None
     look_ahead: int | None = None
     """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
     rerun: str | None = None
-    """Words of `ramify.lang.batch.checkpoint.RERUN`."""
+    """Words of `ramify.lang.batch.checkpoint.RERUN`, separated by commas."""
     trace: str | os.PathLike[str] | None = None
-    """The report of the first `trace_rows` rows that end."""
+    """Path of an HTML report of the first `trace_rows` rows that end."""
     trace_rows: int = TRACE_ROWS
     dry_run: bool = False
     """Estimate what the batch would take, and write nothing."""
@@ -161,9 +85,8 @@ class Plan:
 
 
 class RowReader:
-    """The rows of the input that have to run, in the order of the window; counts the others.
-
-    `read_only` leaves the results file as it is.
+    """Reads the input: rows that have to run pass in the order of the window, the others are counted.
+    `read_only` leaves the results file unchanged.
     """
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
@@ -230,7 +153,7 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """The results file of one run of a batch, with its window of rows and its summary."""
+    """One run of a batch with a results file: its window of rows, its breaker and its summary."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._plan = plan
@@ -241,7 +164,7 @@ class _Writer:
         self.breaker = Breaker(self.window, plan.give_up_after)
         self.summary = self.reader.summary
         self._traces: list[tuple[float, Call]] = []
-        """When runs began, and their calls, for the report."""
+        """Start time and call of each run, for the report."""
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._file.close)
         self._bar = self._stack.enter_context(runs.progress(rows, plan.progress))
@@ -266,7 +189,7 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """How far the batch is, where it is broken off. `again`: the same command goes on behind that."""
+        """Progress of a batch that broke off, for an error's note. `again`: the same call continues it."""
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
@@ -316,10 +239,9 @@ class _Writer:
 
 
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
-    """A row's error, and the fields of its line: the variables that were set, the body's return value, the
-    error, the usage.
+    """A row's error, and the fields of its line: variables, return value, error and usage.
 
-    A value that cannot be written as JSON is an error of the row, and the others are kept.
+    A value without a JSON text is an error of the row; its other values are kept.
     """
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():
@@ -356,8 +278,8 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
-    """The last line of the user's code in an exception's traceback, and the frames from the user's first one
-    on, without those of this package."""
+    """Last line of the user's code in a traceback, and the frames from the user's first one on, without
+    Ramify's."""
     line, found = None, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

@@ -27,21 +27,20 @@ from ramify.loop import SIGNAL_CHECK_S, cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
-    from ramify.lang.program.state import ProgramState
+    from ramify.lang.state.state import ProgramState
 
 R = TypeVar("R")
-"""A row."""
+"""Type of a row."""
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""Results in order: at most `AHEAD` times the concurrency of rows are running, queued, or wait for an earlier
-row's result to be taken."""
+"""With results in order, at most `AHEAD` times the concurrency of rows have begun and not been yielded."""
 BACKLOG = 2
 """Rows submitted for each thread, so that no thread is idle while a result is taken."""
 
 
 class Register(Protocol):
-    """Registers a run for the length of a block, so that the run can be cancelled."""
+    """A context manager for the length of a run, in which the batch can cancel it."""
 
     def __call__(self, run: Run) -> contextlib.AbstractContextManager[None]: ...
 
@@ -59,7 +58,7 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Runs:
-    """The current runs, which are cancelled when the batch is abandoned."""
+    """The runs in progress, which are cancelled when the batch is abandoned."""
 
     def __init__(self) -> None:
         self._running: set[Run] = set()
@@ -80,7 +79,7 @@ class _Runs:
                 self._running.discard(run)
 
     def heard_s(self) -> float:
-        """When the backend last sent something for a current run."""
+        """Time at which the backend last sent something for a run in progress."""
         with self._lock:
             return max((run.heard_s for run in self._running), default=0.0)
 
@@ -182,7 +181,7 @@ def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
 
 
 def _stands(breaker: Breaker[R], attempt: Attempt[R], state: ProgramState | None) -> bool:
-    """Tell `breaker` of a row that has ended; returns whether the result stands."""
+    """Report the end of a row to `breaker`; returns whether its result is final."""
     if state is None:
         breaker.return_unstarted(attempt)
         return False
@@ -195,7 +194,7 @@ def _stands(breaker: Breaker[R], attempt: Attempt[R], state: ProgramState | None
 
 @dataclass(frozen=True)
 class Batch:
-    """The arguments of a batch whose states are returned in the order of its rows."""
+    """Arguments of a batch that returns states in the order of its rows."""
 
     rows: Iterable[Any]
     concurrency: int
@@ -204,17 +203,17 @@ class Batch:
 
 
 class _InOrder:
-    """Rows by number, as an iterator for a breaker, and their states in order.
+    """Numbers the rows for a breaker, and puts their states in order.
 
-    No row is read while `AHEAD` times the concurrency of rows have not had their turn; `next` raises
-    StopIteration for as long.
+    While `AHEAD` times the concurrency of rows have begun and not been yielded, `next` raises
+    StopIteration.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._source = enumerate(batch.rows)
         self._ahead = batch.concurrency * AHEAD
         self._begun: dict[int, Any] = {}
-        """Row number → row, of the rows that have not ended."""
+        """Row number → row, of the rows in progress."""
         self._ended: dict[int, ProgramState] = {}
         self._next = 0
         self.breaker = Breaker(self, batch.give_up_after)
@@ -232,7 +231,7 @@ class _InOrder:
         return number, row
 
     def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
-        """Note that a row has ended; yields the states whose turn it is."""
+        """Note that a row has ended; yields its state and those behind it that are next in order."""
         del self._begun[number]
         self._ended[number] = state
         while self._next in self._ended:
@@ -240,7 +239,7 @@ class _InOrder:
             yield self._ended.pop(self._next - 1)
 
     def left(self) -> Iterator[tuple[ProgramState | None, Any]]:
-        """After giving up: the state of each row whose turn has not been, or None and the row."""
+        """After giving up, for each row that was not yielded: its state, or None and the row."""
         while self._begun or self._ended:
             yield self._ended.pop(self._next, None), self._begun.pop(self._next, None)
             self._next += 1
@@ -294,20 +293,21 @@ async def run_in_tasks(
 
 
 class Progress:
-    """A progress bar, where one is shown."""
+    """A progress bar, or nothing where none is shown."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
     def advance(self, **figures: Any) -> None:
-        """A row has ended; `figures` are shown behind the bar."""
+        """Count a row that has ended; `figures` are shown behind the bar."""
         if self._bar is not None:
             if figures:
                 self._bar.set_postfix(figures, refresh=False)
             self._bar.update()
 
     def skip(self) -> None:
-        """A row need not run. It does not count for the speed, from which the time left is computed."""
+        """Count a row that need not run. It does not change the speed, from which the time left is
+        computed."""
         if self._bar is not None:
             for count in ("n", "initial", "last_print_n"):
                 setattr(self._bar, count, getattr(self._bar, count) + 1)
@@ -315,7 +315,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(rows: Iterable[Any], shown: bool) -> Iterator[Progress]:
-    """Progress through `rows`, on a bar if it is to be `shown`."""
+    """A `Progress` through `rows`, with a bar if `shown`."""
     if not shown:
         yield Progress(None)
         return

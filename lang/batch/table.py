@@ -1,4 +1,4 @@
-"""The results of a batch as a Parquet table with typed columns, made of its results file.
+"""A Parquet table with typed columns, made from a batch's results file.
 
 ``outputs`` becomes a column a variable; ``index``, ``key``, ``returned``, ``error`` and ``usage`` are columns
 as well. A variable with one of these names is ``outputs.NAME``. Numbers, booleans, texts, lists and objects
@@ -20,7 +20,7 @@ from ramify.lang.batch.json_text import NON_FINITE
 
 FIXED = ("index", "key", "returned", "error", "usage")
 ROWS = 1024
-"""Rows that are held at a time."""
+"""Rows that are held in memory at a time."""
 
 
 def check_table(path: Path) -> None:
@@ -79,7 +79,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
-    """The type of a column with more `values`; None where they have none in common."""
+    """Type of a column after more `values`; None if they have no common type."""
     if known is None:
         return None
     values = _with_numbers(pa, values, known)
@@ -94,19 +94,20 @@ def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
 
 
 def stored_type(pa: Any, kind: Any) -> Any:
-    """The type in the file; text for JSON."""
+    """Type of a column in the file: text for a column of JSON texts."""
     return pa.string() if kind is None or not _can_be_stored(pa, kind) else kind
 
 
 def _can_be_stored(pa: Any, kind: Any) -> bool:
-    """Parquet has no object without fields."""
+    """Whether Parquet has the type; it lacks objects without fields."""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_can_be_stored(pa, field.type) for field in kind)
     return not pa.types.is_list(kind) or _can_be_stored(pa, kind.value_type)
 
 
 def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
-    """`values` as an array of the type `stored`; as JSON texts where that is not `kind`, their own type."""
+    """Array of the type `stored` of `values`, whose own type is `kind`; of JSON texts where the two
+    differ."""
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     else:
@@ -115,7 +116,7 @@ def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
 
 
 def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
-    """`values` with NaN and infinities in the place of their texts, where the others are numbers."""
+    """`values` with the texts of NaN and infinities turned to floats, if all others are numbers."""
     texts = {value for value in values if isinstance(value, str)}
     numbers = pa.types.is_floating(known) or pa.types.is_integer(known)
     numbers |= any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -125,7 +126,7 @@ def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
 
 
 def _floats(pa: Any, value: Any, kind: Any) -> Any:
-    """A value of the type `kind` with the floats that JSON has as texts."""
+    """`value` of the type `kind` with the texts of NaN and infinities turned to floats."""
     if isinstance(value, str) and pa.types.is_floating(kind):
         return NON_FINITE.get(value, value)
     if isinstance(value, list) and pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""The order in which a batch runs its rows, which brings rows with a common prefix together.
+"""The order in which a batch runs its rows: rows with a common prefix run together.
 
 The window holds a bounded number of rows that were read and not started. Replacement selection (Knuth, The
 Art of Computer Programming 3, 5.4.1) yields them in sorted order: upwards through the window, then from its
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SAMPLE_ROWS = 8
-"""Finished rows from which the order of the columns in the prompts is learned."""
+"""Number of finished rows from which the order of columns in prompts is learned."""
 
 Key = tuple[str, ...]
 
@@ -34,7 +34,7 @@ class Row:
     values: Any
     """The program's arguments as a mapping, list or tuple; any other type fails the row."""
     identity: Any = None
-    """How the results file knows the row."""
+    """The row's identity in the results file."""
 
 
 class Window:
@@ -51,7 +51,7 @@ class Window:
         self._columns = list(columns)
         self._order = list(columns)
         self._heap: list[tuple[int, Key, int, Row]] = []
-        """(number of the pass through the window, key, index, row)"""
+        """(pass through the window, key, index, row)"""
         self._round = 0
         self._last: Key = ()
         self._sampled = 0
@@ -95,7 +95,7 @@ class Window:
         return tuple([self._value(values, column) for column in self._order])
 
     def _value(self, values: Any, column: str) -> str:
-        """A row's value as text; empty where the row has none."""
+        """A row's value of a column as text; empty if the row has none."""
         if isinstance(values, Mapping):
             value = values.get(column, "")
         elif isinstance(values, list | tuple):
@@ -107,7 +107,7 @@ class Window:
 
 
 def text_of(value: Any) -> str:
-    """`value` as text; empty where it has none, such as a list that is nested too deep."""
+    """`value` as text; empty if it has none, such as a list that is nested too deep."""
     try:
         return value if isinstance(value, str) else str(value)
     except Exception:  # the str() of a user's type may raise anything

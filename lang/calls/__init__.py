@@ -1,1 +1,1 @@
-"""One call of a program: from a branch's prompt to a request, and from its chunks to an output."""
+"""One request of a program: its options and limits, its delivery over several attempts, and its output."""

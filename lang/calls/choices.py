@@ -1,4 +1,4 @@
-"""How `select` decides among choices from the log-probabilities of their tokens.
+"""The methods of `select`, which decide among choices by the log-probabilities of their tokens.
 
 The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.graph import Method
 from ramify.messages import TokenLogprobs
 
 
@@ -21,7 +22,7 @@ from ramify.messages import TokenLogprobs
 class Scored:
     """One choice with the log-probabilities of its tokens after the prompt.
 
-    `unconditional` are those without a prompt, where the method requires them.
+    `unconditional`: the log-probabilities without a prompt, where the method requires them.
     """
 
     choice: str
@@ -101,7 +102,8 @@ token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
-METHODS: dict[str, ChoicesSamplingMethod] = {
+DEFAULT_METHOD: Method = "token_length_normalized"
+METHODS: dict[Method, ChoicesSamplingMethod] = {
     "token_length_normalized": token_length_normalized,
     "greedy_token_selection": greedy_token_selection,
     "unconditional_likelihood_normalized": unconditional_likelihood_normalized,

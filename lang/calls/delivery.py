@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -22,57 +22,54 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.meta_info import add_usage
+from ramify.lang.calls.session import Session
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.thinking import ThoughtSplitter
-from ramify.lang.program.variables import Variable
+from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.meta_info import add_usage
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
 from ramify.retry import IN_BATCH_S, Retry
 
-if TYPE_CHECKING:
-    from ramify.lang.program.branch import Branch
-
-
 ABORT_S = 2.0
-"""A cancelled step waits at most this long for the last chunk of its request, which has the usage."""
+"""Longest wait of a cancelled step, in seconds, for the last chunk of its request, which has the usage."""
 
 
 class Delivery:
-    """One request of `branch` to `target`.
+    """One request of a run to `target`.
 
-    `reader` receives each chunk while it is generated; None where nobody reads. With `marks` the output
-    begins with thoughts, which are told from the answer.
+    Args:
+        show: Called with each chunk while it is generated; None where nobody reads.
+        marks: The marks of the thoughts with which the output begins; None for an output without thoughts.
     """
 
     def __init__(
         self,
-        branch: Branch,
+        session: Session,
         target: Target,
         call: Call,
-        reader: Variable | None,
+        show: Callable[[TextChunk], None] | None = None,
         marks: ThinkingFormat | None = None,
     ) -> None:
-        self._branch, self._call, self._reader = branch, call, reader
+        self._session, self._call, self._show = session, call, show
         self._backend, self._info = target.backend, target.info
         self._marks = marks
         self.generated: list[TextChunk] = []
-        """The chunks of the last attempt that gave any."""
+        """The chunks of the last attempt from which chunks came."""
         self.received: list[TextChunk] = []
-        """The same, with the thoughts apart."""
+        """The chunks of `generated`, with the thoughts apart from the answer."""
         self.split = self._splitter()
         self._reader_split = self._splitter()
         self._shown = ""
-        """The longest text of the attempts that broke off; the reader has it."""
+        """The longest text of a broken attempt, which the reader has been shown."""
         self._shown_ids = 0
 
     async def receive(self, request: Generate) -> str:
         """Receive all chunks, and return the id of the attempt that gave them.
 
-        An answer that the backend's store has is taken from there, and one that it could have is put there.
-        Raises the error of the last attempt, and `BackendError` where an attempt does not begin with what the
-        reader has.
+        Where the backend has a store of answers, the answer is looked up there first, and kept there at the
+        end. Raises the error of the last attempt, and `BackendError` where an attempt does not begin with
+        the text that the reader has been shown.
         """
         store: AnswerStore | None = getattr(self._backend, "answers", None)
         key = None if store is None else key_of(request, self._info, await self._revision(request))
@@ -94,7 +91,7 @@ class Delivery:
         return rid
 
     async def _revision(self, request: Generate) -> str:
-        """Changes with the request's LoRA adapter; empty where it has none."""
+        """The revision of the request's LoRA adapter; empty without one."""
         if not request.lora:
             return ""
         find = getattr(self._backend, "lora_revisions", None)
@@ -108,25 +105,25 @@ class Delivery:
         return str((await find()).get(request.lora, ""))
 
     async def _attempts(self, request: Generate) -> str:
-        run, call = self._branch.run, self._call
+        session, call = self._session, self._call
         retry = getattr(self._backend, "retry", None) or Retry(0)
         repeatable = is_repeatable(request)
-        with retry.attempts(IN_BATCH_S if run.in_batch else None) as attempts:
+        with retry.attempts(IN_BATCH_S if session.in_batch else None) as attempts:
             while True:
                 try:
                     await _receive(self._backend, request, self._taker())
                     return request.rid
                 except RamifyError as error:
-                    if self._reader is not None:
+                    if self._show is not None:
                         self._note_shown()
                     if (self._shown and not repeatable) or not await attempts.again(error):
                         raise
                 call.resent += 1
-                request = msgspec.structs.replace(request, rid=run.next_rid())
+                request = msgspec.structs.replace(request, rid=session.next_rid())
 
     def _taker(self) -> Callable[[TextChunk], None]:
         """A function that takes the chunks of one attempt."""
-        run, call = self._branch.run, self._call
+        session, call = self._session, self._call
         generated: list[TextChunk] = []
         received: list[TextChunk] = []
         split = self._splitter()
@@ -140,19 +137,22 @@ class Delivery:
                 call.broken_usage, call.own_usage = add_usage(call.broken_usage, broken), Usage()
             received.append(chunk if split is None else split.push(chunk))
             self.generated, self.received, self.split = generated, received, split
-            run.heard_s = time.perf_counter()
+            session.heard_s = time.perf_counter()
             call.own_usage = received[-1].usage or call.own_usage
             if call.first_text_s is None and _text(chunk):
-                call.first_text_s = run.clock()
-            if self._reader is not None:
-                self._show(chunk, chars, ids)
+                call.first_text_s = session.clock()
+            if self._show is not None:
+                self._show_rest(chunk, chars, ids)
                 chars, ids = chars + len(_text(chunk)), ids + len(chunk.ids)
 
         return take
 
-    def _show(self, chunk: TextChunk, chars: int, ids: int) -> None:
-        """Give the reader what it lacks of `chunk`, before which the attempt has given `chars` and `ids`."""
-        assert self._reader is not None
+    def _show_rest(self, chunk: TextChunk, chars: int, ids: int) -> None:
+        """Show the part of `chunk` that the reader lacks.
+
+        `chars` and `ids` are the characters and tokens of the attempt before this chunk.
+        """
+        assert self._show is not None
         text = _text(chunk)
         known = self._shown[chars : chars + len(text)]
         ended_early = chunk.finish is not None and chars + len(text) < len(self._shown)
@@ -164,9 +164,7 @@ class Delivery:
         rest = _without(chunk, len(known), max(self._shown_ids - ids, 0))
         if self._reader_split is not None:
             rest = self._reader_split.push(rest)
-        self._reader.chunks.append(rest)
-        self._branch.feed.append(rest.text)
-        self._branch.run.notify()
+        self._show(rest)
 
     def _note_shown(self) -> None:
         self._shown = max(self._shown, "".join(map(_text, self.generated)), key=len)
@@ -182,22 +180,22 @@ def _text(chunk: TextChunk) -> str:
 
 
 def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
-    """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
+    """`known`, with at least the tokens that have arrived. A text without ids counts as one token."""
     tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
     return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
 def is_repeatable(request: Generate) -> bool:
-    """The same request has the same answer: it is greedy, or has a seed."""
+    """Whether the same request has the same answer: it is greedy, or has a seed."""
     return request.sampling.temperature == 0.0 or request.sampling.seed is not None
 
 
 def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
     """The key of an answer in a store; None for a sample without a seed.
 
-    It covers the model, the revision of the request's LoRA adapter (`lora`), all of the request that changes
-    its answer, and the cache scope, so that no tenant gets what another one has asked. Raises
-    `InvalidRequest` where the backend does not tell its model apart.
+    The key covers the model, the revision of the request's LoRA adapter (`lora`), the fields of the request
+    that change its answer, and the cache scope: no tenant gets another tenant's answers. Raises
+    `InvalidRequest` where the backend gives no fingerprint of its model.
     """
     if not is_repeatable(request):
         return None
@@ -233,7 +231,8 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
 
 async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
     """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
-    chunks up to the last one, whose usage counts all that was computed."""
+    chunks up to the last one, whose usage counts all that was computed. A request that the backend does not
+    have yet ends at once."""
 
     async def read() -> None:
         chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))
@@ -250,7 +249,7 @@ async def _receive(backend: Backend, request: Generate, take: Callable[[TextChun
         try:
             await asyncio.wait((reader,))
         except asyncio.CancelledError:
-            await abort(request.rid)
-            await asyncio.wait((reader,), timeout=ABORT_S)
+            if await abort(request.rid) is not False:
+                await asyncio.wait((reader,), timeout=ABORT_S)
             raise
     reader.result()

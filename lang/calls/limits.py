@@ -13,7 +13,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -21,7 +21,8 @@ import msgspec
 
 from ramify.bounds import Bounds
 from ramify.errors import BudgetExceeded
-from ramify.messages import Finish, Generate, LimitHint, TextChunk, Usage
+from ramify.lang.prompt.thinking import MARKS, most_tokens
+from ramify.messages import Finish, LimitHint, Thinking, Usage
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,24 +36,24 @@ NAMES = Bounds.__struct_fields__
 
 
 class Limit:
-    """A limit that holds since it was made, or with `later` since its first step began, and what its steps
-    have spent."""
+    """A limit, and the spending of its steps. Its time begins when it is made; with `later`, with its first
+    step."""
 
     def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
         self.where = where
-        """For error messages."""
+        """Name of the limit in error messages."""
         self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
-        """Set while a program is traced, when a step has been appended: what is spent is not known."""
+        """Raises where the figures are read while a program is traced; None outside of tracing."""
         self._calls = self._tokens = 0
         self._tokens_on: Counter[Backend] = Counter()
         self._began = None if later else time.monotonic()
 
     @property
     def calls(self) -> int:
-        """Requests sent."""
+        """Number of requests sent."""
         return self._calls if self.refuse is None else self.refuse()
 
     @property
@@ -62,7 +63,7 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return self._elapsed() if self.refuse is None else self.refuse()
 
     def _elapsed(self) -> float:
@@ -92,7 +93,7 @@ class Limit:
         self._tokens_on[backend] += tokens
 
     def hint(self, backend: Backend) -> LimitHint:
-        """The limit for a request to `backend`, which sums what the limit's requests there have cost."""
+        """The limit as `backend` is told it, which itself sums the cost of the limit's requests there."""
         most = self.bounds.max_total_tokens
         return LimitHint(
             id=self.id,
@@ -112,7 +113,7 @@ class Limit:
         )
 
     def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
-        """`known`: what the limit's requests have cost as the runtime says."""
+        """`known`: the cost of the limit's requests in tokens, as the runtime counts it."""
         most, spent = self.bounds.max_total_tokens, max(self._tokens, known)
         rest = ", and this step does not fit into the rest" if spent < (most or 0) else ""
         return BudgetExceeded(
@@ -135,7 +136,7 @@ class Limit:
 
 
 Limits = tuple[Limit, ...]
-"""Outermost first."""
+"""Limits that hold at the same time, outermost first."""
 
 LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
 """The limits of the blocks that the running code is in."""
@@ -165,7 +166,7 @@ def combined(outer: Limits, inner: Limits) -> Limits:
 
 
 def tightest(limits: Limits) -> Bounds:
-    """What is left of all limits together."""
+    """The rest of all limits together: the least of each kind."""
 
     def least(values: Iterable[float | None]) -> float | None:
         return min((value for value in values if value is not None), default=None)
@@ -181,14 +182,14 @@ def tightest(limits: Limits) -> Bounds:
 
 
 class Deadline(NamedTuple):
-    """The next moment at which the time of a limit is over."""
+    """The limit whose time is over next."""
 
     seconds_left: float
     limit: Limit
 
 
 def deadline(limits: Limits) -> Deadline | None:
-    """The earliest deadline, of the innermost limit that has it; raises `BudgetExceeded` where it is past."""
+    """The earliest deadline, with the innermost limit of that time; raises `BudgetExceeded` if it is past."""
     found: Deadline | None = None
     for limit in reversed(limits):
         left = limit.seconds_left
@@ -199,11 +200,35 @@ def deadline(limits: Limits) -> Deadline | None:
     return found
 
 
-def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
-    """Count a request for each limit. Returns `sampling` with max_tokens cut to what is left.
+class Allowance(NamedTuple):
+    """A request as its limits allow it."""
+
+    limits: Limits
+    sampling: SamplingParams
+    thinking: Thinking | None
+    cut: bool
+    """Whether the limits leave fewer tokens than the step wants."""
+
+
+def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | None = None) -> Allowance:
+    """Count a request for each limit. Its max_tokens are cut to the rest, those of its thoughts first.
 
     Raises `BudgetExceeded` for the innermost limit that does not allow the request, and counts nothing then.
     """
+    wanted, replace = sampling.max_tokens, msgspec.structs.replace
+    if limits:
+        thoughts = most_tokens(thinking)
+        given = None if wanted is None else wanted + thoughts
+        sampling = _counted(limits, replace(sampling, max_tokens=given))
+        if thinking is not None and thoughts and (left := sampling.max_tokens) is not None:
+            answer = left if wanted is None else min(wanted, left)
+            sampling = replace(sampling, max_tokens=answer)
+            thinking = replace(thinking, max_tokens=max(0, left - answer - MARKS))
+    return Allowance(limits, sampling, thinking, sampling.max_tokens != wanted)
+
+
+def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
+    """Count a request for each limit, and return `sampling` with max_tokens cut to what they leave."""
     deadline(limits)
     for limit in reversed(limits):
         if limit.calls_left is not None and limit.calls_left <= 0:
@@ -220,9 +245,10 @@ def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
 
 
 def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
-    """Raise `BudgetExceeded` for the innermost limit that an answer, which is counted, has exceeded.
+    """Raise `BudgetExceeded` for the innermost limit that an answer has exceeded. Call it once the answer is
+    counted.
 
-    `cut`: it ended at the max_tokens that `begin_call` set.
+    `cut`: the answer ended at the max_tokens that `allow_call` set.
     """
     reached = None if finish is None else finish.limit
     if reached is not None and reached.timed_out:
@@ -238,22 +264,6 @@ def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
         raise min(counted, key=lambda one: one.tokens_left or 0).tokens_are_spent()
 
 
-def ranks(request: Generate) -> dict[str, str]:
-    """The id of each limit of a request → its place from the innermost, which is the same at the server and
-    in the local replica of a program."""
-    limits = () if request.hint is None else request.hint.limits
-    return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
-
-
-def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
-    """`chunk` with another name for the limit that ended its request."""
-    if chunk.finish is None or chunk.finish.limit is None:
-        return chunk
-    id, replace = chunk.finish.limit.id, msgspec.structs.replace
-    limit = replace(chunk.finish.limit, id=names.get(id, id))
-    return replace(chunk, finish=replace(chunk.finish, limit=limit))
-
-
 def _named(limits: Sequence[Limit], id: str) -> Limit:
-    """The limit with this id; else, where a server has set limits of its own, the innermost."""
+    """The limit with this id; the innermost for an unknown id, which is a limit of a server's own."""
     return next((one for one in limits if one.id == id), limits[-1])

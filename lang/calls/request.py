@@ -1,47 +1,35 @@
-"""One request of a program to its backend: the prompt of a branch goes out, the output comes back."""
+"""One request of a program to its backend, and the output that comes back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
-
-from ramify.constraint import Constraint
-from ramify.errors import BackendError, Cancelled, RamifyError, UnsupportedNode
-from ramify.lang.calls.chat import Thought, open_answer
+from ramify.errors import BackendError, Cancelled, RamifyError
 from ramify.lang.calls.delivery import Delivery, least_usage
-from ramify.lang.calls.hints import hint_of
-from ramify.lang.calls.limits import begin_call, check_answer
-from ramify.lang.calls.meta_info import meta_info
+from ramify.lang.calls.limits import Allowance, check_answer
+from ramify.lang.calls.session import Session
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.thinking import MARKS, ThoughtSplitter, most_tokens, preambles_of, thinking_of
-from ramify.lang.calls.transcript import ends_on_token, prompt_of
-from ramify.lang.calls.view import View
-from ramify.lang.program.variables import Variable
+from ramify.lang.prompt.chat import Thought
+from ramify.lang.prompt.thinking import ThoughtSplitter, thinking_of
 from ramify.lang.trace.calls import CURRENT, Call
+from ramify.lang.trace.meta_info import meta_info
 from ramify.lang.trace.tokens import tokens_of
 from ramify.loop import cancel_at_end
 from ramify.messages import (
-    HELD_S,
-    Choices,
     ChoiceScore,
     Enforcement,
     Finish,
     Generate,
-    NextUse,
+    TextChunk,
     Thinking,
     TokenLogprobs,
     Usage,
     Violation,
     concatenated,
 )
-from ramify.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from ramify.lang.program.branch import Branch
 
 T = TypeVar("T")
 
@@ -62,9 +50,9 @@ class Output:
     prompt_logprobs: TokenLogprobs | None
     choices: tuple[ChoiceScore, ...]
     thinking: str = ""
-    """The thoughts before the answer, which is `text`. `ids` and `kept_ids` are of both."""
+    """The thoughts before the answer `text`. `ids` and `kept_ids` count the tokens of both."""
     thought: Thought | None = None
-    """Set where it was said whether to think."""
+    """The thoughts as a part of the content; None for a step without ``thinking=``."""
     enforcement: Enforcement | None = None
     violations: tuple[Violation, ...] | None = None
 
@@ -80,60 +68,28 @@ class Output:
 
 
 async def send(
-    branch: Branch,
+    session: Session,
+    target: Target,
     call: Call,
-    view: View,
-    sampling: SamplingParams,
-    constraint: Constraint | None = None,
-    follow: Variable | None = None,
-    next_use: NextUse | None = None,
-    choices: Choices | None = None,
+    request: Generate,
+    allowance: Allowance,
     thinking: Thinking | None = None,
+    show: Callable[[TextChunk], None] | None = None,
 ) -> Output:
-    """Generate after `view`, or score `choices` there, and record the result in `call`.
+    """Send `request` and record the result in `call`.
 
     Args:
-        follow: The variable that receives each chunk while it is generated, if the run streams.
-        next_use: When the branch continues from here, where the step knows it.
-        thinking: Whether the model thinks before it answers.
+        allowance: The limits that the request counts for.
+        thinking: Whether the model was told to think, or not to.
+        show: Called with each chunk while it is generated, in a run that streams.
 
     A request that fails by an error that may pass is sent again, as the backend's `retry` says. Raises the
-    backend's errors, `Cancelled` where the backend aborts, `BudgetExceeded` before and after a request that
-    exceeds a limit, and `BackendError` where the chunks end without a final one.
+    backend's errors, `Cancelled` where the backend aborts, `BudgetExceeded` for an answer that exceeds a
+    limit, and `BackendError` where the chunks end without a final one.
     """
-    run, target = branch.run, view.target
-    opened = view
-    if thinking is not None and not target.takes_messages:
-        dialogue, tail = open_answer(view.dialogue, view.tail, thinking, target.info)
-        opened = view._replace(dialogue=dialogue, tail=tail)
-    call.model, call.prompt_end = target.name, opened.tail
-    if ends_on_token(opened.tail):
-        sampling = msgspec.structs.replace(sampling, token_healing=False)
-    limits, wanted = branch.limits, sampling.max_tokens
-    if limits:
-        thoughts = most_tokens(thinking)
-        given = None if wanted is None else wanted + thoughts
-        sampling = begin_call(limits, msgspec.structs.replace(sampling, max_tokens=given))
-        if thinking is not None and thoughts and (left := sampling.max_tokens) is not None:
-            answer = left if wanted is None else min(wanted, left)
-            sampling = msgspec.structs.replace(sampling, max_tokens=answer)
-            thinking = msgspec.structs.replace(thinking, max_tokens=max(0, left - answer - MARKS))
-    cut = sampling.max_tokens != wanted
-    call.followed = follow is not None and run.stream
-    request = Generate(
-        rid=run.next_rid(),
-        sampling=sampling,
-        constraint=constraint,
-        choices=choices,
-        hint=hint_of(branch, call, view, opened, next_use),
-        scope=run.scope,
-        every_s=0.0 if call.followed else HELD_S,
-        priority=_priority(branch, call, target),
-        lora=_lora(branch, call, target),
-        **_prompt(branch, view, opened, thinking),
-    )
+    limits, cut = allowance.limits, allowance.cut
     marks = thinking_of(target.info) if request.preambles else None
-    delivery = Delivery(branch, target, call, follow if call.followed else None, marks)
+    delivery = Delivery(session, target, call, show, marks)
     token = CURRENT.set(call)
     try:
         rid = await delivery.receive(request)
@@ -150,7 +106,7 @@ async def send(
             call.thinking = "".join([chunk.reasoning for chunk in received])
             call.before = "" if split is None else split.before
         call.tokens = tokens_of(delivery.generated)
-        call.end_s = run.clock()
+        call.end_s = session.clock()
         call.first_text_s = _first_text_s(call)
         last = received[-1] if received else None
         call.finish = last.finish if last is not None else None
@@ -195,49 +151,15 @@ def _thought(
     return Thought(target, thinking, thoughts, split.before + split.head, ids, split.head)
 
 
-def _priority(branch: Branch, call: Call, target: Target) -> int:
-    """The step's priority, else that of the run, else that of the backend."""
-    for given in (call.priority, branch.run.options.get("priority")):
-        if given is not None:
-            return int(given)
-    return target.priority
-
-
-def _lora(branch: Branch, call: Call, target: Target) -> str:
-    """The step's LoRA adapter, else that of the run, else that of the backend. The run's is one of its own
-    backend's: a step on another backend does not have it."""
-    own = branch.run.options.get("lora") if target is branch.run.home else None
-    for given in (call.lora, own):
-        if given is not None:
-            return str(given)
-    return target.lora
-
-
 def _first_text_s(call: Call) -> float | None:
-    """When the first text was generated. A backend may deliver the text of an unstreamed call late, so that
-    the time of the first chunk says too little."""
+    """Seconds from the start of the run to the first text, as the runtime generated it.
+
+    The text of a call that does not stream may be delivered late, so its first chunk is no measure.
+    """
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
         return call.first_text_s
     return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
-
-
-def _prompt(branch: Branch, view: View, opened: View, thinking: Thinking | None) -> dict[str, Any]:
-    """The prompt as segments, or as messages for a backend that takes messages only, and the thinking.
-
-    `opened` is `view` with the mark that begins the thoughts.
-    """
-    target, dialogue = view.target, view.dialogue
-    if not target.takes_messages:
-        prompt = prompt_of(opened.tail, view.prompt)
-        branch.remember(view, prompt)
-        return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
-    if dialogue.role != "assistant" or view.tail is not dialogue.start:
-        raise UnsupportedNode(
-            f"{target.info.name} takes whole messages only.",
-            remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
-        )
-    return {"chat": dialogue.messages, "thinking": thinking}
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:

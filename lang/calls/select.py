@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramify.errors import BackendError
 from ramify.lang.calls.choices import ChoicesSamplingMethod, Scored
-from ramify.lang.calls.meta_info import token_logprobs
-from ramify.lang.calls.request import send
-from ramify.lang.calls.view import View
 from ramify.lang.trace.calls import Call
-from ramify.messages import Choices
+from ramify.lang.trace.meta_info import token_logprobs
+from ramify.messages import Choices, ChoiceScore
 from ramify.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from ramify.lang.program.branch import Branch
 
 SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
@@ -34,13 +29,19 @@ class Choice:
     meta: dict[str, Any]
 
 
-async def choose(
-    branch: Branch, step: Call, view: View, choices: Sequence[str], method: ChoicesSamplingMethod
+def scoring_of(choices: Sequence[str], method: ChoicesSamplingMethod) -> Choices:
+    """The choices of a request, with the log-probabilities that `method` requires."""
+    return Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
+
+
+def decide(
+    found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """Score `choices` after `view` and decide by `method`."""
+    """The choice that `method` decides for by the scores `found`, which are recorded in `step`.
+
+    Raises `BackendError` where the backend has returned no scores.
+    """
     unconditional = method.requires_unconditional_logprobs
-    request = Choices(texts=tuple(choices), unconditional=unconditional)
-    found = (await send(branch, step, view, SCORING, choices=request)).choices
     if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
         raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
     step.finish = None  # nothing was generated

@@ -35,8 +35,8 @@ def listed(item: str, separator: str = ", ") -> str:
 
 
 def words_but(words: Collection[str], first: str, others: str, begun: str = "") -> str:
-    """What may follow `begun` in a word that is none of `words`. A word has one character of `first`, then
-    any number of `others`.
+    """The rest of a word behind `begun`, so that the word is none of `words`. A word has one character of
+    `first`, then any number of `others`.
 
     For words of the letters a and b but "ab":  "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*
     """

@@ -27,8 +27,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, g
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
+from ramify.lang.common.caller import caller_names
 from ramify.lang.grammars.notation import either, grammar, listed, quoted, texts
-from ramify.lang.program.caller import caller_names
 from ramify.lang.tools.tool import Tool, ToolCall
 from ramify.lang.typed.schema import convert
 from ramify.lang.typed.typed_dict import modern

@@ -113,11 +113,10 @@ def sql(
 # --- tables ---------------------------------------------------------------------------------------
 
 Tables = dict[str, dict[str, str]]
-"""By table and column, its kind of value, one of `KINDS`."""
+"""(table, column) → its kind of value, one of `KINDS`."""
 
 Joins = dict[tuple[str, str], list[tuple[list[str], list[str]]]]
-"""By two tables, in both orders, groups of columns of the first and of the second: one of the first may equal
-one of the second."""
+"""(table, other table) → groups of columns that a join may set equal, one of each table."""
 
 
 def _typed(tables: Mapping[str, Columns]) -> Tables:
@@ -299,7 +298,7 @@ def _rules(
 
 
 def _subqueries(tables: Tables) -> dict[str, str]:
-    """Of one table each: a number, or the values of a column. Their WHERE has no subquery."""
+    """Subqueries of one table: a number, or the values of a column. Their WHERE has no subquery."""
     numbers: list[str] = []
     rows: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for i, (table, columns) in enumerate(tables.items()):

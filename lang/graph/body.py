@@ -10,14 +10,13 @@ from typing import Any, TypeGuard
 
 from ramify.graph import Argument, Result, argument_at, argument_text
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, execute
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
-from ramify.lang.program.nodes import Gen, ModelStep, ResultRef, Select
-from ramify.lang.program.state import ProgramState
+from ramify.lang.program.nodes import ModelStep, ResultRef
 from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
+from ramify.lang.state.state import ProgramState
 
 
 def compile_body(
@@ -35,7 +34,7 @@ def compile_body(
 
 
 def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
-    """A program's body that runs the graph and returns what `like`, which it was traced from, returns."""
+    """A body that runs the graph of `like`, and returns the same as `like`."""
 
     @functools.wraps(like)
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -97,25 +96,23 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     return execution
 
 
+BEFORE_THE_NEXT = {"backend", "choices_method", "retries"}
+"""Arguments of a step that this process honours before the next request of the branch is sent."""
+
+
 def runs_graphs(backend: Backend) -> TypeGuard[RunsPrograms]:
-    """The backend takes graphs, and has no store of answers, which is asked request by request."""
+    """Whether the backend takes graphs. With a store of answers, each request is sent by itself."""
     return isinstance(backend, RunsPrograms) and getattr(backend, "answers", None) is None
 
 
 def stays_here(steps: Mapping[int, ModelStep]) -> bool:
-    """A step names a backend, or needs a function of this process before the next request: `retries` or a
-    select's own method."""
-    return any(
-        step.backend is not None
-        or (isinstance(step, Gen) and step.retries > 0)
-        or (isinstance(step, Select) and step.method not in METHODS.values())
-        for step in steps.values()
-    )
+    """Whether a step names a backend, or needs a function of this process before the next request."""
+    return any(BEFORE_THE_NEXT & step.local().keys() for step in steps.values())
 
 
 def _read(traced: Traced, execution: Execution) -> Iterator[tuple[Variable, bool]]:
-    """The variables that the body reads, in order, and whether under a condition. Reading a failed one ends
-    the program."""
+    """(variable that the body reads, whether under a condition), in order. Reading the variable of a failed
+    step ends the program."""
     for variable, conditional in traced.reads:
         for part in _parts(variable):
             source = traced.sources.get(part)
@@ -132,7 +129,7 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """The body's return value: that of the trace, with a run's results in place of symbolic values."""
+    """The return value of the traced body, with a run's results in place of symbolic values."""
 
     def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
         self._traced, self._execution, self._row = traced, execution, row
@@ -165,7 +162,7 @@ class _Result:
         return self._outcome(part).read()
 
     def _outcome(self, part: ResultRef) -> ResultRef:
-        """`part` of this run."""
+        """`part`, with this run's variable in place of that of the trace."""
         source = self._traced.sources[part.variable]
         assert isinstance(source, Result)
         return replace(part, variable=self._execution.outcomes[source.node])

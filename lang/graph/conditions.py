@@ -11,7 +11,7 @@ from ramify.errors import InvalidRequest
 from ramify.lang.graph.recorder import RecordedBranch
 from ramify.lang.graph.symbolic import Symbolic, SymbolicText, SymbolicValue, refuse
 from ramify.lang.program.nodes import Guard, Guarded, Node, ResultRef, Row, as_node
-from ramify.lang.program.state import ProgramState
+from ramify.lang.state.state import ProgramState
 from ramify.spelling import suggests
 
 Outcome = str | bool | int
@@ -19,7 +19,7 @@ Outcome = str | bool | int
 
 @suggests
 def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | None = None) -> Node:
-    """The one of `cases` that `value` chooses: text, turns, and calls to append.
+    """The case that `value` chooses: text, turns, and calls to append.
 
         s += rm.user("A bug or a question?") + rm.assistant(rm.select("kind", ["bug", "question"]))
         s += rm.when(s["kind"], {"bug": rm.user("Which version?") + rm.assistant(rm.gen("version"))})
@@ -93,7 +93,7 @@ async def _repeat_async(rounds: Any, body: Callable[[ProgramState], Any], s: Pro
 
 
 def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
-    """A generator that is sent what each round has returned, and that ends after the last round."""
+    """A generator of rounds: it is sent the value that a round returned, and ends after the last round."""
     branch = s._branch
     guards: tuple[Guard, ...] = ()
     for _ in range(at_most):

@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import msgspec
-
 import ramify.graph as graph
 from ramify.errors import BackendError, InvalidRequest
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import LEAVE, Limit, under
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.tools.tool import Tool
-from ramify.sampling_params import SamplingParams
 
 Row = Mapping[str, Any]
 """The arguments of one run, as JSON."""
@@ -36,7 +32,7 @@ class Execution:
 
     @property
     def failed(self) -> bool:
-        """A step of some branch has failed."""
+        """Whether a step of some branch has failed."""
         return any(branch.error is not None for branch in self.branches.values())
 
 
@@ -70,12 +66,12 @@ def execute(
     with root.held():
         for place, node in enumerate(made.nodes):
             while waiting and waiting[0][0] <= place:
-                submitter.set(waiting.pop(0))
+                submitter.set_variable(waiting.pop(0))
             of_node = node.limits if isinstance(node, graph.Limited) else ()
             with under(tuple(limits[index] for index in of_node)):
-                submitter.one(place, node)
+                submitter.submit_node(place, node)
         for value in waiting:
-            submitter.set(value)
+            submitter.set_variable(value)
         root.run.end_body()
     return submitter.execution
 
@@ -91,7 +87,7 @@ class _Submitter:
         self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
         self._characters = 0
 
-    def one(self, place: int, node: graph.AnyNode) -> None:
+    def submit_node(self, place: int, node: graph.AnyNode) -> None:
         branches = self.execution.branches
         branch = branches[node.branch]
         match node:
@@ -114,7 +110,7 @@ class _Submitter:
                 if variable is not None:
                     self.execution.outcomes[place] = variable
 
-    def set(self, value: tuple[int, int, str, Any]) -> None:
+    def set_variable(self, value: tuple[int, int, str, Any]) -> None:
         _, branch, name, given = value
         self.execution.branches[branch].set_variable(name, given)
 
@@ -132,51 +128,20 @@ class _Submitter:
             case graph.ScopeEnd():
                 return nodes.ScopeEnd(node.name)
             case graph.Gen():
-                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
-                return nodes.Gen(
-                    name=node.name,
-                    options={name: getattr(given, name) for name in node.options},
-                    constraint=node.constraint,
-                    stop=node.stop,
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    thinking=node.thinking,
-                    line=line,
-                )
+                return nodes.Gen(node, line=line)
             case graph.Select():
-                return nodes.Select(
-                    node.name,
-                    node.choices,
-                    METHODS[node.method],
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    line=line,
-                )
+                return nodes.Select(node, line=line)
             case graph.Tools():
                 return nodes.DescribeTools(tuple(map(_tool, node.tools)))
             case graph.CallTools():
-                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
-                return nodes.CallTools(
-                    name=node.name,
-                    tools=tuple(map(_tool, node.tools)),
-                    max_calls=node.max_calls,
-                    required=node.required,
-                    raises=False,
-                    options={name: getattr(given, name) for name in node.options},
-                    timeout=node.timeout,
-                    priority=node.priority,
-                    lora=node.lora,
-                    line=line,
-                )
+                return nodes.CallTools(node, tuple(map(_tool, node.tools)), line=line)
             case graph.Either():
                 return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
     def _guards(self, when: tuple[graph.Guard, ...]) -> tuple[nodes.Guard, ...] | None:
-        """The conditions on results; None where one on an argument, before all on results, does not hold."""
+        """The conditions on results; None where a condition on an argument does not hold."""
         guards: list[nodes.Guard] = []
         for guard in when:
             if isinstance(guard.value, graph.Argument):
@@ -222,7 +187,7 @@ class _Submitter:
 
 
 def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
-    """A tool that runs elsewhere (`Backend.tool_results`)."""
+    """A tool that the client runs (`Backend.tool_results`)."""
 
     def call(**arguments: Any) -> NoReturn:
         raise BackendError(f"No one here runs the tool {tool.name}.")

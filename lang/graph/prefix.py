@@ -27,8 +27,8 @@ from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Interpolated, Step, Text
 from ramify.lang.program.run import Run
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
+from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import CURRENT, Call
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -68,7 +68,7 @@ class _PrefixBackend(Wrapper):
         """Variable of the trace → variable of the body's matching step."""
         self._lock = threading.Lock()
         self._goes_on = False
-        """A request was sent outside the graph."""
+        """Whether a request was sent outside the graph."""
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:
@@ -88,10 +88,10 @@ class _PrefixBackend(Wrapper):
         if returned is not None and place in places:
             await returned(place, results)
 
-    async def abort(self, rid: str) -> None:
+    async def abort(self, rid: str) -> bool | None:
         backend = self._server if self._is_answered(CURRENT.get()) else self._backend
-        if (abort := getattr(backend, "abort", None)) is not None:
-            await abort(rid)
+        abort = getattr(backend, "abort", None)
+        return None if abort is None else await abort(rid)
 
     async def end_program(self, program: str) -> None:
         await self._server.end_program(program)
@@ -102,13 +102,13 @@ class _PrefixBackend(Wrapper):
         """Does nothing: the caller who opened the backend closes it."""
 
     def _is_answered(self, call: Call | None) -> bool:
-        """The request belongs to a step that matched the graph."""
+        """Whether the request belongs to a step that matched the graph."""
         while call is not None and call.parent is not None and call.parent.kind not in ("program", "fork"):
             call = call.parent
         return any(variable.call is call for variable in self._same)
 
     def _is_other(self) -> bool:
-        """The program took another course than the graph, or failed."""
+        """Whether the program took another course than the graph, or failed."""
         return self._parted or bool(self._ahead) or _has_failed(self._run.root)
 
     def _watch(self, branch: Branch, step: Step, variable: Variable | None) -> None:
@@ -122,7 +122,7 @@ class _PrefixBackend(Wrapper):
                 self._same.append(variable)
 
     def _is_same(self, node: Step, step: Step) -> bool:
-        """The body's step makes the same request as the graph's."""
+        """Whether the body's step makes the same request as the graph's."""
         if isinstance(node, Interpolated):
             return isinstance(step, Text) and step.value == self._text(node)
         return type(node) is type(step) and all(
@@ -146,8 +146,8 @@ class _PrefixBackend(Wrapper):
 
 
 def _comparable(value: Any) -> Any:
-    """`value` with branches replaced by their keys, which are the same in every run, and tools by what the
-    model is shown of them."""
+    """`value` with branches replaced by their keys, which are the same in every run, and tools by their
+    descriptions."""
     match value:
         case tuple():
             return list(map(_comparable, value))

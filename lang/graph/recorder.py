@@ -13,9 +13,7 @@ import msgspec
 import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import LIMITS, Limit, Limits
-from ramify.lang.calls.options import resolve_options
 from ramify.lang.graph.symbolic import (
     About,
     NotConcrete,
@@ -49,12 +47,13 @@ from ramify.lang.program.nodes import (
     VariableStep,
 )
 from ramify.lang.program.run import Run
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
-from ramify.lang.tools.tool import Tool
+from ramify.lang.state.state import ProgramState
+from ramify.lang.tools.tool import wire_tools
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.sampling_options import resolve_options
 
 BY_STEPS = "Run the program without compile(), step by step."
 FIELDS = f"Fields that every result has can be put into text, and the whole can be returned. {BY_STEPS}"
@@ -66,7 +65,7 @@ Source = graph.Argument | graph.Result
 
 
 class Submitted(NamedTuple):
-    """A step as it was appended."""
+    """A step as the body appended it."""
 
     branch: str
     """The branch's key, which is the same in every run."""
@@ -75,21 +74,20 @@ class Submitted(NamedTuple):
 
 
 class GraphBuilder(Run):
-    """The run of a traced program, without a backend: the graph so far, and what tracing learned beside
-    it."""
+    """The run of a traced program, without a backend: the graph so far, with its lines, steps and reads."""
 
     def __init__(self, name: str) -> None:
         self.branches, self.name = 0, name
         self._limits_outside = LIMITS.get()
         self.blocks: dict[Limit, int] = {}
-        """The limit of each block of the body with a step → its index in the graph."""
+        """The limit of a block of the body → its index in the graph."""
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
         self.steps: dict[int, ModelStep] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[tuple[Variable, bool]] = []
-        """Each variable that the body read, and whether it read it under a condition."""
+        """(variable that the body read, whether under a condition), in order."""
         self.sources: dict[Variable, Source] = {}
         self.setters: dict[Variable, VariableStep] = {}
         """Variable of a result → its step, or for an `Either` the step of its first node."""
@@ -135,7 +133,7 @@ class GraphBuilder(Run):
         )
 
     def limits_of(self, limits: Limits) -> tuple[int, ...]:
-        """The indices of those limits that the body has set. From now on it cannot read them."""
+        """The indices of the limits that the body has set, which it cannot read from now on."""
         own = [limit for limit in limits if limit not in self._limits_outside]
         for limit in own:
             limit.refuse = self._refuse_spent
@@ -145,7 +143,7 @@ class GraphBuilder(Run):
         self.refuse_node("What a limit's steps have spent is not known before the program runs.")
 
     def caught(self) -> None:
-        """Called where the program catches an exception: tracing itself may have caused it."""
+        """Refuse a program that catches an exception, which tracing itself may have caused."""
         self.refuse_node("The program catches an exception, which a graph cannot do.")
 
     def refuse_node(self, message: str) -> NoReturn:
@@ -154,7 +152,7 @@ class GraphBuilder(Run):
         self.refuse(error)
         raise error
 
-    def add(self, node: graph.AnyNode, line: str | None = None) -> int:
+    def add_node(self, node: graph.AnyNode, line: str | None = None) -> int:
         """Append a node under the conditions of its place in the program; returns its index."""
         place = len(self.nodes)
         if self.guards and not isinstance(node, graph.Either):
@@ -168,8 +166,8 @@ class GraphBuilder(Run):
 
     def thoughts_of(self, step: Gen, variable: Variable) -> Any:
         """The symbolic thoughts that the program reads of the variable of `step`."""
-        about = About(f"What the model thinks before {step.name!r}", APPENDED, self.refuse)
-        several = resolve_options(step.options).n
+        about = About(f"What the model thinks before {step.variable!r}", APPENDED, self.refuse)
+        several = _samples(step)
         texts = [
             SymbolicText(about, (ResultRef(variable, None if several == 1 else index, thinking=True),))
             for index in range(several)
@@ -179,7 +177,7 @@ class GraphBuilder(Run):
     def value_of(self, step: VariableStep, variable: Variable) -> Any:
         """The symbolic value that the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
-        what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
+        what = f"The result of {kind} {step.variable!r}" if step.variable else f"The result of a {kind}"
 
         def outcome(index: int | None = None) -> Symbolic:
             source = ResultRef(variable, index)
@@ -189,31 +187,27 @@ class GraphBuilder(Run):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
 
-        several = resolve_options(step.options).n if isinstance(step, Gen) else 1
+        several = _samples(step)
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
-def _described(tools: Sequence[Tool[..., Any]]) -> tuple[graph.ToolDescription, ...]:
-    return tuple(
-        graph.ToolDescription(
-            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-        for tool in tools
-    )
+def _samples(step: VariableStep) -> int:
+    """Outputs of the step: `n` of a gen."""
+    return resolve_options(step.wire.options).n if isinstance(step, Gen) else 1
 
 
 def _kind_of(step: VariableStep) -> tuple[str, object]:
-    """Equal for steps whose values have the same type."""
+    """The type of the step's values, as a value to compare."""
     if not isinstance(step, Gen):
         return ("calls" if isinstance(step, CallTools) else "text"), None
-    several = resolve_options(step.options).n
+    several = _samples(step)
     if several > 1:
         return "list", several
     return ("text", None) if _is_text(step) else ("typed", repr(step.kind))
 
 
 def _is_text(step: Gen) -> bool:
-    """The value is the generated text itself."""
+    """Whether the value is the generated text itself."""
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
@@ -243,7 +237,7 @@ class RecordedBranch(Branch):
 
     @contextlib.contextmanager
     def under(self, guards: Sequence[Guard]) -> Iterator[None]:
-        """The steps in the block are skipped unless all `guards` hold."""
+        """A ``with`` block whose steps are skipped unless all `guards` hold."""
         before, outer = dict(self.variables), self.builder.guards
         self.builder.guards = (*outer, *self._recorder.guards_of(guards))
         try:
@@ -264,7 +258,7 @@ class RecordedBranch(Branch):
                 builder.refuse_node(f"{name!r} is set by a call under a condition, and before by no call.")
             node = builder.nodes[source.node]
             of |= dict.fromkeys(node.of if isinstance(node, graph.Either) else (source.node,))
-        place = builder.add(graph.Either(branch=self.number, name=name, of=tuple(of)))
+        place = builder.add_node(graph.Either(branch=self.number, name=name, of=tuple(of)))
         merged = self.variables[name] = Variable(name)
         builder.sources[merged] = graph.Result(node=place)
         setters = [builder.setters[variable] for variable in variables]
@@ -278,7 +272,7 @@ class RecordedBranch(Branch):
     def _submit(self, step: Step, statement: Statement) -> Variable | None:
         self.limits = statement.limits
         variable = self._declare(step)
-        step.run(self._recorder, variable)
+        step.accept(self._recorder, variable)
         if isinstance(step, Guarded) and step.variable is not None and variable is not None:
             self._conditional.setdefault(step.variable, []).append(variable)
         if self.builder.refused is None:
@@ -295,7 +289,7 @@ class RecordedBranch(Branch):
     def gather(self, children: Any) -> None:
         children = tuple(children)
         super().gather(children)
-        self.builder.add(graph.Join(branch=self.number, children=_numbers(children)))
+        self.builder.add_node(graph.Join(branch=self.number, children=_numbers(children)))
 
     def recover(self) -> ProgramError:
         self.builder.refuse_node("recover() depends on a step that fails, which a graph cannot foresee.")
@@ -339,7 +333,7 @@ class Recorder:
         outer = self._builder.guards
         self._builder.guards = (*outer, *self.guards_of(node.guards))
         try:
-            node.step.run(self, variable)
+            node.step.accept(self, variable)
         finally:
             self._builder.guards = outer
         return Done()
@@ -375,57 +369,38 @@ class Recorder:
         if isinstance(last, graph.Text) and last.branch == self._number and last.when == guards:
             nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)), when=guards)
         elif parts := _tied(parts):
-            self._builder.add(graph.Text(branch=self._number, parts=parts))
+            self._builder.add_node(graph.Text(branch=self._number, parts=parts))
 
     def role_begin(self, node: RoleBegin) -> None:
-        self._builder.add(graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line)
+        self._builder.add_node(
+            graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line
+        )
 
     def role_end(self, node: RoleEnd) -> None:
-        self._builder.add(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
+        self._builder.add_node(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
 
     def scope_begin(self, node: ScopeBegin) -> None:
-        self._builder.add(graph.ScopeBegin(branch=self._number, name=node.name))
+        self._builder.add_node(graph.ScopeBegin(branch=self._number, name=node.name))
 
     def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
-        place = self._builder.add(graph.ScopeEnd(branch=self._number, name=node.name))
+        place = self._builder.add_node(graph.ScopeEnd(branch=self._number, name=node.name))
         self._resolve(node, variable, place)
 
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
         cells = getattr(node.validate, "__closure__", None) or ()
         if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
             self._builder.refuse_node("validate uses a value that is not known before the program runs.")
-        made = graph.Gen(
-            branch=self._number,
-            name=node.name,
-            options=dict(node.options),
-            constraint=node.constraint,
-            stop=node.stop,
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-            thinking=node.thinking,
-        )
-        if node.thinking is not None:
+        if node.wire.thinking is not None:
             variable.thinking = self._builder.thoughts_of(node, variable)
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
-        # A method without a name keeps the graph in this process: see `ramify.lang.graph.compiled`.
-        method = next((name for name in METHODS if METHODS[name] is node.method), "token_length_normalized")
-        made = graph.Select(
-            branch=self._number,
-            name=node.name,
-            choices=node.choices,
-            method=cast(graph.Method, method),
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-        )
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
-    def _outcome(self, step: ModelStep, made: graph.Limited, variable: Variable) -> Awaitable[None]:
-        made = msgspec.structs.replace(made, limits=self._builder.limits_of(self._branch.limits))
-        place = self._builder.add(cast(graph.AnyNode, made), step.line)
+    def _outcome(self, step: ModelStep, variable: Variable) -> Awaitable[None]:
+        limits = self._builder.limits_of(self._branch.limits)
+        made = msgspec.structs.replace(step.wire, branch=self._number, limits=limits)
+        place = self._builder.add_node(made, step.line)
         self._builder.steps[place] = step
         self._resolve(step, variable, place)
         return Done()
@@ -433,36 +408,27 @@ class Recorder:
     def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
         source = self._builder.sources[variable] = graph.Result(node=place)
         self._builder.setters[variable] = step
-        named = self._branch.variables.get(f"{step.name}{THOUGHTS}")
+        named = self._branch.variables.get(f"{step.variable}{THOUGHTS}")
         if isinstance(named, ThoughtsVariable) and named.source is variable:
             self._builder.sources[named] = source
         variable.resolve(self._builder.value_of(step, variable))
 
     def fork(self, node: Fork) -> None:
-        self._builder.add(graph.Fork(branch=self._number, children=_numbers(node.children)))
+        self._builder.add_node(graph.Fork(branch=self._number, children=_numbers(node.children)))
 
     def splice(self, node: Splice) -> Awaitable[None]:
         children = _numbers(node.children)
         limits = self._builder.limits_of(self._branch.limits)
-        self._builder.add(graph.Join(branch=self._number, children=children, mode="append", limits=limits))
+        self._builder.add_node(
+            graph.Join(branch=self._number, children=children, mode="append", limits=limits)
+        )
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.add(graph.Tools(branch=self._number, tools=_described(node.tools)))
+        self._builder.add_node(graph.Tools(branch=self._number, tools=wire_tools(node.tools)))
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
-        made = graph.CallTools(
-            branch=self._number,
-            name=node.name,
-            tools=_described(node.tools),
-            max_calls=node.max_calls,
-            required=node.required,
-            options=dict(node.options),
-            timeout=node.timeout,
-            priority=node.priority,
-            lora=node.lora,
-        )
-        return self._outcome(node, made, variable)
+        return self._outcome(node, variable)
 
 
 def _inside(cell: CellType) -> object:

@@ -29,7 +29,7 @@ HELPERS: dict[str, Callable[..., Any]] = {
     f"{PREFIX}call": symbolic.call,
 }
 CAUGHT = f"{PREFIX}caught"
-"""The name of the function called first in every ``except`` of the body, and in a ``try`` that recovers."""
+"""Name of the function that the body calls first in each ``except``, and in each ``try`` that recovers."""
 
 
 def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
 
 
 def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
-    """`module` contains `code`: the source has not changed since `code` was compiled."""
+    """Whether `module` contains `code`: the source has not changed since `code` was compiled."""
     inner = [constant for constant in module.co_consts if isinstance(constant, types.CodeType)]
     return code in inner or any(_is_of(code, one) for one in inner)
 
@@ -111,7 +111,7 @@ def _inner(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def _is_mangled(node: ast.AST) -> bool:
-    """The node has a private name (``__x``), which Python mangles inside a class."""
+    """Whether the node has a private name (``__x``), which Python mangles inside a class."""
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name.startswith("__") and not name.endswith("__")
 

@@ -15,7 +15,8 @@ from ramify.bounds import Bounds
 from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend, Wrapper
-from ramify.lang.calls.limits import Limit, ranks, renamed
+from ramify.lang.backends.submitted import ranks, renamed
+from ramify.lang.calls.limits import Limit
 from ramify.lang.graph.execute import Row, execute
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
@@ -29,8 +30,8 @@ MAX_TURNS = 4096
 """Most turns of tool calls of one run."""
 
 Events = Literal["nodes", "requests", "chunks"]
-"""The events of a run: the result of each node; or the chunks of each request, when it has ended (requests)
-or as they come (chunks)."""
+"""The events of a run. nodes: the result of each node. requests: the chunks of each request, when it has
+ended. chunks: the chunks of each request as they come."""
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -47,7 +48,7 @@ class Job:
     scope: str
     events: Events
     bounds: Bounds = field(default_factory=Bounds)
-    """What each run may spend."""
+    """The bounds of each run."""
 
 
 class ToolResults:
@@ -60,15 +61,17 @@ class ToolResults:
         return self._results.setdefault(place, asyncio.get_running_loop().create_future())
 
     async def wait(self, place: str, count: int) -> list[str]:
-        """The `count` results of the turn at `place`. Raises `InvalidRequest` for another number of them."""
+        """The `count` results of the turn at `place`; raises `InvalidRequest` for another number."""
         results = await asyncio.shield(self._at(place))  # results may come after the wait is over
         if len(results) != count:
             raise InvalidRequest(f"{len(results)} results for {count} calls at {place}.", field="results")
         return results
 
     def put(self, place: str, results: list[str]) -> None:
-        """Give the results of a turn. Raises `InvalidRequest` where others were given before; equal ones are
-        those of a client that has lost the answer."""
+        """Give the results of a turn. The same results may come again, from a client that lost the answer.
+
+        Raises `InvalidRequest` where other results were given before.
+        """
         if place not in self._results and len(self._results) >= MAX_TURNS:
             raise InvalidRequest(f"Results of more than {MAX_TURNS} turns.", field="tools")
         future = self._at(place)
@@ -163,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """The error that caused a step to fail, with the message that names the step."""
+    """The error that made a step fail, with the message of `error`, which names the step."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__

@@ -16,7 +16,7 @@ from ramify.lang.typed.static_type import StaticType, static_type
 
 
 class NotConcrete(BaseException):
-    """An operation needs the value of a symbol. Not an `Exception`, so that programs do not catch it."""
+    """Raised by operations that need the value of a symbol. No `Exception`: programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -25,12 +25,12 @@ class NotConcrete(BaseException):
 
 @dataclass(frozen=True)
 class About:
-    """How errors describe a symbolic value."""
+    """The description of a symbolic value in errors."""
 
     what: str
     """The name shown in messages."""
     remedy: str
-    """What to do about the error."""
+    """The remedy of the error."""
     report: Callable[[NotConcrete], None]
     """Called with every error before it is raised."""
 

@@ -15,8 +15,8 @@ from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, S
 from ramify.lang.graph.rewrite import rewritten
 from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicCalls, SymbolicText, SymbolicValue
 from ramify.lang.program.nodes import ModelStep
-from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
+from ramify.lang.state.state import ProgramState
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Traced:
     lines: dict[int, str]
     """Node index → source line."""
     steps: dict[int, ModelStep]
-    """Node index → the gen or select as written, with its Python types and functions."""
+    """Node index → the step as written, with its Python types and functions."""
     blocks: list[str]
-    """How errors name the limits of the graph."""
+    """The names of the graph's limits in errors."""
     values: list[tuple[int, int, str, Any]]
     """Variables that the program set: (index of the next node, branch, name, value)."""
     reads: list[tuple[Variable, bool]]
-    """The variables that the program read, in order, and whether it read them under a condition."""
+    """(variable that the program read, whether under a condition), in order."""
     sources: dict[Variable, Source]
     """Variable of the trace → the argument or node that it stands for."""
     returned: Any
@@ -47,7 +47,7 @@ class GraphPrefix:
     graph: graph.Graph | None
     """The graph of these steps; None where they contain no call."""
     steps: dict[int, ModelStep]
-    """As in `Traced`."""
+    """The steps with a call, as in `Traced`."""
     submitted: list[Submitted]
     """The steps as the body appended them."""
     error: CompileError
@@ -68,7 +68,7 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
 def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
 ) -> Traced | GraphPrefix:
-    """`trace`, or the steps before the line where `trace` would raise."""
+    """The graph of `trace`; where `trace` would raise, the steps before that line."""
     builder = GraphBuilder(body.__name__)
     arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:

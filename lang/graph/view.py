@@ -28,7 +28,7 @@ from ramify.graph import (
 from ramify.text import shortened
 
 MAX_TEXT = 40
-"""Longest constant text that is shown whole, in characters."""
+"""Characters of a constant text that are shown."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
 """Escapes within a label of Mermaid."""
@@ -38,22 +38,29 @@ class GraphView:
     """A graph. ``print`` shows its nodes, a line each, indented by branch."""
 
     def __init__(
-        self, graph: Graph, lines: Mapping[int, str] | None = None, elsewhere: Mapping[int, str] | None = None
+        self,
+        graph: Graph,
+        lines: Mapping[int, str] | None = None,
+        local: Mapping[int, Mapping[str, object]] | None = None,
     ) -> None:
         self._graph = graph
         self._lines = lines or {}
-        self._elsewhere = elsewhere or {}
-        """Node index → the backend that its step names."""
+        self._local = local or {}
+        """Node index → the arguments of its step that a graph has no field for."""
 
     @property
     def graph(self) -> Graph:
-        """What `POST /v1/programs` takes. Raises `UnsupportedNode` where a step names a backend."""
-        for place, backend in self._elsewhere.items():
-            raise UnsupportedNode(
-                f"Node {place} runs on {backend}, and a server runs all of a graph on its own model.",
-                field="backend",
-                remedy="Run the compiled program, which sends each step to its backend.",
-            )
+        """The body of `POST /v1/programs`. Raises `UnsupportedNode` for an argument of a step that only the
+        program's own process honours: ``backend``, ``retries``, ``validate``, a `select` with its own
+        ``choices_method``, and ``errors="raise"`` of `call_tools`."""
+        for place, arguments in self._local.items():
+            for name, value in arguments.items():
+                raise UnsupportedNode(
+                    f"Node {place}, {self.label(place)}, has {name}={_shown(value)}, which a graph has no "
+                    "field for: a server would run the node without it.",
+                    field=name,
+                    remedy=f"Run the compiled program, which honours it here; or leave {name} out.",
+                )
         return self._graph
 
     def __str__(self) -> str:
@@ -99,11 +106,11 @@ class GraphView:
         return "\n".join(lines) + "\n"
 
     def _waits(self) -> Iterator[tuple[int, int, str]]:
-        """For each call, the calls that it waits for, with Mermaid's arrow."""
+        """(call, call that waits for it, Mermaid's arrow), for all calls."""
         pending: dict[int, dict[int, str]] = {0: {}}
         """Branch → the calls that its next call waits for."""
         before: dict[int, set[int]] = {0: set()}
-        """Branch → all calls that come before its next one."""
+        """Branch → all calls that come before its next call."""
         for place, node in enumerate(self._graph.nodes):
             waits = pending[node.branch]
             used = [guard.value for guard in node.when]
@@ -171,7 +178,8 @@ class GraphView:
         node = self._graph.nodes[place]
         limits = node.limits if isinstance(node, Limited) else ()
         listed = [f" in limit {index} ({self._graph.limits[index]})" for index in limits]
-        on = f" on {self._elsewhere[place]}" if place in self._elsewhere else ""
+        backend = self._local.get(place, {}).get("backend")
+        on = "" if backend is None else f" on {_shown(backend)}"
         return "".join([on, *listed])
 
     def _part(self, part: str | Argument | Result) -> str:
@@ -187,6 +195,13 @@ class GraphView:
         which = "" if part.index is None else f" {part.index}"
         path = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in part.path)
         return f"‹{self._branch(source)}{name}{which}›{path}"
+
+
+def _shown(value: object) -> str:
+    """A name or number as it is written; the type of a backend, the name of a function."""
+    if isinstance(value, str | int):
+        return repr(value)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def _listed(branches: tuple[int, ...]) -> str:

@@ -20,11 +20,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
-from ramify.lang.calls.chat import Dialogue, turn
 from ramify.lang.calls.limits import LIMITS, Limits, combined
-from ramify.lang.calls.transcript import EMPTY, Piece, Prompt, append_output, text_of
-from ramify.lang.calls.view import View, extended
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import Fork, Gen, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
 from ramify.lang.program.statement import Statement
@@ -35,6 +32,9 @@ from ramify.lang.program.variables import (
     Variable,
     unknown_variable,
 )
+from ramify.lang.prompt.chat import Dialogue, turn
+from ramify.lang.prompt.transcript import EMPTY, Piece, Prompt, append_output, text_of
+from ramify.lang.prompt.view import View, extended
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class Branch:
         self.fork_point: Piece | None = None
         """`tail` at the fork. Later pieces belong to this branch alone."""
         self.fork_told = False
-        """A hint has said where the fork is."""
+        """A request's hint has told the runtime of the fork."""
         self._prompt = EMPTY
-        """The last prompt that was sent to the run's own model, of which the next one is a continuation."""
-        self._views: dict[Target, View] = {}
-        """The content as other models read it, up to their last step."""
+        """The last prompt sent to the run's own model; the next one continues it."""
+        self._views: dict[Target, View[Target]] = {}
+        """Model → the content as it reads it, up to its last step. The run's own model has none."""
         self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
@@ -79,16 +79,16 @@ class Branch:
         self._block: Statement | None = None
         """The innermost ``with`` block that the body is in."""
         self.limits: Limits = ()
-        """Hold for the step that runs now."""
+        """The limits of the step that runs now."""
         self._inherited_limits = run.limits if parent is None else parent._limits_here()
-        """Hold for all steps of the branch."""
+        """The limits of all steps of the branch."""
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
         self._queue: deque[tuple[Step, Variable | None, Statement]] = deque()
         self._lock = threading.RLock()
         self._busy = parent is not None
-        """A task runs the queue or is about to, or the branch waits for its parent to reach the fork."""
+        """Whether a task runs the queue, or will: also while the parent has not reached the fork."""
         self._idle: Event | None = None
 
     # --- submitting steps ---
@@ -112,7 +112,7 @@ class Branch:
         self._submit_all(end, block)
 
     def _limits_here(self) -> Limits:
-        """The limits that hold for what is appended now."""
+        """The limits of steps that are appended now."""
         return combined(self._inherited_limits, LIMITS.get())
 
     def _submit_all(
@@ -162,8 +162,8 @@ class Branch:
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
                 try:
-                    statement.begin(self)
-                    step.run(self._interpreter, variable)
+                    statement.note_before(self)
+                    step.accept(self._interpreter, variable)
                 except Exception as error:
                     self._fail(_as_program_error(error, step), variable, statement)
         if self.run.stream:
@@ -179,7 +179,7 @@ class Branch:
             self.submit(Fork(tuple(children)))
         return children
 
-    def begin(self, parent: Branch) -> None:
+    def start_at_fork(self, parent: Branch) -> None:
         """Called when the parent has reached the fork: take its content and start."""
         with self._lock:
             self.tail = self.fork_point = parent.tail
@@ -244,9 +244,9 @@ class Branch:
         try:
             while (entry := self._next()) is not None:
                 step, variable, statement = entry
-                statement.begin(self)
+                statement.note_before(self)
                 self.running = variable
-                waiting = step.run(self._interpreter, variable)
+                waiting = step.accept(self._interpreter, variable)
                 if waiting is not None:
                     await waiting
         except asyncio.CancelledError:
@@ -277,8 +277,7 @@ class Branch:
             self.run.end_branch(self)
 
     def returns_to(self, target: Target) -> bool:
-        """Steps are queued behind the one that runs now, and not all of those that call a model call others
-        than `target`."""
+        """Whether a later step of the queue calls `target`, or steps are queued that call no model at all."""
         own = None if target is self.run.home else target.backend
         with self._lock:
             others = False
@@ -291,7 +290,7 @@ class Branch:
 
     @property
     def is_last_step(self) -> bool:
-        """No step can follow the one that runs now."""
+        """Whether no step can follow the one that runs now."""
         return not self._queue and (self.joined or self.run.body_done.is_set())
 
     # --- failing ---
@@ -342,7 +341,7 @@ class Branch:
             return error
 
     def unnoticed_error(self) -> ProgramError | None:
-        """The first error of a branch forked from this one that the program's body has not been raised."""
+        """The first error, in branches forked from this one, that was not raised in the program's body."""
         for child in self.children:
             if child.error is not None and not child.error.noticed:
                 return child.error
@@ -377,8 +376,10 @@ class Branch:
 
     # --- the content for a model ---
 
-    def view(self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None) -> View:
-        """The content, or that up to `tail` with the turns in `dialogue`, as `target` reads it.
+    def view(
+        self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None
+    ) -> View[Target]:
+        """The content up to `tail`, with the turns in `dialogue`, as `target` reads it; by default all of it.
 
         Raises as `extended`.
         """
@@ -387,8 +388,8 @@ class Branch:
             return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
         return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
 
-    def remember(self, view: View, prompt: Prompt) -> None:
-        """Keep `view` and its prompt, which is sent, so that the next one of its model continues it."""
+    def remember(self, view: View[Target], prompt: Prompt) -> None:
+        """Keep `view` and the prompt that is sent: the next prompt for its model continues it."""
         if view.until is not self.tail:
             return
         if view.target is self.run.home:
@@ -397,7 +398,7 @@ class Branch:
             self._views[view.target] = view._replace(prompt=prompt)
 
     def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
-        """`tail` of this branch, with the turns in `dialogue`, with an output after it."""
+        """The turns and the content after `output` was appended to `dialogue` and `tail`."""
         home, ids, text, kept_ids = self.run.home, output.ids, output.text, output.kept_ids
         thought = output.thought
         if thought is not None:
@@ -429,11 +430,11 @@ class Branch:
 
     @property
     def ended(self) -> bool:
-        """No step runs, and none will be submitted."""
+        """Whether no step runs, and none will be submitted."""
         return not self._busy and (self.joined or self.run.body_done.is_set())
 
     def is_final(self, name: str) -> bool:
-        """The variable `name` is set, or no step will set it."""
+        """Whether the variable `name` is set, or will never be."""
         variable = self.variables.get(name)
         return self.run.body_done.is_set() if variable is None else variable.ready.is_set()
 

@@ -11,23 +11,12 @@ import msgspec
 
 from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
-from ramify.lang.calls.chat import begin_turn, end_turn
 from ramify.lang.calls.choices import token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
-from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
-from ramify.lang.calls.request import Output, all_of, send
-from ramify.lang.calls.retries import attempt, final_value
-from ramify.lang.calls.select import choose
+from ramify.lang.calls.request import Output, all_of
+from ramify.lang.calls.select import SCORING, decide, scoring_of
 from ramify.lang.calls.target import Target
-from ramify.lang.calls.transcript import (
-    Piece,
-    append_output,
-    append_pieces,
-    append_text,
-    pieces,
-    text_of,
-)
-from ramify.lang.calls.view import View
+from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
@@ -45,22 +34,31 @@ from ramify.lang.program.nodes import (
     Splice,
     Text,
 )
-from ramify.lang.program.variables import Skipped, Variable, skipped
-from ramify.lang.tools.forms import TaggedCalls
-from ramify.lang.tools.steps import (
-    CallTurn,
+from ramify.lang.program.retries import attempt, final_value
+from ramify.lang.program.sending import send
+from ramify.lang.program.tool_steps import (
     ToolFailed,
-    describe,
-    form_of,
     in_turns,
-    open_calls,
     run_calls,
     send_calls,
     warn_of_untold,
 )
+from ramify.lang.program.variables import Skipped, Variable, skipped
+from ramify.lang.prompt.chat import begin_turn, end_turn
+from ramify.lang.prompt.transcript import (
+    Piece,
+    append_output,
+    append_pieces,
+    append_text,
+    pieces,
+    text_of,
+)
+from ramify.lang.prompt.view import View
+from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
 from ramify.messages import TextChunk
+from ramify.sampling_options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class Interpreter:
         self._branch.call.children.extend(child.call for child in node.children)
         for child in node.children:
             child.call.parent = self._branch.call
-            child.begin(self._branch)
+            child.start_at_fork(self._branch)
 
     def describe_tools(self, node: DescribeTools) -> None:
         branch = self._branch
@@ -144,13 +142,13 @@ class Interpreter:
     async def gen(self, node: Gen, variable: Variable) -> None:
         branch = self._branch
         variable.kind = node.kind
-        variable.thinking = None if node.thinking is None else ""
+        variable.thinking = None if node.wire.thinking is None else ""
         with self._step("gen", node, variable) as call:
             view = await self._view(node, call)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
-            if node.stop:
-                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.stop))
-            async with _within(node.timeout, self._branch.limits):
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.wire.options)
+            if node.wire.stop:
+                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.wire.stop))
+            async with _within(node.wire.timeout, self._branch.limits):
                 if node.retries:
                     await self._attempts(call, view.target, sampling, node, variable)
                     return
@@ -158,7 +156,7 @@ class Interpreter:
             values = [final_value(node, output.text) for output in outputs]
         first = outputs[0]
         branch.dialogue, branch.tail = branch.after(branch.dialogue, branch.tail, first)
-        if node.thinking is not None:
+        if node.wire.thinking is not None:
             variable.thinking = first.thinking if sampling.n == 1 else [one.thinking for one in outputs]
         if sampling.n == 1:
             variable.resolve(values[0], text=first.text, meta=lambda: first.meta)
@@ -168,7 +166,7 @@ class Interpreter:
     async def _attempts(
         self, call: Call, target: Target, sampling: SamplingParams, node: Gen, variable: Variable
     ) -> None:
-        """One generation with retries, of which only the valid output is streamed."""
+        """Generate with retries. Only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
         valid = await attempt(self._branch, call, target, sampling, node)
@@ -182,18 +180,27 @@ class Interpreter:
                 usage=output.usage,
             )
         )
-        if node.thinking is not None:
+        if node.wire.thinking is not None:
             variable.thinking = output.thinking
         self._branch.dialogue = valid.dialogue
         self._append(valid.tail)
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
-        self, call: Call, view: View, sampling: SamplingParams, node: Gen, variable: Variable
+        self, call: Call, view: View[Target], sampling: SamplingParams, node: Gen, variable: Variable
     ) -> list[Output]:
         """n independent generations, of which the first is streamed and appended."""
+        wire = node.wire
         if sampling.n == 1:
-            sent = send(self._branch, call, view, sampling, node.constraint, variable, thinking=node.thinking)
+            sent = send(
+                self._branch,
+                call,
+                view,
+                sampling,
+                wire.constraint,
+                variable,
+                thinking=wire.thinking,
+            )
             return [await sent]
         seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
         outputs = await all_of(
@@ -202,15 +209,15 @@ class Interpreter:
                 call.child("sample", call.name, call.prompt_end, self._run.clock()),
                 view,
                 msgspec.structs.replace(sampling, n=1, seed=seed),
-                node.constraint,
+                wire.constraint,
                 variable if index == 0 else None,
                 next_use=None if index == 0 else "never",
-                thinking=node.thinking,
+                thinking=wire.thinking,
             )
             for index, seed in enumerate(seeds)
         )
         call.text, call.finish = outputs[0].text, outputs[0].finish
-        if node.thinking is not None:
+        if wire.thinking is not None:
             call.thinking = outputs[0].thinking
         return outputs
 
@@ -222,23 +229,27 @@ class Interpreter:
             if target.takes_messages:
                 await self._constrained_select(call, view, node, variable)
                 return
-            async with _within(node.timeout, branch.limits):
-                chosen = await choose(branch, call, view, node.choices, node.method)
+            async with _within(node.wire.timeout, branch.limits):
+                scoring = scoring_of(node.wire.choices, node.method)
+                output = await send(branch, call, view, SCORING, choices=scoring)
+            chosen = decide(output.choices, call, node.wire.choices, node.method)
             call.text = chosen.text
         by = None if target is self._run.home else target
         self._append(append_output(branch.tail, chosen.text, chosen.ids, len(chosen.ids), "", by))
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
-    async def _constrained_select(self, call: Call, view: View, node: Select, variable: Variable) -> None:
-        """A select on a backend that scores nothing: the model generates one of the choices."""
+    async def _constrained_select(
+        self, call: Call, view: View[Target], node: Select, variable: Variable
+    ) -> None:
+        """Have the model generate one of the choices, on a backend that cannot score them."""
         if node.method is not token_length_normalized:
             raise UnsupportedNode(
                 f"{view.target.info.name} takes whole messages only, so it cannot score choices "
                 f"by {node.method}."
             )
         branch, sampling = self._branch, SamplingParams(temperature=0.0)
-        async with _within(node.timeout, branch.limits):
-            output = await send(branch, call, view, sampling, choices(node.choices))
+        async with _within(node.wire.timeout, branch.limits):
+            output = await send(branch, call, view, sampling, choices(node.wire.choices))
         branch.dialogue, tail = branch.after(branch.dialogue, branch.tail, output)
         self._append(tail)
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
@@ -250,12 +261,12 @@ class Interpreter:
             view = await self._view(node, call)
             form, target = form_of(view.target), view.target
             call.form = form if isinstance(form, TaggedCalls) else None
-            opening = form.opening(node.required)
+            opening = form.opening(node.wire.required)
             opened = open_calls(view, opening, turns)
             self._feed(opened.tail, view.tail)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
-            constraint = form.constraint(node.tools, node.required, node.max_calls)
-            async with _within(node.timeout, branch.limits):
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.wire.options)
+            constraint = form.constraint(node.tools, node.wire.required, node.wire.max_calls)
+            async with _within(node.wire.timeout, branch.limits):
                 output = await send_calls(branch, node, call, opened, sampling, constraint, variable)
             text, written = form.read(opening + output.text)
         try:
@@ -276,12 +287,12 @@ class Interpreter:
                 if variable is not None:
                     variable.fail(skipped(node.variable))
                 return
-        waiting = node.step.run(self, variable)
+        waiting = node.step.accept(self, variable)
         if waiting is not None:
             await waiting
 
     async def either(self, node: Either, variable: Variable) -> None:
-        for source in node.of:
+        for source in node.sources:
             await source.ready.wait()
             if not isinstance(source.error, Skipped):
                 variable.take(source)
@@ -295,7 +306,7 @@ class Interpreter:
         self._branch.tail = tail
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
-        """Show the text after `since`, of which `shown` was shown, to readers of a run that streams."""
+        """Show the text after `since` to readers of a run that streams; they have `shown` of it."""
         if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
@@ -303,7 +314,7 @@ class Interpreter:
     def _step(self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable) -> Iterator[Call]:
         """The call of a step. Errors become a `ProgramError` with the step's line, prompt and output."""
         branch = self._branch
-        call = branch.call.child(kind, node.name or "", branch.tail, self._run.clock(), line=node.line)
+        call = branch.call.child(kind, node.variable or "", branch.tail, self._run.clock(), line=node.line)
         variable.call = call
         try:
             yield call
@@ -318,19 +329,19 @@ class Interpreter:
         finally:
             call.end_s = self._run.clock()
 
-    async def _view(self, node: ModelStep, call: Call) -> View:
+    async def _view(self, node: ModelStep, call: Call) -> View[Target]:
         """The content of the branch as the model of a step reads it."""
         target = await self._run.target(node)
         view = self._branch.view(target)
         call.model, call.prompt_end = target.name, view.tail
-        call.priority, call.lora = node.priority, node.lora
+        call.priority, call.lora = node.wire.priority, node.wire.lora
         return view
 
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
-    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit. Where the time of one
-    of `limits` is over before, raise `BudgetExceeded`."""
+    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no timeout. Where the time of a
+    limit ends earlier, raise `BudgetExceeded` then."""
     until = deadline(limits)
     first = until is not None and (seconds is None or until.seconds_left < seconds)
     try:
@@ -350,13 +361,13 @@ async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
 
 def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
     """`error` with the step's name, line, prompt and partial output."""
-    step = f"{call.kind} {node.name!r}" if node.name else f"A {call.kind}"
+    step = f"{call.kind} {node.variable!r}" if node.variable else f"A {call.kind}"
     where = f" at {node.line}" if node.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError
     message = error.told if isinstance(error, RamifyError) else str(error) or type(error).__name__
     return kind(
         f"{step}{where} failed: {message}",
-        variable=node.name,
+        variable=node.variable,
         line=node.line,
         prompt=call.prompt,
         partial=call.text,

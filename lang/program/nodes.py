@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
-from ramify.constraint import Constraint
+import ramify.graph as graph
 from ramify.graph import Change, Scalar, changed, scalar_text
-from ramify.messages import Thinking
+from ramify.lang.calls.choices import METHODS, ChoicesSamplingMethod
 
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
-    from ramify.lang.calls.choices import ChoicesSamplingMethod
     from ramify.lang.program.branch import Branch
     from ramify.lang.program.variables import Variable
     from ramify.lang.tools.tool import Tool
@@ -45,7 +44,7 @@ class Node:
     """One step of a program, or a sequence of steps. ``+`` concatenates nodes and texts."""
 
     waits: ClassVar[bool] = False
-    """The node waits for the backend or for other branches."""
+    """Whether the node waits for the backend or for other branches."""
 
     def steps(self) -> Iterator[Step]:
         """The steps, in order."""
@@ -69,7 +68,7 @@ class Step(Node):
     """A single step."""
 
     sets: ClassVar[bool] = False
-    """The step has a result, which is kept in a variable, with or without a name."""
+    """Whether the step has a result, which is kept in a variable, with or without a name."""
 
     def steps(self) -> Iterator[Step]:
         yield self
@@ -84,39 +83,38 @@ class Step(Node):
         """The step without its conditions."""
         return self
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
 
     def abandon(self, error: Exception) -> None:
-        """Called instead of `run` when an earlier step has failed."""
+        """Called instead of `accept` when an earlier step has failed."""
 
 
 @dataclass(frozen=True)
 class VariableStep(Step):
-    """A step whose result is kept in a variable, which has a `name` or none."""
+    """A step whose result is kept in a variable, with or without a name."""
 
     sets: ClassVar[bool] = True
-    name: str | None
-
-    @property
-    def variable(self) -> str | None:
-        return self.name
 
 
 @dataclass(frozen=True)
 class ModelStep(VariableStep):
-    """A step that calls a model."""
+    """A step that calls a model: its node of a graph, and the arguments that no graph can hold."""
 
     waits: ClassVar[bool] = True
+    wire: graph.Gen | graph.Select | graph.CallTools
+    """The options of the step, as a graph has them."""
     backend: Backend | str | None = field(default=None, kw_only=True)
     """The backend that the step names. In a step of a run, None stands for the run's own."""
-    timeout: float | None = field(default=None, kw_only=True)
-    """Seconds for the whole step."""
-    priority: int | None = field(default=None, kw_only=True)
-    """Of its requests; None: that of the run."""
-    lora: str | None = field(default=None, kw_only=True)
-    """The LoRA adapter of its requests, "" for none; None: that of the run."""
     line: str | None = field(default=None, kw_only=True)
+
+    @property
+    def variable(self) -> str | None:
+        return self.wire.name
+
+    def local(self) -> dict[str, object]:
+        """Argument → value, of the arguments that a graph has no field for."""
+        return {} if self.backend is None else {"backend": self.backend}
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Row(Node):
 class Text(Step):
     value: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.text(self)
 
 
@@ -146,7 +144,7 @@ class Interpolated(Step):
     count: Callable[[str], None] | None = field(default=None, compare=False)
     """Called with the text of each result; raises `InvalidRequest` where the run has too much text."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.interpolated(self)
 
 
@@ -165,7 +163,7 @@ class ResultRef:
     """The type of the value at `path`, where the variable's text is JSON."""
     path: tuple[str | int, ...] = ()
     thinking: bool = False
-    """The thoughts in front of the value."""
+    """Whether it is the thoughts in front of the value."""
 
     def read(self) -> str:
         """The value as text, changed by the methods in `then`."""
@@ -188,9 +186,9 @@ class RoleBegin(Step):
     role: str
     line: str | None = None
     tools: bool = False
-    """The turn describes tools."""
+    """Whether the turn describes tools."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_begin(self)
 
 
@@ -198,7 +196,7 @@ class RoleBegin(Step):
 class RoleEnd(Step):
     role: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_end(self)
 
 
@@ -208,7 +206,7 @@ class ScopeBegin(Step):
 
     name: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.scope_begin(self)
 
 
@@ -216,33 +214,36 @@ class ScopeBegin(Step):
 class ScopeEnd(VariableStep):
     name: str
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    @property
+    def variable(self) -> str:
+        return self.name
+
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         assert variable is not None
         visitor.scope_end(self, variable)
 
 
 @dataclass(frozen=True)
 class Gen(ModelStep):
-    """Generate text. `options` are fields of `SamplingParams`, which override those of the run."""
+    """Generate text."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
-    constraint: Constraint | None = None
+    wire: graph.Gen
     parse: Callable[[str], Any] | None = None
     """Parses the text to the value; None keeps the text. Any exception fails the step."""
-    stop: tuple[str, ...] = ()
-    """The constraint's stop strings, in addition to those in `options`."""
     kind: Any = None
     """The schema as the user gave it; None without one."""
     validate: Callable[[Any], object] | None = None
     """Called with the value; rejects it with a ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
-    thinking: Thinking | None = None
-    """None: as the chat template has it by default, and thoughts are not told apart."""
     separate: bool = False
-    """The thoughts are a variable, too: NAME_reasoning_content."""
+    """Whether the thoughts are a variable as well: NAME_reasoning_content."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def local(self) -> dict[str, object]:
+        own = {"validate": self.validate, "retries": self.retries or None}
+        return super().local() | {name: value for name, value in own.items() if value is not None}
+
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.gen(self, variable)
 
@@ -251,10 +252,19 @@ class Gen(ModelStep):
 class Select(ModelStep):
     """Append the choice that the model finds most likely."""
 
-    choices: tuple[str, ...]
-    method: ChoicesSamplingMethod
+    wire: graph.Select
+    own_method: ChoicesSamplingMethod | None = None
+    """A method without a name in graphs; None: the method that `wire` names."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    @property
+    def method(self) -> ChoicesSamplingMethod:
+        return self.own_method or METHODS[self.wire.method]
+
+    def local(self) -> dict[str, object]:
+        own = {} if self.own_method is None else {"choices_method": self.own_method}
+        return super().local() | own
+
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.select(self, variable)
 
@@ -265,7 +275,7 @@ class DescribeTools(Step):
 
     tools: tuple[Tool[..., Any], ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.describe_tools(self)
 
 
@@ -273,14 +283,15 @@ class DescribeTools(Step):
 class CallTools(ModelStep):
     """Generate tool calls, run them, and append their results."""
 
+    wire: graph.CallTools
     tools: tuple[Tool[..., Any], ...]
-    max_calls: int
-    required: bool
-    raises: bool
-    """The error of a tool fails the step instead of being shown to the model."""
-    options: Mapping[str, Any]
+    raises: bool = False
+    """Whether the error of a tool fails the step, instead of being shown to the model."""
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def local(self) -> dict[str, object]:
+        return super().local() | ({"errors": "raise"} if self.raises else {})
+
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.call_tools(self, variable)
 
@@ -291,7 +302,7 @@ class Fork(Step):
 
     children: tuple[Branch, ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> None:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.fork(self)
 
     def abandon(self, error: Exception) -> None:
@@ -306,7 +317,7 @@ class Splice(Step):
     waits: ClassVar[bool] = True
     children: tuple[Branch, ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.splice(self)
 
 
@@ -339,7 +350,7 @@ class Guarded(Step):
     def bare(self) -> Step:
         return self.step
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.guarded(self, variable)
 
     def abandon(self, error: Exception) -> None:
@@ -348,12 +359,17 @@ class Guarded(Step):
 
 @dataclass(frozen=True)
 class Either(VariableStep):
-    """Set a variable to the first of `of` whose step was not skipped."""
+    """A step that sets a variable to the first of `sources` whose step was not skipped."""
 
     waits: ClassVar[bool] = True
-    of: tuple[Variable, ...]
+    name: str | None
+    sources: tuple[Variable, ...]
 
-    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+    @property
+    def variable(self) -> str | None:
+        return self.name
+
+    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
         return visitor.either(self, variable)
 

@@ -1,4 +1,4 @@
-"""Where code of a program runs, so that programs which it starts belong to its trace."""
+"""The program whose code runs now: programs that this code starts belong to its trace."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """A program, and the call in its trace below which new programs stand. Neither is kept in memory."""
+    """A running program, and the call of its trace below which new programs stand. Weak references."""
 
     call: weakref.ref[Call]
     run: weakref.ref[Run]
 
 
 PLACE: ContextVar[Place | None] = ContextVar("ramify_place", default=None)
-"""Set in the body of a program and in the tools that it calls."""
+"""The current place: set in the body of a program and in the tools that it calls."""
 
 
 @contextlib.contextmanager
 def placed(run: Run, call: Call) -> Iterator[None]:
-    """The block is code of `run`, within `call`."""
+    """A ``with`` block whose code belongs to `run`, within `call`."""
     token = PLACE.set(Place(weakref.ref(call), weakref.ref(run)))
     try:
         yield

@@ -7,9 +7,6 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
-import uuid
-import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,12 +14,14 @@ from typing import Any, Literal
 
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
+from ramify.lang.calls.session import Session
 from ramify.lang.calls.target import Target
+from ramify.lang.common.caller import raised_line
+from ramify.lang.common.event import Event
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.caller import raised_line
-from ramify.lang.program.event import Event
 from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
@@ -34,7 +33,6 @@ from ramify.priority import BATCH
 logger = logging.getLogger(__name__)
 
 _default_backend: Backend | None = None
-_infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
 
 
 def set_default_backend(backend: Backend | None) -> None:
@@ -44,8 +42,10 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default one. A name stands for `router`, else for that of the surrounding program or
-    for the default backend, with this name as its default. Raises `InvalidRequest` where there is none.
+    """`backend`, or the default one. A name is looked up in `router`, else in the router of the surrounding
+    program, else in the default backend: the result is that router with the name as its default.
+
+    Raises `InvalidRequest` where there is none.
     """
     if isinstance(backend, str):
         place = PLACE.get()
@@ -80,36 +80,6 @@ def _checked(backend: Backend) -> Backend:
     return backend
 
 
-def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """The result of an earlier `model_info`; None before the first."""
-    return _infos.get(default_of(backend))
-
-
-def forget_model_info(backend: Backend) -> None:
-    """Have the next run ask for the model again."""
-    _infos.pop(backend, None)
-
-
-async def model_info(backend: Backend) -> ModelInfo:
-    """The backend's model information, requested once. Runs on the background loop."""
-    backend = default_of(backend)
-    info = _infos.get(backend)
-    if info is None:
-        info = _infos[backend] = await backend.info()
-    return info
-
-
-async def lora_revisions(backend: Backend) -> dict[str, str]:
-    """The LoRA adapters of a backend, or of all backends of a router, with what changes with each."""
-    found: dict[str, str] = {}
-    parts = backend.backends if isinstance(backend, Router) else {"": backend}
-    for name, part in parts.items():
-        ask = getattr(part, "lora_revisions", None)
-        revisions = {} if ask is None else await ask()
-        found |= {f"{name} {lora}".strip(): revision for lora, revision in revisions.items()}
-    return found
-
-
 def call_backend(backend: Backend | None, method: str) -> Any:
     """Call a method that only some backends have, and wait for its result; raises `UnsupportedField`."""
     found = find_backend(backend)
@@ -122,7 +92,7 @@ def call_backend(backend: Backend | None, method: str) -> Any:
     return result
 
 
-class Run:
+class Run(Session):
     """The state that all branches of one run share."""
 
     def __init__(
@@ -140,25 +110,25 @@ class Run:
         in_batch: bool = False,
         limits: Limits = (),
     ) -> None:
-        self.program = uuid.uuid4().hex
+        parent, around = (None, None) if place is None else (place.call(), place.run())
+        super().__init__(
+            scope=scope,
+            stream=stream,
+            in_batch=in_batch or (around is not None and around.in_batch),
+            started=None if around is None else around.started,
+        )
         self.router = backend if isinstance(backend, Router) else None
         """The backends that steps may choose by name."""
         own = default_of(backend)
-        parent, around = (None, None) if place is None else (place.call(), place.run())
-        self.in_batch: bool = in_batch or (around is not None and around.in_batch)
-        """A row of a batch, or a part of one."""
         self.home = self._target(own, info)
-        """The model of all steps that name no other. The content of branches is as this model reads it."""
+        """The model of all steps that name no other. Branches keep their content as this model reads it."""
         self._own = own
         self._targets = {own: self.home}
         self.options = options
         self.limits = limits
-        """Hold for all steps."""
-        self.scope = scope
-        self.stream = stream
-        """The caller may iterate over the text while the program runs."""
+        """The limits of all steps."""
         self.asynchronous = asynchronous
-        """The body is a coroutine, so no read may block."""
+        """Whether the body is a coroutine, in which no read may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
         """The event loop of the body and of its async tools."""
         self.loop = loop or background_loop()
@@ -166,19 +136,14 @@ class Run:
         self.tasks: set[asyncio.Task[None]] = set()
         """A task for each branch that has steps to run; used on `loop` only."""
         self.error: ProgramError | None = None
-        """The exception of the body, as the cause of a `ProgramError`."""
+        """A `ProgramError` with the exception of the body as its cause."""
         self.body_done = Event()
-        """The body has ended, so no step will be appended any more."""
+        """Set when the body has ended: no further step is appended."""
         self.finished = Event()
-        """All steps are done."""
-        self.started: float = time.perf_counter() if around is None else around.started
-        """Of the outermost program, so that all times of a trace count from there."""
-        self.heard_s = 0.0
-        """When the backend last sent something, as `time.perf_counter` gives it."""
+        """Set when all steps are done."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
-        self._numbers = itertools.count()
         self._queued_calls: Counter[Target | Backend | str | None] = Counter()
         """Steps in the queues of all branches that will call a model, by `backend` of the step."""
         self._keys = itertools.count()
@@ -236,7 +201,8 @@ class Run:
         name = (self.router and self.router.name_of(backend)) or info.name
         given, usual = getattr(backend, "priority", 0), BATCH if self.in_batch else 0
         lora = getattr(backend, "lora", "")
-        return Target(backend, info, name, usual if given is None else given, lora)
+        messages = bool(getattr(backend, "takes_messages", False))
+        return Target(info, messages, backend, name, usual if given is None else given, lora)
 
     @property
     def submitted_options(self) -> Mapping[str, Any]:
@@ -250,13 +216,6 @@ class Run:
         """Make the program's first branch."""
         return Branch(self, call)
 
-    def clock(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.started
-
-    def next_rid(self) -> str:
-        return f"{self.program}-{next(self._numbers)}"
-
     def branch_key(self) -> str:
         """A key for a new branch."""
         return f"b{next(self._keys)}"
@@ -268,8 +227,10 @@ class Run:
         return key
 
     def end_branch(self, branch: Branch) -> None:
-        """Note that `branch`, and with its last branch a fork, will not be extended. The hint of the next
-        request carries their keys."""
+        """Note that `branch` will not be extended, and with its last branch a fork.
+
+        The hint of the next request carries their keys.
+        """
         with self._lock:
             ended = [branch.key]
             for fork in branch.forks[-1:]:

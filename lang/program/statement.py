@@ -1,19 +1,19 @@
-"""A statement of a program's body: the unit by which a branch goes back after a failure."""
+"""A statement of a program's body: `recover` takes a branch back to before the one that failed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.lang.calls.chat import Dialogue
 from ramify.lang.calls.limits import Limits
-from ramify.lang.calls.transcript import Piece
+from ramify.lang.prompt.chat import Dialogue
+from ramify.lang.prompt.transcript import Piece
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
 
 
 class Content(NamedTuple):
-    """What a branch holds between two steps."""
+    """The content of a branch between two steps."""
 
     tail: Piece | None
     dialogue: Dialogue
@@ -35,14 +35,14 @@ class Statement:
         self.outer = outer
         """The block that the statement stands in."""
         self.limits = limits
-        """Hold for the statement's steps."""
+        """The limits of the statement's steps."""
         self.open = block
-        """A block that the body has not left."""
+        """Whether it is a block that the body has not left."""
         self.before: Content | None = None
         """The branch's content before the first step; None until that step runs."""
 
-    def begin(self, branch: Branch) -> None:
-        """Called before each step: keep what precedes the first one."""
+    def note_before(self, branch: Branch) -> None:
+        """Called before each step: keep the branch's content before the first one."""
         branch.limits = self.limits
         if self.before is None:
             self.before = Content(branch.tail, branch.dialogue, dict(branch.scopes))

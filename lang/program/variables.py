@@ -1,4 +1,4 @@
-"""The result of one step. Readers wait for it, and are raised the step's error."""
+"""The results of steps. Readers wait for a result; reading one of a failed step raises its error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import InvalidRequest, ProgramError
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.messages import TextChunk
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Skipped(ProgramError):
 
 
 class Variable:
-    """Set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
+    """The result of a step, set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
 
     __slots__ = ("_meta", "call", "chunks", "error", "kind", "name", "ready", "text", "thinking", "value")
 
@@ -52,7 +52,7 @@ class Variable:
         self.ready.set()
 
     def take(self, other: Variable) -> None:
-        """Set it to the result of `other`; raises that one's error."""
+        """Set this variable to the result of `other`; raises the error of `other`."""
         self.call, self.kind, self.thinking = other.call, other.kind, other.thinking
         self.resolve(other.read(), text=other.text, meta=lambda: other.meta)
 
@@ -87,7 +87,7 @@ class Variable:
 
 
 THOUGHTS = "_reasoning_content"
-"""Behind the name of a variable: SGLang's name of the variable of its thoughts."""
+"""The suffix of a variable's name that names the variable of its thoughts, as in SGLang."""
 
 
 class ThoughtsVariable(Variable):

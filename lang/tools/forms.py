@@ -172,8 +172,8 @@ def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str,
 
 
 def _rerooted(schema: Any, tool: str) -> Any:
-    """`schema` with its references changed: into ``$defs`` to the definitions ``tool.…``, others to ``tool``,
-    which is the whole schema."""
+    """`schema` with its references led to other definitions: ``#/$defs/NAME`` to ``tool.NAME``, any other
+    reference to ``tool``, the whole schema."""
     if isinstance(schema, list):
         return [_rerooted(one, tool) for one in schema]
     if not isinstance(schema, dict):

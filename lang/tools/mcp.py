@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_WORDS = 5
-"""Lines of a server's standard error in the message that it has ended."""
+"""Lines of a server's standard error that the error about its end quotes."""
 
 OPEN = {
     "additionalProperties",
@@ -35,11 +35,11 @@ OPEN = {
     "minProperties",
 }
 OPEN |= {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
-"""Keywords by which a schema of an object may have properties that ``properties`` does not name."""
+"""Keywords that allow an object properties beside those in ``properties``."""
 
 
 class ToolError(RamifyError):
-    """A tool of a server reports an error, which the model is shown."""
+    """An error that a tool of a server reports; the model is shown it."""
 
     code = "tool_error"
 
@@ -160,7 +160,7 @@ class McpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _serve(self, ready: asyncio.Event) -> None:
-        """Hold the connection. It must be opened and closed in one task."""
+        """Keep the connection open. It must be opened and closed in one task."""
         from mcp import Client
 
         try:
@@ -172,7 +172,7 @@ class McpServer:
             self._client = None
 
     async def _list(self, client: Client) -> list[Tool[..., Any]]:
-        """The tools of all pages."""
+        """The tools on all pages of the server's list."""
         found: list[Tool[..., Any]] = []
         cursor = None
         while True:
@@ -274,7 +274,7 @@ class _Command:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` without properties that it does not name, where it says nothing about these."""
+    """`schema` with `additionalProperties: false` unless it says otherwise."""
     return schema if OPEN & schema.keys() else {**schema, "additionalProperties": False}
 
 
@@ -286,7 +286,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _result(result: CallToolResult) -> Any:
-    """The structured content if that is all, else the text, with a name in place of images and the like."""
+    """The structured content if there is no other, else the text, with names in place of images and files."""
     texts = [_text(block) for block in result.content]
     if result.is_error:
         raise ToolError("\n".join(texts) or "The tool failed.")

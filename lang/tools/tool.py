@@ -10,15 +10,16 @@ import inspect
 import json
 import re
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
 from ramify.errors import InvalidConstraint, InvalidRequest, RequestTimeout
+from ramify.graph import ToolDescription
 from ramify.json_text import read_json
-from ramify.lang.program.caller import caller_names
-from ramify.lang.program.event import Event
+from ramify.lang.common.caller import caller_names
+from ramify.lang.common.event import Event
 from ramify.lang.typed.typed_dict import modern
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
@@ -53,9 +54,9 @@ class Tool(Generic[P, R]):
         self.parameters = parameters
         """The JSON schema of the arguments: an object with the parameters in their order."""
         self.strict = strict
-        """A keyword of `parameters` that cannot be enforced while tokens are chosen is refused. Otherwise it
-        is left out, and told in the ``unenforced`` of the turn's `get_meta_info`; the arguments are validated
-        when the call is read."""
+        """Whether a keyword of `parameters` that cannot be enforced while tokens are chosen is refused.
+        Otherwise the keyword is left out, and named in ``unenforced`` of the turn's `get_meta_info`; the
+        arguments are validated when the call is read."""
         self.timeout = timeout
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
@@ -64,7 +65,7 @@ class Tool(Generic[P, R]):
         self.slot: contextlib.AbstractAsyncContextManager[None] = (
             contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
-        """Entered on Ramify's background loop around each call."""
+        """A context that each call enters, on Ramify's background loop: it bounds the calls at once."""
         self._read = read
 
     @classmethod
@@ -244,6 +245,16 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
     return found
 
 
+def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
+    """The tools as a graph has them."""
+    return tuple(
+        ToolDescription(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        for tool in tools
+    )
+
+
 def shown(result: Any) -> str:
     """The text of a result for the model: a string as it is, other types as JSON; raises ValueError."""
     if isinstance(result, str):
@@ -343,7 +354,7 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     from ramify.lang.typed.type_schema import TypeSchema
 
     class Untitled(TypeSchema):
-        """Without titles, which repeat the names of the parameters and cost tokens."""
+        """A schema without titles, which repeat the names of the parameters and cost tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from ramify.lang.calls.meta_info import add_usage
-from ramify.lang.calls.transcript import Piece, text_of
+from ramify.lang.prompt.transcript import Piece, text_of
+from ramify.lang.trace.meta_info import add_usage
 from ramify.lang.trace.tokens import Tokens
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.text import shortened
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ramify.lang.trace.misses import Misses
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
-"""program and fork hold calls. gen and select are steps of the program. tool is a function that the model
-called, and sends no request. A step that makes several requests has one child for each: sample (n > 1) or
-attempt (retries > 0)."""
+"""The kind of a call. program and fork hold calls. gen and select are steps of the program. tool is a
+function that the model called, and sends no request. A step that makes several requests has one child for
+each: sample (n > 1) or attempt (retries > 0)."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -37,18 +37,18 @@ class Call:
     """file:line of the `gen` or `select`."""
     start_s: float = 0.0
     end_s: float | None = None
-    """None while it runs."""
+    """Seconds at the end; None while it runs."""
     own_usage: Usage = field(default_factory=Usage)
     """The usage of this request alone, without its children and without attempts that broke off."""
     broken_usage: Usage = field(default_factory=Usage)
-    """What is known of the usage of attempts that broke off before the last one."""
+    """The usage of attempts that broke off before the last one, as far as it is known."""
     stored: bool = False
-    """The answer came from a store of answers, and no request was sent."""
+    """Whether the answer came from a store of answers, without a request."""
     resent: int = 0
-    """How often the request was sent again after a failure that may pass."""
+    """Times that the request was sent again after a failure that may pass."""
     first_text_s: float | None = None
     followed: bool = False
-    """The text may be streamed to a reader."""
+    """Whether the text may be streamed to a reader."""
     text: str = ""
     """The text generated so far; of a select, the choice; of a tool, the result that the model is shown."""
     thinking: str | None = None
@@ -58,7 +58,7 @@ class Call:
     arguments: str | None = None
     """The arguments of a tool, as the JSON text that the model wrote."""
     model: str = ""
-    """Of a request: the name of its backend in the run's `Router`, else the model's."""
+    """The name of a request's backend in the run's `Router`, else of its model."""
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
@@ -68,7 +68,7 @@ class Call:
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
     """The choices of a select and their scores."""
     form: TaggedCalls | None = field(default=None, repr=False)
-    """How the tool calls of the step are written; None in a step that calls no tools."""
+    """The form of the step's tool calls; None in a step that calls no tools."""
     priority: int | None = None
     """The priority that the step sets."""
     lora: str | None = None
@@ -88,7 +88,7 @@ class Call:
 
     @property
     def output(self) -> str:
-        """All that was generated."""
+        """The whole generated text, thoughts included."""
         return self.before + self.text
 
     @property
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def usage(self) -> Usage:
-        """Summed over this call and everything below it."""
+        """The usage of this call and everything below it."""
         total = self.spent
         for child in self.children:
             total = add_usage(total, child.usage)
@@ -121,7 +121,7 @@ class Call:
 
     @property
     def tokens_of_prompt(self) -> int:
-        """Tokens of `prompt`, without those of the choices computed behind it."""
+        """Number of tokens of `prompt`, without those of the choices behind it."""
         inner = {
             score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
         }
@@ -156,12 +156,12 @@ class Call:
 
     @property
     def sent(self) -> bool:
-        """This call is itself a request to the backend."""
+        """Whether this call is itself a request to the backend."""
         return self.kind not in ("program", "fork", "tool") and not self.children and not self.stored
 
     @property
     def requests(self) -> int:
-        """How many requests were sent to the backend."""
+        """The number of requests sent to the backend, by this call and all below it."""
         return self.sent + sum(child.requests for child in self.children)
 
     @property
@@ -175,7 +175,7 @@ class Call:
             yield from child.walk()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON. ``miss`` of a request: why tokens of its prompt were computed."""
+        """Plain data, for JSON. ``miss``: the reason why a request computed tokens of its prompt."""
         from ramify.lang.trace.misses import Misses
 
         by_model = {model: msgspec.to_builtins(usage) for model, usage in self.usage_by_model.items()}
@@ -218,7 +218,7 @@ class Call:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.html import call_html
+        from ramify.lang.trace.html import call_html
 
         return call_html(self)
 
@@ -238,7 +238,7 @@ MAX_TEXT = 40
 
 
 def render(call: Call) -> str:
-    """The tree as text: a line a step, with the tokens that it computed, found cached, and generated."""
+    """The tree as text: a line for each step, with its computed, cached and generated tokens."""
     several = len(call.usage_by_model) > 1
     rows = list(_rows(call, "", "", several))
     width = max(len(label) for label, _ in rows)

@@ -1,4 +1,4 @@
-"""Why tokens of a request's prompt were not found in the prefix cache, seen from the program alone.
+"""Reasons for cache misses: the tokens of a prompt that were not cached, explained from the program alone.
 
 A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
 request with the longest common prefix is the nearest one:
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 
 Reason = Literal["first", "extends", "diverges", "lost"]
@@ -35,7 +35,7 @@ MAX_TOKEN = 40
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why `computed_tokens` of a prompt were computed."""
+    """The reason why `computed_tokens` of a prompt were computed."""
 
     reason: Reason
     computed_tokens: int
@@ -52,9 +52,9 @@ class Miss:
     """The token or word of `nearest` in the same place; empty where `nearest` ends."""
     other_id: int | None = None
     respelled: bool = False
-    """Generated text was sent again as text, so that the tokenizer may split it differently."""
+    """Whether generated text was sent again as text, which the tokenizer may split differently."""
     overlapping: bool = False
-    """The nearest request was still at its prompt when this one began."""
+    """Whether the nearest request was still at its prompt when this one began."""
     evicted_tokens: int = 0
     """Computed tokens that had been in the cache and were evicted."""
     evicted_by: str = ""
@@ -103,15 +103,15 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """Where the cached part of a prompt ends, in characters."""
+    """The end of the cached part of a prompt, in characters."""
 
     chars: int
     exact: bool
-    """False where `chars` is interpolated between two places with known token counts."""
+    """Whether `chars` is known; otherwise it is interpolated between two places with known token counts."""
 
 
 class Misses:
-    """The requests below `root`, explained: `why` and `cached` by request."""
+    """The explanations of the requests below `root`: `why` and `cached`, by request."""
 
     def __init__(self, root: Call) -> None:
         self.why: dict[Call, Miss] = {}
@@ -237,7 +237,7 @@ def _shown(token: str, token_id: int | None) -> str:
 
 
 def _place(known: dict[int, int], tokens: int) -> Cached:
-    """Where in the text the first `tokens` tokens end."""
+    """The place in the text at which the first `tokens` tokens end."""
     before, after = (0, 0), None
     for chars, count in sorted(known.items()):
         if count <= tokens:
@@ -275,7 +275,7 @@ def _word(text: str, place: int) -> str:
 
 
 def _respelled(call: Call, nearest: Call, shared: int) -> bool:
-    """Within the common prefix, the nearest request has token ids where `call` has text."""
+    """Whether the nearest request has token ids where `call` has text, within the common prefix."""
     theirs = _id_places(pieces(nearest.prompt_end))
     if nearest.output:
         theirs.add(len(nearest.prompt))

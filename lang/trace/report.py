@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ramify.html.template import fill, script
-from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, token_texts
 from ramify.lang.trace.tokens import Span, scores_of
@@ -21,8 +21,8 @@ def report(call: Call) -> str:
 
 
 def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
-    """Finished runs below one call. The times of each are moved to the clock of the first: `runs` are the
-    moments at which they began, in seconds, and their calls."""
+    """One call that holds finished runs, with their times on the clock of the first run. `runs`: (start of a
+    run in seconds, its call)."""
     root = Call("program", name)
     first = min(began for began, _ in runs)
     for began, call in runs:

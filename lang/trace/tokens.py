@@ -18,7 +18,7 @@ class Span:
     forced: int | None
     """Number of forced tokens (the grammar allowed one); None where the backend does not report them."""
     logprob: float | None = None
-    """Natural logarithm; only of a single token, where log-probabilities were asked for."""
+    """Natural logarithm of the probability; only of a single token, and where it was asked for."""
     top: tuple[tuple[str, float], ...] = ()
     """The most likely tokens in its place and their log-probabilities, best first."""
 
@@ -35,7 +35,7 @@ class Tokens:
     forced: array[int]
     """Places in `ids` of forced tokens."""
     forced_told: bool
-    """The backend reports which tokens were forced."""
+    """Whether the backend reports the forced tokens."""
     logprobs: tuple[TokenLogprobs, ...]
 
     def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
@@ -86,7 +86,7 @@ def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
 
 
 def scores_of(found: TokenLogprobs) -> list[Score]:
-    """One score per token."""
+    """The scores of the tokens, one for each."""
     texts = found.texts or ("",) * len(found.ids)
     tops: list[tuple[tuple[str, float], ...]] = [()] * len(found.ids)
     if found.top:

@@ -29,8 +29,8 @@ class Partial(Generic[T]):
     """A value while it is generated."""
 
     value: T | Any
-    """Open objects and arrays as dicts and lists, with closed values of their types inside; None before the
-    first character. When `complete`, the value of the variable."""
+    """The value so far: open objects and arrays as dicts and lists, with closed values of their types inside.
+    None before the first character. When `complete`, the value of the variable."""
     complete: bool = False
     path: tuple[str | int, ...] = ()
     """The keys and indices that lead to the innermost open value."""
@@ -39,7 +39,7 @@ class Partial(Generic[T]):
 
 
 class InvalidPart(ValueError):
-    """A closed value is invalid. `path` has the keys and indices that lead to it."""
+    """Raised for a closed value that is invalid. `path`: the keys and indices that lead to it."""
 
     def __init__(self, path: tuple[str | int, ...], problem: Exception) -> None:
         pointer = "".join(f"/{key}" for key in path)
@@ -57,7 +57,7 @@ class _Open:
     key: str | None = None
     """The key of an object's open member."""
     reads_key: bool = False
-    """The next string of an object is a key."""
+    """Whether the next string of an object is a key."""
 
     @property
     def place(self) -> str | int:
@@ -82,7 +82,7 @@ class PartialReader:
         self._in_string = False
         self._closed: Any = None
         self.ended = False
-        """The root value is closed."""
+        """Whether the root value is closed."""
 
     def push(self, text: str) -> bool:
         """Read `text`; return whether `partial` has changed."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ramify.grammar.schema.check import REFERENCES, SchemaDocument
-from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.instance import Instances
-from ramify.grammar.schema.json_values import as_decimals
-from ramify.grammar.schema.values.string_patterns import matches_pattern
+from ramify.grammar.schema.document.check import REFERENCES, SchemaDocument
+from ramify.grammar.schema.document.deep_recursion import deep_recursion
+from ramify.grammar.schema.document.json_values import as_decimals
+from ramify.grammar.schema.document.string_patterns import matches_pattern
+from ramify.grammar.schema.instance import Validator
 from ramify.json_text import escape, read_json
 
 
@@ -25,7 +25,7 @@ def schema_checker(schema: Any) -> SchemaChecker:
 
 
 class SchemaChecker:
-    """Validates the values at one place: all subschemas at `pointers` must hold, and of each list of
+    """The checker of the values at one place. All subschemas at `pointers` must hold, and of each list in
     `alternatives` at least one checker."""
 
     def __init__(self, document: SchemaDocument, pointers: list[str]) -> None:
@@ -43,7 +43,7 @@ class SchemaChecker:
 
     def _problems(self, value: Any) -> Iterator[str]:
         for pointer in self._pointers:
-            for failure in Instances(self._document).failures(pointer, value):
+            for failure in Validator(self._document).failures(pointer, value):
                 yield f"{failure.message} ({failure.schema})."
         for checkers in self._alternatives:
             problems = [next(checker._problems(value), None) for checker in checkers]
@@ -90,13 +90,13 @@ class SchemaChecker:
         self._alternatives.append([checker._child(key, referenced) for checker in possible])
 
     def _allows(self, kind: str) -> bool:
-        """Values may be of this type, by the keyword ``type`` alone."""
+        """Whether the keyword ``type`` allows values of this type."""
         schemas = [self._document.at(pointer) for pointer in self._pointers]
         return all(isinstance(one, bool) or kind in one.get("type", kind) for one in schemas)
 
 
 def _item(keywords: dict[str, Any], index: int) -> list[str]:
-    """Where, below the subschema with these keywords, the subschema of an item is; empty for none."""
+    """The path of an item's subschema below the subschema with these keywords; empty for none."""
     items = keywords.get("items")
     prefix, rest = ("items", "additionalItems") if isinstance(items, list) else ("prefixItems", "items")
     if index < len(keywords.get(prefix, ())):
@@ -105,7 +105,7 @@ def _item(keywords: dict[str, Any], index: int) -> list[str]:
 
 
 def _property(pointer: str, keywords: dict[str, Any], name: str) -> list[str]:
-    """Where, below the subschema at `pointer` with these keywords, the subschemas of a property are."""
+    """The paths of a property's subschemas below the subschema at `pointer` with these keywords."""
     found = [f"properties/{escape(name)}"] if name in keywords.get("properties", ()) else []
     for pattern in keywords.get("patternProperties", ()):
         member = f"patternProperties/{escape(pattern)}"

@@ -85,7 +85,7 @@ def _member(kind: Any, key: str | int) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """The type without aliases, annotations and root models around it, none of which shows in JSON."""
+    """The type without the aliases, annotations and root models around it, which JSON does not show."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
@@ -98,7 +98,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _holds(kind: Any, key: str | int) -> bool:
-    """Values of a `kind` may have this member or item."""
+    """Whether values of a `kind` may have this member or item."""
     kind = _bare(kind)
     plain = get_origin(kind) or kind
     if isinstance(key, int):

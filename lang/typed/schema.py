@@ -65,8 +65,8 @@ def schema_of(kind: Any) -> Schema:
 
 
 def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
-    """`schema` whose constraint has those `options` that are not None: whitespace, any_order, strict, and
-    definitions (`constraint.json_schema`).
+    """`schema` with the `options` of its JSON that are not None: whitespace, any_order, strict, definitions
+    (`constraint.json_schema`).
 
     With ``strict="validate"`` its parser refuses a text that breaks the JSON schema. Raises
     `InvalidConstraint` for a wrong value, and where the output is not JSON.
@@ -96,8 +96,8 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
 
 
 def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
+    from ramify.grammar.schema.document.json_values import parse_json
     from ramify.grammar.schema.instance import validate_text
-    from ramify.grammar.schema.values.json_text import parse_json
 
     for failure in validate_text(parse_json(source), text):
         raise ValueError(str(failure))
@@ -120,7 +120,7 @@ def dtype_schema(dtype: Any) -> Schema:
 
 @functools.lru_cache(maxsize=1024)
 def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
-    """`today` is a part of the key alone: the dates that a PastDate may be change with it."""
+    """The schema of a type. `today` is a part of the cache's key: the dates of a PastDate change with it."""
     if kind is str:
         return Schema(None, str)
     if kind is bool:
@@ -206,7 +206,7 @@ def _close(schema: Any) -> None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """`value`, which was not parsed from text, validated and converted to `kind` by pydantic."""
+    """A value that was not parsed from text, validated and converted to `kind` by pydantic."""
     import pydantic
 
     return pydantic.TypeAdapter(kind).validate_python(value)

@@ -68,7 +68,7 @@ class StaticType:
 
     @property
     def scalar(self) -> Scalar | None:
-        """The name of a scalar type whose JSON is its value; None for other types."""
+        """The name of a scalar type that JSON holds as it is; None for other types."""
         schema, kind = self._schema, self._schema["type"]
         if kind == "literal":
             kinds: set[Any] = {type(value).__name__ for value in schema["expected"]}
@@ -104,7 +104,7 @@ def _static_type(kind: Any) -> StaticType | None:
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """No code of the class runs between its JSON and its fields."""
+    """Whether no code of the class runs between its JSON and its fields."""
     owner = schema.get("cls", dict)
     return (
         PLAIN_CONFIG.issuperset(schema.get("config", {}))

@@ -35,16 +35,16 @@ BASE64 = {
     name: f"^([A-Za-z0-9{last}]{{4}})*([A-Za-z0-9{last}]{{2}}==|[A-Za-z0-9{last}]{{3}}=)?$"
     for name, last in _LAST.items()
 }
-"""By name of the alphabet (RFC 4648)."""
+"""Name of the alphabet (RFC 4648) → its pattern."""
 
-# Of three bytes below 0x80, each has a bit of 0 in front: in the first, second and third of four characters.
+# Three bytes below 0x80 have a bit of 0 each in front: in the first, second and third of four characters.
 _FIRST, _SECOND, _THIRD = "[A-Za-f]", "[A-HQ-Xg-nw-z0-3]", "[ABEFIJMNQRUVYZcdghklopstwx014589]"
 BASE64_TEXT = {
     name: f"^({_FIRST}{_SECOND}{_THIRD}[A-Za-z0-9{last}])*"
     f"({_FIRST}[AQgw]==|{_FIRST}{_SECOND}[AEIMQUYcgkosw048]=)?$"
     for name, last in _LAST.items()
 }
-"""As `BASE64`, of texts in ASCII, so that the bytes are valid UTF-8."""
+"""Name of the alphabet → the pattern of base64 of ASCII text, whose bytes are valid UTF-8."""
 
 
 def dates_between(low: datetime.date, high: datetime.date) -> str:

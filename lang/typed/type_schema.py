@@ -48,16 +48,16 @@ DECIMAL_DIGITS = 18
 _PLAIN_DECIMAL = {
     "allOf": [{"exclusiveMinimum": -(10.0**DECIMAL_DIGITS), "exclusiveMaximum": 10.0**DECIMAL_DIGITS}]
 }
-"""Bounds of a Decimal without limits of its own; the texts of `KEYS` are within."""
+"""Bounds of a Decimal without limits of its own. The patterns in `KEYS` lie within them."""
 
 _REMARKS = {"title", "description", "default", "examples", "deprecated"}
 
 DAY = datetime.timedelta(days=1)
 ZONES = 1
-"""Days by which the date of a text and its date in UTC may differ."""
+"""Most days between the date in a text and the same moment's date in UTC."""
 
 HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
-"""No punycode, no two dashes in a row, and no IP addresses, as most texts of that form are invalid."""
+"""The pattern of a host: without punycode, double dashes and IP addresses, which are mostly invalid."""
 PORT = "(:[1-9][0-9]{0,3})?"
 PATH = "([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
 LONGEST_URL = 300
@@ -79,7 +79,7 @@ _FORMATS: dict[str, JsonSchemaValue] = {
     "ipv6interface": {"type": "string", "pattern": INTERFACE[6]},
     "ipvanyinterface": {"type": "string", "pattern": f"{INTERFACE[4]}|{INTERFACE[6]}"},
 }
-"""By pydantic's name of a format, the schema of its texts."""
+"""pydantic's name of a format → the schema of its texts."""
 
 _EXISTING = "Use str or pathlib.Path, and look for the file in the program."
 _REFUSED: dict[str, tuple[str, str]] = {
@@ -91,8 +91,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "PaymentCardNumber.validate": ("A card number has check digits", "Use str with a pattern."),
     "pattern_bytes_validator": ("JSON has no bytes", "Use re.Pattern[str]."),
 }
-"""By the name of a function by which pydantic validates a type, the reason why no schema can say what it
-accepts, and what to write instead."""
+"""pydantic's validating function of a type that has no exact schema → (reason, remedy)."""
 
 
 def _refuse(why: str, remedy: str) -> NoReturn:
@@ -130,7 +129,7 @@ class TypeSchema(GenerateJsonSchema):
     frozendict_schema = ordered_dict_schema = counter_schema = dict_schema
 
     def _names(self, schema: JsonSchemaValue) -> list[JsonSchemaValue]:
-        """Schemas of the texts that are read as keys of the schema `schema`; empty where none is known."""
+        """The schemas of the texts of keys whose type has this `schema`; empty where none is known."""
         schema = {key: value for key, value in self.resolved(schema).items() if key not in _REMARKS}
         if options := schema.get("anyOf") or schema.get("oneOf"):
             return [name for option in options for name in self._names(option)]
@@ -168,7 +167,7 @@ class TypeSchema(GenerateJsonSchema):
         return _dates(super().date_schema(schema), lows, highs)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
-        """Dates whose every time of day is between the bounds, in any time zone."""
+        """The schema of datetimes on dates that are between the bounds at any time of day and zone."""
         found = super().datetime_schema(schema)
         above = [schema[name] for name in ("ge", "gt") if name in schema]
         below = [schema[name] for name in ("le", "lt") if name in schema]
@@ -194,7 +193,7 @@ class TypeSchema(GenerateJsonSchema):
         return super().time_schema(schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Numbers alone: pydantic's schema has any text beside them."""
+        """The schema of a Decimal as a number. pydantic's own schema allows any text as well."""
         found = dict(super().decimal_schema(schema)["anyOf"][0])
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
         if digits is not None or places is not None:
@@ -220,7 +219,7 @@ class TypeSchema(GenerateJsonSchema):
         return {**super().complex_schema(schema), "pattern": COMPLEX}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """ASCII where there is a limit: that counts bytes."""
+        """The schema of bytes as text; ASCII where the type has a limit, which counts bytes."""
         if self._config.val_json_bytes != "utf8":
             _refuse("Bytes have an encoding of their own", "Leave val_json_bytes out of the configuration.")
         found = super().bytes_schema(schema)
@@ -267,13 +266,13 @@ _BOUNDS = {"ge", "gt", "le", "lt"}
 
 
 def _since_year_1(moment: datetime.datetime) -> datetime.timedelta:
-    """Time in UTC. Unlike a datetime it may lie before year 1."""
+    """The time from year 1 to a datetime in UTC, which may be negative."""
     return moment.replace(tzinfo=None) - datetime.datetime.min - (moment.utcoffset() or datetime.timedelta(0))
 
 
 def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: int = 0) -> JsonSchemaValue:
-    """`found`, a schema of texts that begin with a date, with the dates from the last of `lows` to the first
-    of `highs`, which are days since year 1."""
+    """`found`, a schema of texts that begin with a date, cut to dates from the latest of `lows` to the
+    earliest of `highs`. These are days since year 1."""
     first, last = datetime.date.min.toordinal(), datetime.date.max.toordinal()
     low, high = max([first, *lows]), min([last, *highs])
     if low > high:
@@ -286,7 +285,7 @@ def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: in
 
 
 def _check_readable(schema: core_schema.CoreSchema, values: Iterable[Any]) -> None:
-    """Refuse a value, such as bytes, of which pydantic does not read its own JSON."""
+    """Refuse a value, such as bytes, whose JSON pydantic writes but cannot read."""
     validator = SchemaValidator(schema)
     for value in values:
         raw = value.value if isinstance(value, enum.Enum) else value

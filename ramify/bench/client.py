@@ -18,7 +18,7 @@ class Endpoint:
 
     name: str
     url: str
-    """Ends in /v1."""
+    """The address, which ends in /v1."""
     model: str
     api_key: str | None = None
 
@@ -28,10 +28,10 @@ class Sample:
     """One request. Times in seconds on the client's clock."""
 
     due: float
-    """When the request was due. Latencies count from here, so that a late client does not flatter the
-    server."""
+    """The time at which the plan sends the request. Latencies count from here, so that a late client does not
+    flatter the server."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """(time of arrival, bytes); emptied by `read`."""
+    """(time of arrival, bytes); emptied by `read_chunks`."""
     end: float = 0.0
     stamps: list[float] = field(default_factory=list)
     """The arrival of each piece of text."""
@@ -101,7 +101,7 @@ class LoadClient:
         await self._http.aclose()
 
 
-def read(sample: Sample) -> Sample:
+def read_chunks(sample: Sample) -> Sample:
     """Parse the chunks of `sample` into its other fields, unless that was done before."""
     if sample.stamps or sample.error is not None:
         return sample

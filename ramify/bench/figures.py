@@ -88,13 +88,13 @@ def figures(measured: Measured, bounds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def meets(sample: Sample, bounds: Mapping[str, float]) -> bool:
-    """The request stayed within every bound."""
+    """True where the request stayed within every bound."""
     times = {"ttft": sample.ttft_s, "tpot": sample.tpot_s or 0.0, "e2e": sample.e2e_s}
     return all(times[name] <= limit for name, limit in bounds.items())
 
 
 def is_valid(sample: Sample) -> bool:
-    """The answer is JSON that satisfies its schema."""
+    """True where the answer is JSON that satisfies its schema."""
     from ramify.grammar.schema.instance import validate_text
 
     return sample.error is None and not validate_text(sample.schema, sample.text)

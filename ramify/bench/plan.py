@@ -8,22 +8,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.bench.client import Endpoint, LoadClient, read
+from ramify.bench.client import Endpoint, LoadClient, read_chunks
 from ramify.bench.figures import figures, median
-from ramify.bench.load import Measured, measure
+from ramify.bench.load import Measured, measure_phase
 from ramify.bench.workloads import COMPLETIONS, WORKLOADS, Sizes, phases, words
 from ramify.errors import BackendError, InvalidRequest
 
-COMPARED = {
-    "requests_per_s": ("requests_per_s",),
-    "output_tokens_per_s": ("output_tokens_per_s",),
-    "ttft_p50": ("ttft_s", "p50"),
-    "itl_p50": ("itl_s", "p50"),
-    "itl_p99": ("itl_s", "p99"),
-    "e2e_p50": ("e2e_s", "p50"),
-    "valid_per_s": ("valid_per_s",),
+COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "requests_per_s": ("req/s", ("requests_per_s",)),
+    "output_tokens_per_s": ("out tok/s", ("output_tokens_per_s",)),
+    "ttft_p50": ("TTFT p50", ("ttft_s", "p50")),
+    "itl_p50": ("ITL p50", ("itl_s", "p50")),
+    "itl_p99": ("ITL p99", ("itl_s", "p99")),
+    "e2e_p50": ("E2E p50", ("e2e_s", "p50")),
+    "valid_per_s": ("valid/s", ("valid_per_s",)),
 }
-"""Figure whose ratio is reported → its path in a run's figures."""
+"""Figures that are compared between endpoints → the head of their column, and the path in a run's figures."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Series:
     itl_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)
 
-    def add(self, measured: Measured, found: dict[str, Any]) -> None:
+    def add_run(self, measured: Measured, found: dict[str, Any]) -> None:
         self.runs.append(found)
         for sample in measured.samples:
             if sample.error is None:
@@ -77,7 +77,7 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
             raise InvalidRequest("--workload prompts needs --prompts FILE.", field="workload")
 
 
-async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
+async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
     """Carry `plan` out; `emit` is called with the line of each run as it is measured.
 
     Raises `BackendError` where no request succeeds.
@@ -93,11 +93,11 @@ async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series
         async for workload, rate, run_number, client in _turns(plan, clients):
             seed = f"{plan.seed}.{run_number}.{rate}"
             for phase in phases(workload, seed, plan.sizes):
-                measured = await measure(client, phase, rate, seed)
+                measured = await measure_phase(client, phase, rate, seed)
                 result = figures(measured, plan.bounds)
                 key = (phase.label, client.endpoint.name, rate)
                 series = found.setdefault(key, Series(*key))
-                series.add(measured, result)
+                series.add_run(measured, result)
                 line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
                 emit({**line, **result})
     if not any(one.ttft_s for one in found.values()):
@@ -122,7 +122,7 @@ async def _warm_up(client: LoadClient) -> None:
     """Send two short requests that are not measured: they open connections and warm the server up."""
     for number in range(2):
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
-        sample = read(await client.send(COMPLETIONS, body))
+        sample = read_chunks(await client.send(COMPLETIONS, body))
         if sample.error is not None:
             raise BackendError(f"{client.endpoint.name} ({client.endpoint.url}): {sample.error}")
 
@@ -137,7 +137,7 @@ def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:
     for workload, rate in dict.fromkeys((one.workload, one.rate) for one in series):
         first, second = (by_key[workload, rate, name] for name in names)
         line: dict[str, Any] = {"workload": workload, "rate": rate, "ratio": f"{names[0]} / {names[1]}"}
-        for name, path in COMPARED.items():
+        for name, (_, path) in COMPARED.items():
             pairs = [(_at(a, path), _at(b, path)) for a, b in zip(first.runs, second.runs, strict=True)]
             known = [a / b for a, b in pairs if a and b]
             if known:

@@ -92,7 +92,8 @@ def _table(table: Table) -> str:
 
 
 def _plots(series: Sequence[Series], names: Sequence[str]) -> str:
-    """An SVG element: throughput, or what each rate of arrivals does, then distributions of times.
+    """An SVG element with throughput, or with figures by rate of arrivals, and distributions of times behind
+    it.
 
     With several rates the distributions are of the highest alone: those of all would cover each other.
     """
@@ -131,7 +132,7 @@ def _draw_throughput(axes: Axes, series: Sequence[Series], names: Sequence[str])
 
 
 def _draw_rates(axes: Sequence[Axes], series: Sequence[Series], names: Sequence[str]) -> None:
-    """What each rate of arrivals does to two latencies and to throughput."""
+    """Two latencies and the throughput at each rate of arrivals."""
     for panel, (title, field) in zip(axes[:2], TIMES, strict=False):
         for rank, style in (("p50", "-"), ("p99", "--")):
             _draw_line(panel, series, names, rank, style, functools.partial(_milliseconds, field, rank))

@@ -8,17 +8,6 @@ from typing import Any
 
 from ramify.bench.plan import COMPARED, Series, ratios
 
-HEADS = {
-    "requests_per_s": "req/s",
-    "output_tokens_per_s": "out tok/s",
-    "ttft_p50": "TTFT p50",
-    "itl_p50": "ITL p50",
-    "itl_p99": "ITL p99",
-    "e2e_p50": "E2E p50",
-    "valid_per_s": "valid/s",
-}
-"""Heads of the ratios of `COMPARED`."""
-
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -51,7 +40,7 @@ def ratios_table(series: Sequence[Series]) -> Table | None:
         return None
     rated = any(line["rate"] is not None for line in compared)
     names = [name for name in COMPARED if any(name in line for line in compared)]
-    rows = [[compared[0]["ratio"], *(["rate"] if rated else []), *(HEADS[name] for name in names)]]
+    rows = [[compared[0]["ratio"], *(["rate"] if rated else []), *(COMPARED[name][0] for name in names)]]
     for line in compared:
         values = [f"{line[name]:.2f}x" if name in line else "" for name in names]
         rows.append([line["workload"], *([_rate(line["rate"])] if rated else []), *values])
@@ -59,7 +48,7 @@ def ratios_table(series: Sequence[Series]) -> Table | None:
 
 
 def terminal(series: Sequence[Series]) -> str:
-    """Both tables, and the first error of each phase in which requests failed."""
+    """The text for the terminal: both tables, and the first error of each phase with failed requests."""
     parts = [_aligned(figures_table(series))]
     if (compared := ratios_table(series)) is not None:
         parts.append(_aligned(compared))

@@ -1,1 +1,1 @@
-"""The subcommands of `ramify`, one a module: `add_arguments(parser)` and `run(options) -> exit status`."""
+"""Subcommands of `ramify`, a module each: `add_arguments(parser)`, `run_command(options)` → exit status."""

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--html", metavar="FILE", help="write a report with plots (needs matplotlib)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.bench import plan as plans
     from ramify.bench.report import check_matplotlib, report
     from ramify.bench.table import terminal
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     plan = wait(_plan(options))
     with contextlib.ExitStack() as stack:
         lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
-        series = wait(plans.run(plan, functools.partial(_tell, options.json, lines)))
+        series = wait(plans.run_plan(plan, functools.partial(_tell, options.json, lines)))
         for line in plans.ratios(series):
             _tell(options.json, lines, line)
     if not options.json:

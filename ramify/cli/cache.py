@@ -1,4 +1,4 @@
-"""`ramify cache`: what is kept on disk, how large it is, and how to be rid of it."""
+"""`ramify cache`: lists the files on disk with their sizes, and removes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     kept = cache.entries()
     apart = machine_code.root()  # NUMBA_CACHE_DIR may be anywhere
     compiled = [] if apart.is_relative_to(cache.home()) else cache.entries_in(apart, machine_code.KIND)

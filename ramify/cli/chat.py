@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_flags(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature).check()
     engine = engine_of(options)
     if engine is not None:
@@ -67,8 +67,7 @@ def _converse(backend: Backend, sampling: SamplingParams, system: str | None) ->
 
 
 def _channels_of(info: ModelInfo) -> ChannelParser | None:
-    """What tells thoughts from the answer where the model writes them in channels: later turns have the
-    answers alone."""
+    """The parser of a model that writes its thoughts in channels; later turns have the answers alone."""
     thinking = None if info.chat_format is None else info.chat_format.thinking
     return ChannelParser(calls=False) if thinking is not None and thinking.channels else None
 

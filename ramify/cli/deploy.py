@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "ramify"
 NO_CLUSTER = "Could not find any running Ray instance"
-"""In Ray's error where this machine is part of no cluster."""
+"""A part of the text of Ray's error on a machine outside every cluster."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser, ServerConfig, names)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     from ramify.ray.installed import require
     from ramify.ray.options import ClusterConfig, deployment
 

@@ -10,10 +10,13 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Container, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, TypeVar
 
+from ramify.errors import InvalidRequest
 from ramify.runtime.config import VALUES_ELSEWHERE
+
+C = TypeVar("C")
 
 MODEL_HELP = (
     "a name, a folder, a .gguf file, or a repository on the hub: org/repo, org/repo:FORMAT for one of its "
@@ -62,6 +65,14 @@ def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, An
         for field in dataclasses.fields(config)
         if hasattr(options, field.name)
     }
+
+
+def configured(make: Callable[..., C], fields: Mapping[str, Any]) -> C:
+    """`make(**fields)`, a configuration or an engine; raises `InvalidRequest` for a wrong value."""
+    try:
+        return make(**fields)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:

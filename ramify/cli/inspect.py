@@ -1,4 +1,5 @@
-"""`ramify inspect`: what a model is, what it needs and what would be refused, without loading its weights."""
+"""`ramify inspect`: describes a model, its memory and the options that would be refused, without loading
+weights."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags
-from ramify.errors import InvalidRequest, RamifyError
+from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
+from ramify.errors import RamifyError
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:
@@ -31,16 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser.add_argument_group("as in `ramify serve`"), EngineConfig, _OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
-    from ramify.runtime.inspect.fit import files_to_inspect
+def run_command(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected
+    from ramify.runtime.inspect.resolve import files_to_inspect
 
-    try:
-        given = {name: getattr(options, name) for name in _OPTIONS if hasattr(options, name)}
-        config = EngineConfig(**given)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    config = configured(EngineConfig, given_fields(options, EngineConfig))
     machine = this_machine(config.device)
     if options.memory is not None:
         machine = dataclasses.replace(machine, memory=bytes_of(options.memory))
@@ -56,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(found.to_json())
     else:
-        print("\n".join(f"{name:<14}{text}".rstrip() for name, text in lines(found, whole)))
+        print("\n".join(f"{name:<14}{text}".rstrip() for name, text in report_lines(found, whole)))
     return 0 if found.fits else UNFIT
 
 
-def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
+def report_lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     """(heading, text) of each line; an empty heading continues the one before."""
     by = {"native": "Ramify's own code", "transformers": "the code in transformers", None: "none"}
     place = found.path if whole else "on the hub (its headers alone were fetched)"

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a model's or user's text need not be Unicode
     try:
         try:
-            return _run(argv)
+            return _run_command(argv)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output is gone, as with ``| head``
@@ -60,7 +60,7 @@ def _write_no_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run_command(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
     parser, command = _parsers(chosen)
@@ -69,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
         command.refuse(unknown)
     options.command_line = shlex.join(["ramify", *arguments])
     try:
-        status: int = importlib.import_module(f"ramify.cli.{options.command}").run(options)
+        status: int = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED

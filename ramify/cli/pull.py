@@ -1,4 +1,4 @@
-"""`ramify pull`: the files of a model, and the compiled kernels, so that the first run waits for neither."""
+"""`ramify pull`: fetches a model's files and compiles the kernels ahead of the first run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags, given_fields
+from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:
-    from ramify.runtime.model.hub.resolve import ModelFiles
+    from ramify.runtime.model.checkpoint import ModelFiles
 
 FORM_OPTIONS = (
     "load_format",
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(group, EngineConfig, FORM_OPTIONS)
 
 
-def run(options: argparse.Namespace) -> int:
-    from ramify.runtime.model.hub.resolve import resolve
+def run_command(options: argparse.Namespace) -> int:
+    from ramify.runtime.inspect.resolve import resolve
 
-    config = EngineConfig(**given_fields(options, EngineConfig))
+    config = configured(EngineConfig, given_fields(options, EngineConfig))
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _capability(text: str) -> int:
-    """90 for "9.0", as NVIDIA writes it."""
+    """The number 90 for the text "9.0", as NVIDIA writes it."""
     if not re.fullmatch(r"\d+\.\d", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0 for an H100")
     return int(text.replace(".", ""))

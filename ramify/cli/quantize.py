@@ -1,4 +1,4 @@
-"""`ramify quantize`: writes a model with quantised weights, and says what that costs."""
+"""`ramify quantize`: writes a model with quantised weights, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ramify.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
-    from ramify.runtime.model.hub.resolve import ModelFiles
+    from ramify.runtime.model.checkpoint import ModelFiles
     from ramify.runtime.quantize.errors import Report
 
 FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    from ramify.runtime.model.hub.resolve import resolve
-    from ramify.runtime.model.load import read_config
+def run_command(options: argparse.Namespace) -> int:
+    from ramify.runtime.inspect.resolve import resolve
+    from ramify.runtime.model.loading.load import read_config
     from ramify.runtime.quantize.folder import write_folder
     from ramify.runtime.quantize.gguf_file import write_gguf
 

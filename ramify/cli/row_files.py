@@ -58,8 +58,8 @@ class Columns:
         return self.only if self.only is None or self.key is None else self.only | {self.key}
 
     def without(self, left_out: str, others: Sequence[str]) -> str:
-        """How to leave a column out and pass `others`, as the end of a remedy; empty where the program would
-        not run then."""
+        """The end of a remedy: how to leave a column out and pass `others`. Empty where the program needs
+        it."""
         passed = [one for one in others if self.taken is None or one in self.taken]
         if left_out == self.key or not passed or not self.needed <= set(passed):
             return ""
@@ -71,7 +71,7 @@ class RowFile:
     """A file that can be read several times."""
 
     name: str
-    """As the user gave it."""
+    """The path, as the user gave it."""
     path: str
     suffix: str
     columns: Columns
@@ -245,7 +245,8 @@ def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
 
 
 def _key_cell(header: Sequence[str], record: Sequence[str], key: str | None) -> str:
-    """The key in a record of another length than the header; empty where other fields may have moved it."""
+    """The key in a record of another length than the header; empty where fields before the key may have moved
+    it."""
     if header[0] == key:
         return record[0]
     return record[-1] if header[-1] == key and len(record) > len(header) else ""
@@ -277,8 +278,7 @@ def _check_delimiter(header: Sequence[str], name: str) -> None:
 
 
 def _check_names(header: Sequence[str], rows: RowFile) -> None:
-    """Refuse columns of which one would replace another one, that no argument can be named after, and that
-    are asked for and not there."""
+    """Refuse columns that are double, that cannot name an argument, or that are asked for and missing."""
     known: dict[str, int] = {}
     columns, used = rows.columns, rows.columns.used
     for place, name in enumerate(header, 1):
@@ -329,7 +329,7 @@ def json_or_text(value: str, parameter: inspect.Parameter | None) -> Any:
 
 
 class _Twice(ValueError):
-    """A key that an object has twice."""
+    """Error: an object has a key twice."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -398,7 +398,7 @@ def _count_jsonl(rows: RowFile) -> int:
 
 
 def _is_array(first: str, count: int) -> bool:
-    """Whether `count` lines are one array of rows: `first` opens it, or is all of it."""
+    """True where `count` lines are one array of rows: `first` opens it, or is all of it."""
     if not first.startswith("[") or first[1:].lstrip()[:1] not in ("", "{", "[", "]"):
         return False
     try:

@@ -19,7 +19,7 @@ from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
-from ramify.lang.batch.results import BatchSummary, cost
+from ramify.lang.batch.summary import BatchSummary, cost
 from ramify.priority import BATCH, MOST
 from ramify.retry import RETRY_FOR_S
 
@@ -91,7 +91,7 @@ ROW_FLAGS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     if options.input is None:
         return _on_target(_once(options), options)
     work, again = _rows(options)
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
-    """`work` on an engine that is started for it, or on a server."""
+    """The result of `work` on an engine that is started for it, or on a server."""
     engine = engine_of(options)
     if engine is not None:
         with engine:
@@ -212,7 +212,7 @@ def _run_rows(
     price: tuple[float, float, float] | None,
     backend: Any,
 ) -> int:
-    """Exit status 1 where a row failed, also in an earlier run, or was left."""
+    """The exit status: 1 where a row failed, in this run or an earlier one, or was left out."""
     program = program.bind(**common)
     found = _run_batch(program, rows, options, backend)
     # With the rows on standard output, what is said about them goes to standard error.

@@ -67,7 +67,7 @@ class InputRows:
 
     @property
     def again(self) -> str | None:
-        """How the rows are given again, where they came from a pipe; None for a file."""
+        """The command line's way to give the rows again where they came from a pipe; None for a file."""
         return (
             None
             if self._rows.copied is None
@@ -76,7 +76,7 @@ class InputRows:
 
     @property
     def note(self) -> str | None:
-        """Which rows were chosen; None where all are."""
+        """The chosen rows, as text for the user; None where all are."""
         if self._sample is not None:
             return f"a sample of {len(self)} of {self._total} rows (--sample-seed {self._seed})"
         return None if self._limit is None else f"the first {len(self)} of {self._total} rows"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import add_config_flags, add_model, given_fields
-from ramify.errors import InvalidRequest
+from ramify.cli.flags import add_config_flags, add_model, configured, given_fields
 from ramify.runtime.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -18,20 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser, ServerConfig)
 
 
-def run(options: argparse.Namespace) -> int:
-    try:
-        config = ServerConfig(**given_fields(options, ServerConfig))
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+def run_command(options: argparse.Namespace) -> int:
+    config = configured(ServerConfig, given_fields(options, ServerConfig))
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
     with PrestartedWorkers(config) as workers:  # before all that this process has to import
-        from ramify.runtime.server.serve import serve
+        from ramify.runtime.server.app.serve import serve
 
         return serve(config, _routes, workers)
 
 
 def _routes() -> list[APIRouter]:
-    from ramify.program_route import router
+    from ramify.programs.route import router
 
     return [router]

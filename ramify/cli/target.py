@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ramify.cli.flags import add_config_flags, given_fields
+from ramify.cli.flags import add_config_flags, configured, given_fields
 from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ramify.runtime.engine import Engine
+    from ramify.runtime.engine.engine import Engine
 
 
 async def first_model(base_url: str, api_key: str | None, remedy: str | None = None) -> str:
@@ -44,9 +44,6 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
         return None
     if options.endpoint_key is not None:
         raise InvalidRequest("--endpoint-key needs --endpoint.", field="--endpoint-key")
-    from ramify.runtime.engine import Engine
+    from ramify.runtime.engine.engine import Engine
 
-    try:
-        return Engine(**given)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    return configured(Engine, given)

@@ -1,1 +1,1 @@
-"""What the trace report, the load-test report and the dashboard share: templates, styles, scripts."""
+"""Templates, styles and scripts of the trace report, the load-test report and the dashboard."""

@@ -82,8 +82,8 @@ def details(summary: str, content: str, *, open: bool = False) -> str:
 
 
 def text(runs: Iterable[Run], *, end: bool = False) -> str:
-    """Text with generated parts marked. What is beyond `FOLD` characters is folded; of text beyond `MOST`
-    only the number of characters is told. With `end` the beginning is left out instead."""
+    """Text with generated parts marked. Characters beyond `FOLD` are folded; beyond `MOST` only their number
+    is shown. With `end` the beginning is left out instead."""
     listed = [run for run in runs if run[0]]
     total = sum(len(part) for part, _ in listed)
     if end and total > FOLD:

@@ -119,8 +119,8 @@ class Frontend:
         await self._frontend.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from ramify.program_route import router
-        from ramify.runtime.server.app import create_app
+        from ramify.programs.route import router
+        from ramify.runtime.server.app.app import create_app
 
         app = create_app(self._frontend, self._config)
         app.include_router(router)

@@ -14,8 +14,8 @@ from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.checkpoint import read_rerun
 from ramify.lang.batch.fingerprint import Record, record_of
+from ramify.lang.functions.program import Program
 from ramify.lang.graph.recorder import NO_MODEL
-from ramify.lang.program.program import Program
 from ramify.ray.installed import require
 from ramify.ray.map_actor import Engine, ProgramActor, Work, make_backend
 from ramify.ray.parts import Parts

@@ -36,13 +36,15 @@ from ramify.ray.wire import (
     decode_message,
     encode_answer,
     encode_item,
-    frontend_of,
+    session_parts,
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 
 log = logging.getLogger("ramify")
+
+SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
@@ -163,15 +165,24 @@ class EngineHost:
     async def session(self, name: str) -> AsyncIterator[bytes]:
         """The items of a new session, which begins when the engine core is up. Closing the iterator ends it.
 
-        The frontend's sessions before it end: a stream may break on the frontend's side alone.
+        A frontend has one live session: its newest. A stream may break on the frontend's side alone, and
+        calls may overtake one another. So a session ends the frontend's older ones, and ends itself if it
+        finds a newer one.
         """
-        for before in [one for one in self._sessions if frontend_of(one) == frontend_of(name)]:
-            self._end(before, "The frontend has a new session.")
+        frontend, number = session_parts(name)
         await self._up.wait()
         if self._gone is not None:
             raise self._gone
         assert self._engine.info is not None
         self._end_silent()
+        for other in list(self._sessions):
+            its_frontend, its_number = session_parts(other)
+            if its_frontend != frontend:
+                continue
+            if its_number > number:
+                yield encode_item([Goodbye(reason=SUPERSEDED)])
+                return
+            self._end(other, SUPERSEDED)
         session = self._sessions[name] = Session(name, time.monotonic())
         session.put(
             Hello(

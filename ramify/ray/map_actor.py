@@ -16,8 +16,8 @@ from ramify.errors import EngineClosed, InvalidRequest, ProgramError, WorkerDied
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch.results import outcome
 from ramify.lang.batch.window import Row
-from ramify.lang.program.program import Program
-from ramify.lang.program.state import ProgramState
+from ramify.lang.functions.program import Program
+from ramify.lang.state.state import ProgramState
 from ramify.ray.columns import Columns
 from ramify.ray.parts import Parts, row_id
 from ramify.ray.row_feed import RowFeed
@@ -131,7 +131,7 @@ class ProgramActor:
 def make_backend(engine: Engine) -> Backend:
     if not isinstance(engine, Mapping):
         return engine()
-    from ramify.runtime.engine import Engine as OwnEngine
+    from ramify.runtime.engine.engine import Engine as OwnEngine
 
     return OwnEngine(**engine)
 

@@ -19,13 +19,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from ramify.errors import EngineClosed, ProgramError
+from ramify.lang.backends.model_info import model_info
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.program import Batch, Program
-from ramify.lang.program.run import model_info
-from ramify.lang.program.state import ProgramState
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.program import Batch, Program
+from ramify.lang.state.state import ProgramState
 from ramify.loop import wait
 
 

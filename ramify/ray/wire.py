@@ -40,13 +40,15 @@ ToSession = ToFrontend | Hello | Goodbye
 
 
 def session_id(frontend: str, number: int) -> str:
-    """The id of a frontend's session with a replica; the replica ends those of smaller numbers."""
+    """Id of a frontend's session with a replica. Of one frontend's sessions only the one with the highest
+    number lives."""
     return f"{frontend}.{number}"
 
 
-def frontend_of(session: str) -> str:
-    """Whose session it is."""
-    return session.rpartition(".")[0] or session
+def session_parts(session: str) -> tuple[str, int]:
+    """The frontend and the number in a session id."""
+    frontend, _, number = session.rpartition(".")
+    return frontend, int(number)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -41,9 +41,9 @@ class ChannelParser:
         self._json = JsonEnd()
         self._calls = 0
         self.reasoning = True
-        """No message has begun that is not reasoning."""
+        """True until a message begins that is not reasoning."""
         self.answered = 0
-        """In the push in which that began: characters from there on."""
+        """Number of characters from the beginning of that message on, in the push that began it."""
 
     @property
     def called(self) -> bool:
@@ -65,7 +65,7 @@ class ChannelParser:
                 break
             before = self._take(found[0])
             self._take(len(found[1]))
-            events += self._begin(before) if self._kind == "header" else self._write(before)
+            events += self._begin_message(before) if self._kind == "header" else self._write(before)
             if found[1] != _MESSAGE:
                 self._kind = "header"
         if self._kind != "header":
@@ -84,7 +84,7 @@ class ChannelParser:
         rest, self._text = self._text, ""
         return [] if self._kind == "header" else self._write(rest)
 
-    def _begin(self, header: str) -> list[Event]:
+    def _begin_message(self, header: str) -> list[Event]:
         """Begin the message whose header has been read, up to the channel's name and the recipient."""
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient and self._with_calls:

@@ -15,7 +15,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How the calls of a turn are written.
+    """A format of tool calls: the texts around the calls of a turn.
 
     ``begin + call[0] + name + call[1] + arguments + call[2] + separator + call[0] + … + end``
     """
@@ -40,16 +40,17 @@ class ToolFormat:
     words: tuple[str, str] | None = None
     """The texts around content before a call, if that is a message of its own; `resume` follows."""
     shown: str = ""
-    """How templates write past calls, if not as the model does: `shown`, the name, `between`."""
+    """The texts around the name in past calls, where templates do not write them as the model does: `shown`,
+    the name, `between`."""
     between: str = ""
     id_prefix: str = "call_"
     id_length: int = 24
     """Letters and digits in a call's id after the prefix."""
     instructions: str = ""
-    """For templates without tools: instructions for the model. ``$tools`` is replaced by the tools, one a
+    """Instructions for the model, for templates without tools. ``$tools`` is replaced by the tools, one a
     line."""
     result: tuple[str, str] = ("", "")
-    """For templates without tools: the texts around a tool's result, which is sent as a user turn."""
+    """The texts around a tool's result, which is sent as a user turn; for templates without tools."""
 
     @property
     def native(self) -> bool:
@@ -109,8 +110,8 @@ GENERIC = replace(
     ),
     result=("<tool_response>\n", "\n</tool_response>"),
 )
-"""For chat templates that render no tools, or render them in another format. Calls are written as Hermes
-does."""
+"""The format for chat templates that render no tools, or render them in another format: calls as Hermes
+writes them."""
 
 HARMONY = ToolFormat(
     name="harmony",

@@ -85,7 +85,8 @@ def calls_or_answer(
     content: dict[str, Any] | None,
     words: bool = False,
 ) -> Constraint:
-    """As `calls_or_content`, for a format with an `answer`: one call, or where `content` is given that.
+    """The constraint of `calls_or_content` for a format with an `answer`: one call, or where `content` is
+    given the content.
 
     `thought`: the text follows the end of the reasoning. `words`: content may come before a call, and before
     the answer where that is free text.
@@ -176,8 +177,8 @@ def _structural_tag(structure: dict[str, Any]) -> Constraint:
 
 
 def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | None:
-    """(index of a tool, pointer into its parameters) of a `pointer` into the constraint on calls of `tools`;
-    None where it leads to no tool's parameters."""
+    """(Index of a tool, pointer into its parameters) for a `pointer` into the constraint on calls of `tools`;
+    None for a pointer to another place."""
     found = _ARGUMENTS.search(pointer or "")
     if found is None or int(found[1]) >= len(tools):
         return None
@@ -185,8 +186,8 @@ def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | Non
 
 
 def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement:
-    """`enforcement` of a constraint on calls, with the tool's name and the pointer into its parameters in
-    what is left out."""
+    """`enforcement` of a constraint on calls, whose left-out keywords have the tool's name and the pointer
+    into its parameters."""
     told = []
     for left in enforcement.unenforced:
         found = tool_at(left.schema, tools)

@@ -74,7 +74,7 @@ class CallParser:
         events: list[Event] = []
         while True:
             state, length = self._state, len(self._text)
-            events += self._run()
+            events += self._next_events()
             if self._state == state and len(self._text) == length:
                 return events
 
@@ -86,7 +86,7 @@ class CallParser:
         rest, self._text = self._text, ""
         return [Content(rest)] if rest and self._state == self._content else []
 
-    def _run(self) -> Iterator[Event]:
+    def _next_events(self) -> Iterator[Event]:
         if self._state is not None:
             yield from self._state()
         elif self._text:

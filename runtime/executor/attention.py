@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.registry import Ops
-from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.flashinfer import FlashInferPlanner
@@ -30,7 +30,7 @@ class StepAttention(Protocol):
 
 
 class CalledAttention:
-    """One kernel call a layer, which divides its work over the threads itself."""
+    """Attention by one kernel call a layer, which divides its work over the threads itself."""
 
     def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
         self.scale, self.soft_cap = scale, soft_cap
@@ -51,7 +51,8 @@ class CalledAttention:
 
 
 class PlannedAttention:
-    """Plans on the host: one per step and window size, for all layers. A layer only launches kernels."""
+    """Attention planned on the host: one plan a step and window size serves all layers, which only launch
+    kernels."""
 
     def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
         self.planners = planners
@@ -98,7 +99,7 @@ class PlannedAttention:
 
 
 class FlashInferAttention:
-    """As `PlannedAttention`, by another library; a model with attention sinks is refused before."""
+    """Planned attention by FlashInfer; a model with attention sinks is refused before."""
 
     def __init__(self, planners: Mapping[int, FlashInferPlanner]) -> None:
         self.planners = planners

@@ -1,4 +1,5 @@
-"""The input of one forward pass: a packed, ragged batch of new tokens without padding."""
+"""The input of one forward pass: a packed, ragged batch of new tokens without padding, and its
+message to other ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ramify.kernels.lora import LoraRows
+from ramify.kernels.weights.lora import LoraRows
+from ramify.messages import Message
 
 
 class Extension(NamedTuple):
@@ -52,22 +55,22 @@ class ForwardBatch:
         The LoRA adapters of the tokens; None where no request has one.
     """
 
-    tokens: torch.Tensor
-    page_table: torch.Tensor
-    query_starts: torch.Tensor
-    kv_lens: torch.Tensor
+    tokens: Tensor
+    page_table: Tensor
+    query_starts: Tensor
+    kv_lens: Tensor
     copies: list[tuple[int, int]]
-    next_ids: torch.Tensor | None = None
-    states: torch.Tensor | None = None
+    next_ids: Tensor | None = None
+    states: Tensor | None = None
     lora: LoraRows | None = None
 
     @property
-    def ids(self) -> torch.Tensor:
+    def ids(self) -> Tensor:
         return self.tokens[0]
 
     @property
     def decoding(self) -> bool:
-        """Every request has one token."""
+        """Whether every request has one token."""
         return self.tokens.shape[1] == len(self.kv_lens)
 
 
@@ -75,7 +78,7 @@ def pack(
     extensions: Sequence[Extension],
     page_size: int,
     copies: Sequence[tuple[int, int]] = (),
-    next_ids: torch.Tensor | None = None,
+    next_ids: Tensor | None = None,
 ) -> ForwardBatch:
     """Lay out `extensions` one after the other."""
     count = len(extensions)
@@ -112,3 +115,53 @@ def pack(
         states=torch.tensor(states, dtype=torch.int64) if states else None,
         lora=LoraRows(adapters[row_of]) if adapters.max() >= 0 else None,
     )
+
+
+class Pass(Message, frozen=True, kw_only=True):
+    """A `ForwardBatch` as the first rank sends it to the others, with its arrays as bytes.
+
+    tokens : (3, T) int64; page_table : (B, width) int32; query_starts : (B + 1,) int32; kv_lens : (B,) int32
+    ahead : the ids are on the first rank's device alone, and follow through the group
+    """
+
+    tokens: bytes
+    page_table: bytes
+    query_starts: bytes
+    kv_lens: bytes
+    copies: list[tuple[int, int]]
+    ahead: bool
+
+
+def pass_of(batch: ForwardBatch) -> Pass:
+    """`batch` as a message. Raises `ValueError` for states or adapters, which ranks do not have."""
+    if batch.states is not None or batch.lora is not None:
+        raise ValueError("a pass of several ranks has neither states nor adapters")
+    return Pass(
+        tokens=_bytes(batch.tokens),
+        page_table=_bytes(batch.page_table),
+        query_starts=_bytes(batch.query_starts),
+        kv_lens=_bytes(batch.kv_lens),
+        copies=batch.copies,
+        ahead=batch.next_ids is not None,
+    )
+
+
+def batch_of(message: Pass, next_ids: Tensor | None) -> ForwardBatch:
+    """The batch in `message`. `next_ids` are given if the message is `ahead`."""
+    kv_lens = _tensor(message.kv_lens, np.int32)
+    return ForwardBatch(
+        tokens=_tensor(message.tokens, np.int64).view(3, -1),
+        page_table=_tensor(message.page_table, np.int32).view(len(kv_lens), -1),
+        query_starts=_tensor(message.query_starts, np.int32),
+        kv_lens=kv_lens,
+        copies=message.copies,
+        next_ids=next_ids,
+    )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _tensor(data: bytes, dtype: type[np.integer]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype))

@@ -57,7 +57,7 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 def build_runners(
     config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
-    """As `build_runner`, with the runner of the draft model that `load_draft` gives.
+    """The runners of the model and of the draft model that `load_draft` gives.
 
     Both have the same number of pages, which share the memory for KV. With `ranks`, `load` gives a rank's
     part of the model; all ranks have the same number of pages.
@@ -99,9 +99,9 @@ def build_runners(
     pages = pages_in(config, shape, kept, device, draft_shape)
     if pages is None:
         with fitting("The model and its largest steps", device):
-            memory = _measured(config, model, ops, dtype, device, graphs)
+            memory = measured_memory(config, model, ops, dtype, device, graphs)
             if draft is not None:
-                of_draft = _measured(config, draft, ops, dtype, device, graphs)
+                of_draft = measured_memory(config, draft, ops, dtype, device, graphs)
                 workspace = max(memory.workspace, of_draft.workspace)
                 memory = dataclasses.replace(of_draft, workspace=workspace)
         fraction = config.memory_fraction or FRACTION
@@ -172,7 +172,7 @@ def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
     return possible if config.cascade is None else config.cascade
 
 
-def _measured(
+def measured_memory(
     config: EngineConfig,
     model: CausalLM,
     ops: Ops,
@@ -228,7 +228,7 @@ def _measured(
 
 
 def _buckets(config: EngineConfig, longest: int) -> list[int]:
-    """The tokens of captured steps that are no decodes, for contexts of up to `longest` tokens."""
+    """Token counts of captured steps other than decodes, for contexts of up to `longest` tokens."""
     assert config.max_running is not None
     assert config.chunk_tokens is not None
     return buckets(config.max_running + min(config.chunk_tokens, config.max_running * longest))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
@@ -35,14 +35,15 @@ OFTEN = 8
 """Steps of a form of cascade plans before it is captured, so that rare forms are not. Not measured: see
 docs/kernels.md."""
 MOST_LATE = 64
-"""Graphs of cascade plans, and as many of plans that merge few tokens; further forms are not captured."""
+"""The most graphs of cascade plans that are captured while serving, and the most of plans that merge few
+tokens."""
 FINE = ((256, 8), (1 << 30, 16))
-"""Up to a size, sizes are multiples of a number, beside the coarse ones."""
+"""(largest size, step): sizes up to the first number are multiples of the second, beside the coarse ones."""
 FINE_LEVELS = 2
 """Levels of flat plans that have a graph at each size; further ones at coarse sizes alone."""
 
 LIBRARY_BYTES = 64 << 20
-"""Of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
+"""Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
 before (torch's defaults)."""
 
 Key = tuple[int, tuple["Form", ...]]
@@ -67,7 +68,7 @@ def ladder(largest: int) -> list[int]:
 
 
 def is_coarse(size: int) -> bool:
-    """A power of two, or the mean of two neighbours."""
+    """Whether `size` is a power of two, or the mean of two neighbouring ones."""
     odd = size // (size & -size)
     return odd == 1 or (odd == 3 and size > 1)
 
@@ -95,10 +96,10 @@ class DecodeGraphs:
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
         self._late: Counter[bool] = Counter()
-        """Graphs that were not planned, of cascade plans (True) and of flat ones."""
+        """Number of graphs captured while serving: of cascade plans (True) and of flat ones (False)."""
 
     def planned_keys(self) -> Iterator[Key]:
-        """Of the steps that are captured at start, those of the largest size first."""
+        """Keys of the graphs that are captured at start, the largest size first."""
         from ramify.kernels.triton.plan.attention_graph import full_form
 
         for index in reversed(range(len(self.sizes))):
@@ -128,7 +129,7 @@ class DecodeGraphs:
                 yield index, tuple(listed)
 
     def _highest(self, index: int) -> dict[int, int]:
-        """By window size, the highest level of flat plans."""
+        """Window size → the highest level of flat plans."""
         size, positions = self.sizes[index], self._positions(index)
         return {
             window: planner.highest_level(size, positions)
@@ -141,8 +142,10 @@ class DecodeGraphs:
         return min(pool.num_pages * pool.page_size, self.sizes[index] * self.buffers.longest)
 
     def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
-        """One level and one number of merges for all window sizes, as far as their plans reach these, so that
-        there are few keys."""
+        """The key with one level and one number of merges for all window sizes, as far as their plans reach
+        these.
+
+        There are fewer keys then."""
         level = max(form.level for form in forms)
         merges = max(form.merges for form in forms)
         for form, highest in zip(forms, self._highest(index).values(), strict=True):
@@ -165,7 +168,7 @@ class DecodeGraphs:
             for (index, _), step in self._steps.items():
                 self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
-    def run(self, batch: ForwardBatch) -> Tensor | None:
+    def replay(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch of decodes; None where the batch is too large, or its plan has no
         graph."""
         count = len(batch.kv_lens)
@@ -176,7 +179,7 @@ class DecodeGraphs:
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
         size, device = self.sizes[index], self.buffers.device
-        self.buffers.load(batch, size)
+        self.buffers.load_batch(batch, size)
         if self._states is not None:
             assert batch.states is not None
             slots, _, lens = self._states
@@ -191,7 +194,7 @@ class DecodeGraphs:
         return hidden[:count]
 
     def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
-        """The step of these plans at a size from `index` on; None where there is none yet."""
+        """The captured step for these plans, at the size `index` or the next that has one; None without."""
         while True:
             key = self._key(index, plans)
             full = self._full(key)
@@ -208,7 +211,7 @@ class DecodeGraphs:
         return index, self._steps.get(key) or self._steps.get(full)
 
     def _full(self, key: Key) -> Key:
-        """With room to merge every token, as the steps that are captured at start have it."""
+        """The key with room to merge every token, as the graphs that are captured at start have it."""
         index, forms = key
         if not any(form.merges for form in forms):
             return key
@@ -226,7 +229,7 @@ class DecodeGraphs:
         if self._states is not None:
             slots, starts, lens = self._states
             states = StepStates(slots[:size], starts[: size + 1], lens[:size])
-        return self.buffers.run(size, size, step.rooms, states)
+        return self.buffers.run_padded(size, size, step.rooms, states)
 
 
 def bytes_beside(

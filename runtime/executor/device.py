@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 log = logging.getLogger("ramify")
 
@@ -54,7 +54,7 @@ def capability_of(device: torch.device) -> int | None:
     """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
     None of the CPU."""
     if device.type == "meta":
-        from ramify.kernels.triton import interpret
+        from ramify.kernels.triton.launching import interpret
 
         return interpret.absent_capability
     if device.type != "cuda":
@@ -64,8 +64,9 @@ def capability_of(device: torch.device) -> int | None:
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """bfloat16, or float32 where that is faster: on GPUs that do not multiply bfloat16, and for products of
-    torch on such a CPU. The compiled CPU kernels read bfloat16 faster than float32 on any CPU."""
+    """The model's dtype: bfloat16, or float32 where that is faster: on GPUs that do not multiply bfloat16,
+    and for products of torch on such a CPU. The compiled CPU kernels read bfloat16 faster than float32 on any
+    CPU."""
     if config.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     capability = capability_of(device)
@@ -150,12 +151,13 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
 
 
 def _rounds(config: EngineConfig, device: torch.device) -> bool:
-    """Activations become float8 before float8 weights."""
+    """Whether activations become float8 before float8 weights."""
     return (capability_of(device) or 0) >= FLOAT8 and not config.exact_activations
 
 
 def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:
-    """Attention by FlashInfer, the rest as `triton_ops`. Raises `UnsupportedField` where it cannot run."""
+    """Kernels with FlashInfer's attention, the rest as `triton_ops`. Raises `UnsupportedField` where it
+    cannot run."""
     if device.type != "cuda":
         raise UnsupportedField(
             f"attention_backend is 'flashinfer', which needs a CUDA device; the device is {device.type}.",
@@ -215,7 +217,7 @@ def cpu_ops(config: EngineConfig) -> Ops:
 
 
 def _uses_tiles(dtype: torch.dtype) -> bool:
-    """Whether the products of this dtype take another way from some number of rows on."""
+    """Whether products of this dtype use AMX tiles, and so another kernel, from some number of rows on."""
     try:
         from ramify.kernels.cpu.linear import tiles_allowed
     except ImportError:  # `ops` says what is missing

@@ -28,9 +28,9 @@ ON_CUDA = (
     (32 << 30, DeviceDefaults(512, 8192, 64)),
     (0, DeviceDefaults(256, 2048, 64)),
 )
-"""From this number of bytes of device memory on. vLLM's and SGLang's defaults: 256 to 1,024 requests; 8,192
-tokens, and 2,048 on cards of 16 and 24 GiB: 8,192 tokens of an 8B model are 131 TFLOP, over a second at the
-121 TFLOP/s of an L4's data sheet."""
+"""Defaults from a number of bytes of device memory on. vLLM's and SGLang's defaults: 256 to 1,024 requests;
+8,192 tokens, and 2,048 on cards of 16 and 24 GiB: 8,192 tokens of an 8B model are 131 TFLOP, over a second at
+the 121 TFLOP/s of an L4's data sheet."""
 
 
 def defaults_of(memory: int | None) -> DeviceDefaults:
@@ -48,7 +48,7 @@ def with_defaults(config: EngineConfig, memory: int | None) -> EngineConfig:
 
 
 def with_defaults_of(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """As `with_defaults`, for a device of this machine."""
+    """`config` with the defaults of a device of this machine."""
     if device.type != "cuda":
         return with_defaults(config, None)
     import torch

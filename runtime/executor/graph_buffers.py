@@ -1,4 +1,5 @@
-"""What CUDA graphs of steps share: their inputs and results at fixed addresses, and the memory in between."""
+"""Buffers that the CUDA graphs of steps share: inputs and results at fixed addresses, and the memory in
+between."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention, StepAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.state_pool import StepStates
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import StaticPlan
@@ -26,7 +27,7 @@ Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], T
 
 @dataclasses.dataclass(slots=True)
 class GraphStep:
-    """One captured step: the buffers of its plans by window size, and its graph once captured."""
+    """A captured step: the buffers of its plans by window size, and its graph once captured."""
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
@@ -85,21 +86,20 @@ class GraphBuffers:
         self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
-        """For the softmax states of all steps; None: each run allocates its own."""
+        """Memory for the softmax states of all steps; None: each run allocates its own."""
         self._memory: Any = None
         """The memory that all graphs share."""
         self.captured = Captures()
 
     def reserve(self, space_bytes: int) -> None:
-        """Make room for softmax states of `space_bytes`, in which all plans leave theirs. Before any plan has
-        room in it."""
+        """Allocate `space_bytes` for the softmax states of all plans. Call before any plan is made."""
         if self.space is not None and self.space.nbytes >= space_bytes:
             return
         self.space = torch.empty(space_bytes // 4, dtype=torch.float32, device=self.device)
 
     @property
     def captures(self) -> bool:
-        """Steps are captured from now on."""
+        """Whether steps are captured."""
         return self._memory is not None
 
     def begin_captures(self) -> bool:
@@ -110,23 +110,23 @@ class GraphBuffers:
             self._memory = torch.cuda.graph_pool_handle()
         return True
 
-    def load(self, batch: ForwardBatch, size: int) -> None:
+    def load_batch(self, batch: ForwardBatch, size: int) -> None:
         """Copy a batch of at most `size` tokens to where steps of `size` tokens read it."""
         count, width = batch.page_table.shape
         padded = torch.zeros(3, size, dtype=torch.int64)
         padded[2] = self.pool.padding_page * self.pool.page_size
         padded[:, : batch.tokens.shape[1]] = batch.tokens
-        inputs = self._of(size)
+        inputs = self._inputs_of(size)
         inputs.copy_(to_device(padded, self.device))
         if batch.next_ids is not None:
             inputs[0, : len(batch.next_ids)].copy_(batch.next_ids)
         self._table[:count, :width].copy_(to_device(batch.page_table, self.device))
 
-    def run(
+    def run_padded(
         self, size: int, rows: int, rooms: Mapping[int, StaticPlan], states: StepStates | None = None
     ) -> Tensor:
-        """Compute what is loaded: (size, hidden)."""
-        ids, positions, slots = self._of(size)
+        """Hidden states of the loaded batch: (size, hidden)."""
+        ids, positions, slots = self._inputs_of(size)
         plans = {window: room.plan for window, room in rooms.items()}
         attention = self.attention.planned(plans, self._table[:rows], self._attended[:size])
         hidden = self._compute(ids, positions, slots, attention, states)
@@ -137,7 +137,7 @@ class GraphBuffers:
 
     def clear(self, size: int) -> None:
         """Load padding alone, for a step of `size` tokens."""
-        inputs = self._of(size)
+        inputs = self._inputs_of(size)
         inputs[:2].zero_()
         inputs[2].fill_(self.pool.padding_page * self.pool.page_size)
 
@@ -150,7 +150,7 @@ class GraphBuffers:
         self.capture(step, run)
 
     def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
-        """Capture `run`, the step's, which has run before: kernels must not be compiled during a capture."""
+        """Capture `run`. It must have run before, as kernels must not be compiled during a capture."""
         began = time.monotonic()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # a capture begins with it: what that gives back is not the graph's
@@ -169,6 +169,6 @@ class GraphBuffers:
         step.graph.replay()
         return self._hidden[:size]
 
-    def _of(self, size: int) -> Tensor:
+    def _inputs_of(self, size: int) -> Tensor:
         """(3, size): ids, positions and slots of a step."""
         return self._inputs[: 3 * size].view(3, size)

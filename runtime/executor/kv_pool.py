@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class KvPool:
         else:
             self.k, self.v = (torch.empty(shape, dtype=kept, device=device) for _ in range(2))
         self.dtype = dtype
-        """Of new keys and values, and of queries."""
+        """The dtype of new keys and values, and of queries."""
         self.num_pages = num_pages
         self.page_size = page_size
 
@@ -54,7 +54,7 @@ class KvPool:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page over all layers, keys and values."""
+        """Bytes of one page over all layers, keys and values."""
         return 2 * self.k[:, 0].nbytes
 
     def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
@@ -83,7 +83,7 @@ class KvPool:
             pool.index_copy_(1, index, part.view(pool.dtype).transpose(0, 1))
 
     def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`k` and `v`, float8 as bytes: torch does not index all of its forms."""
+        """`k` and `v`, with float8 as bytes, since torch cannot index every float8 dtype."""
         import torch
 
         if self.k.itemsize > 1:

@@ -1,4 +1,4 @@
-"""Which weights an engine's options load."""
+"""The weights that an engine's options load."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import CausalLM
-from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.context import with_context
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import dummy_model, load_model
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.context import with_context
 
 LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
 """Gives a model in a dtype, on a device, for some kernels."""

@@ -18,7 +18,7 @@ from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_defaults import ON_CPU
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ LEAST_PAGES = COW_PAGES + 1
 FRACTION = 0.9
 """Share of a CUDA device's memory that is used by default; the driver and fragmentation need the rest."""
 LEAST_STATES = 2
-"""A request needs a slot for its state, and what it leaves for the next one another."""
+"""Least number of state slots: one for a running request, one for the state that it leaves to the next."""
 CPU_BYTES = 1 << 30
 """The most memory for KV pages on the CPU, by default."""
 CPU_CONTEXTS = 2
@@ -118,7 +118,7 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
 
 
 def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
-    """The options for `model` where it has states: what cannot be had with them is off.
+    """The options for `model`, without those that linear attention states rule out.
 
     A state cannot go back behind a token that was not chosen. Raises `UnsupportedField` for options that were
     asked for and cannot be had.
@@ -148,7 +148,7 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
 
 
 def enough(num_pages: int) -> int:
-    """`num_pages`. Raises `EngineError` where no request could run on that few."""
+    """`num_pages`, checked. Raises `EngineError` if it is too small for any request."""
     if num_pages < LEAST_PAGES:
         raise EngineError(
             f"The KV memory holds {num_pages} pages; at least {LEAST_PAGES} are needed.",

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
-from ramify.kernels.transfers import to_device
 from ramify.runtime.executor.attention import (
     CalledAttention,
     PlannedAttention,
@@ -21,12 +21,11 @@ from ramify.runtime.executor.attention import (
     attention_of,
     has_cascade,
 )
-from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pass_of
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
-from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.sampler import HostSampler, stacked
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, stacked
 from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.executor.token_graphs import TokenGraphs, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
@@ -38,12 +37,12 @@ from ramify.runtime.parallel.ranks import Ranks
 log = logging.getLogger("ramify")
 
 MANY_ROWS = (65, 17)
-"""Matrix products of more than 64 rows have a kernel of their own in deterministic mode. Those with quantised
-weights have one for more than 16 rows."""
+"""Rows of warm-up passes. In deterministic mode another kernel multiplies more than 64 rows, or more than 16
+with quantised weights."""
 
 
 class Compiled(NamedTuple):
-    """Numbers of forms that a model's steps launch, of those that were compiled, and of those that failed."""
+    """Kernel forms of a model's steps: how many there are, were compiled, and failed to compile."""
 
     forms: int
     compiled: int
@@ -83,19 +82,19 @@ class Runner:
                 heads = model.config.num_heads
                 self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
         self.stacked = self._stack is not None
-        """All layers are computed in one call."""
+        """Whether all layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
-        """Attention reads shared prefixes once, where it pays."""
+        """Whether attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self.ranks: Ranks | None = None
-        """On the first rank of several: the others, which run every pass too."""
+        """The other ranks, which run every pass too; None but on the first of several."""
         self.has_head = not isinstance(model, Model) or model.has_head
-        """It computes logits."""
+        """Whether it computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
-        model.use(ops)
+        model.use_kernels(ops)
         model.adapted.op = ops.lora
         self.adapters = Adapters(model)
         self.sampler: HostSampler | DeviceSampler = (
@@ -178,7 +177,7 @@ class Runner:
         """
         if self.ranks is None:
             return self._forward(batch)
-        with self.ranks.leading(batch):
+        with self.ranks.leading(pass_of(batch), batch.next_ids):
             return self._forward(batch)
 
     def _forward(self, batch: ForwardBatch) -> Tensor:
@@ -187,7 +186,7 @@ class Runner:
         # Graphs are captured without adapters, whose launches the other steps would pay for.
         graphs = self._graphs if batch.decoding else self._token_graphs
         if graphs is not None and batch.lora is None:
-            hidden = graphs.run(batch)
+            hidden = graphs.replay(batch)
             if hidden is not None:
                 return hidden
         tokens = to_device(batch.tokens, self.device)
@@ -215,7 +214,7 @@ class Runner:
         attention: StepAttention,
         states: StepStates | None = None,
     ) -> Tensor:
-        """ids, positions, slots: (T,) int64 on the device."""
+        """Hidden states, (T, hidden). ids, positions, slots: (T,) int64 on the device."""
         hidden: Tensor = self.model(ids, positions, _Step(self, slots, attention, states))
         return hidden
 

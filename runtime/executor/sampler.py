@@ -7,31 +7,42 @@ seed and not on the batch.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ramify.kernels.arguments.device_counts import DeviceCounts
+from ramify.kernels.arguments.sampling_inputs import (
+    NONE_COUNTED,
+    LogitEdits,
+    LogProbabilities,
+    RowEdits,
+    SamplingOptions,
+    TokenCounts,
+)
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.logits import edit_logits, log_sum
 from ramify.kernels.reference.sampling import sample_tokens
-from ramify.kernels.registry import LogSum, SampleTokens
-from ramify.kernels.sampling_inputs import NONE_COUNTED, LogitEdits, RowEdits, SamplingOptions, TokenCounts
+from ramify.kernels.registry import LogSum, SampleTokens, SamplingOps
 from ramify.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass(slots=True)
 class SamplingRow:
-    """Everything but the logits that the token of one row depends on."""
+    """Inputs of one row's draw, besides its logits."""
 
     params: SamplingParams
     uniform: float
-    """In [0, 1); unused for greedy rows."""
+    """The random number of the draw, in [0, 1); unused for greedy rows."""
     counts: TokenCounts | None = None
-    """Of the text so far, where a penalty is set."""
+    """Counts of the tokens so far, where a penalty is set."""
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
-    """Tokens that are not allowed yet: stop tokens before `min_tokens`."""
+    """Forbidden tokens: stop tokens, until `min_tokens` have been written."""
 
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
@@ -42,7 +53,7 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 class HostDrawing:
     """Tokens, (R,) int64, and the log-probabilities that were asked for."""
 
-    tokens: torch.Tensor
+    tokens: Tensor
     logprobs: list[RowLogprobs]
 
     def result(self) -> tuple[list[int], list[RowLogprobs]]:
@@ -50,13 +61,14 @@ class HostDrawing:
 
 
 class HostSampler:
-    """Samples on the host, before it returns. `sample_tokens` and `log_sum` take float32 logits."""
+    """Sampler on the host: tokens are there when it returns. `sample_tokens` and `log_sum` take float32
+    logits."""
 
     def __init__(self, sample_tokens: SampleTokens = sample_tokens, log_sum: LogSum = log_sum) -> None:
         self._sample_tokens, self._log_sum = sample_tokens, log_sum
 
-    def begin(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    def begin_draw(
+        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> HostDrawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
 
@@ -70,24 +82,23 @@ class HostSampler:
             found = log_probabilities(original, tokens[list(asked)], top, self._log_sum)
         return HostDrawing(tokens, found)
 
-    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """For each row the log-probabilities of its token in `tokens`, (R,) int, and of the `top`
-        likeliest."""
+    def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        """Log-probabilities of each row's token in `tokens`, (R,) int, and of its `top` likeliest."""
         chosen = torch.from_numpy(tokens.astype(np.int64))
         return log_probabilities(logits.float(), chosen, top, self._log_sum)
 
 
 @torch.inference_mode()
 def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens = sample_tokens
-) -> torch.Tensor:
+    logits: Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens = sample_tokens
+) -> Tensor:
     """Choose one token per row, (R,) int64.
 
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
     edits = row_edits(rows)
     if any(row is not None for row in edits):
-        edit_logits(logits, LogitEdits.of([row or RowEdits() for row in edits]))
+        edit_logits(logits, LogitEdits.from_rows([row or RowEdits() for row in edits]))
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -96,7 +107,7 @@ def sample(
 def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
     """The sampling parameters of `rows` as tensors on `device`."""
     params = [row.params for row in rows]
-    return SamplingOptions.of(
+    return SamplingOptions.from_columns(
         [each.temperature for each in params],
         [max(each.top_k, 0) for each in params],
         [each.top_p for each in params],
@@ -125,7 +136,7 @@ def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
 
 @torch.inference_mode()
 def log_probabilities(
-    logits: torch.Tensor, tokens: torch.Tensor, top: int, log_sum: LogSum = log_sum
+    logits: Tensor, tokens: Tensor, top: int, log_sum: LogSum = log_sum
 ) -> list[RowLogprobs]:
     """Log-probabilities of one chosen token a row and of the `top` most likely ones.
 
@@ -144,12 +155,105 @@ def log_probabilities(
     return list(zip(chosen, best, strict=True))
 
 
-def stacked(
-    masks: Sequence[np.ndarray | None], out: np.ndarray | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
     """The masks that are not None as (M, words) int32, in `out` if given, and for each mask its row there or
     -1, (len(masks),)."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     words = np.stack([mask for mask in masks if mask is not None], out=out)
     return torch.from_numpy(words), torch.from_numpy(rows)
+
+
+class DeviceSampler:
+    """Sampler on a device: it only launches kernels, and the result of a drawing waits for them."""
+
+    def __init__(self, ops: SamplingOps, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+        self.counts = DeviceCounts(device)
+        self._words = torch.empty(0, 0, dtype=torch.int32)
+        """Buffer in which masks are put together, pinned for a CUDA device: allocating pinned memory in each
+        step, and copying the masks to it, would double the work."""
+        self._sent: torch.cuda.Event | None = None
+        """Event after which the last step's masks have been copied from `_words`."""
+
+    @torch.inference_mode()
+    def begin_draw(
+        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> DeviceDrawing:
+        edits = self.counts.edits(row_edits(rows))
+        before = None if edits is None else self._ops.edit_logits(logits, edits)
+        tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
+        if edits is not None and before is not None:
+            self._ops.restore_logits(logits, edits, before)
+        if not asked:
+            return DeviceDrawing(tokens, None)
+        index = to_device(torch.tensor(asked, dtype=torch.int64), self._device)
+        found = self._ops.log_probabilities(logits[index], tokens[index], top)
+        return DeviceDrawing(tokens, found)
+
+    @torch.inference_mode()
+    def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        known = to_device(torch.from_numpy(tokens.astype(np.int64)), self._device)
+        return _as_rows(*self._ops.log_probabilities(logits, known, top))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile every kernel that sampling from `logits`, (1, vocab), can launch. Changes `logits`."""
+        words = np.zeros(-(-logits.shape[1] // 32), np.int32)
+        for params, mask in itertools.product(
+            (SamplingParams(temperature=0.0, logit_bias={0: 1.0}), SamplingParams(temperature=1.0, top_k=1)),
+            (None, words),
+        ):
+            row = SamplingRow(params, uniform=0.0, mask=mask)
+            for top in (0, 1):
+                self.begin_draw(logits, [row], [0], top)
+
+    def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        masks = [row.mask for row in rows]
+        if all(mask is None for mask in masks):
+            return None, None
+        cuda = self._device.type == "cuda"
+        count, width = sum(mask is not None for mask in masks), max(len(m) for m in masks if m is not None)
+        if len(self._words) < count or self._words.shape[1] != width:
+            rows_of_words = max(count, 2 * len(self._words))
+            self._words = torch.empty(rows_of_words, width, dtype=torch.int32, pin_memory=cuda)
+        elif self._sent is not None:
+            self._sent.synchronize()
+        words, places = stacked(masks, out=self._words[:count].numpy())
+        on_device = words.to(self._device, non_blocking=True)
+        if cuda:
+            self._sent = torch.cuda.Event()
+            self._sent.record()
+        return on_device, to_device(places, self._device)
+
+
+class DeviceDrawing:
+    """Tokens that are copied to the host; `result` does not wait for kernels that are launched after them."""
+
+    def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:
+        self.tokens = tokens
+        self._found = [_to_host(tokens), *(() if found is None else map(_to_host, found))]
+        self._event = torch.cuda.Event() if tokens.is_cuda else None
+        if self._event is not None:
+            self._event.record()
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, *found = self._found
+        return tokens.tolist(), _as_rows(*found) if found else []
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _as_rows(chosen: Tensor, ids: Tensor, values: Tensor) -> list[RowLogprobs]:
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    best = [
+        tuple((token, value) for token, value in zip(row_ids, row_values, strict=True) if token >= 0)
+        for row_ids, row_values in pairs
+    ]
+    return list(zip(chosen.tolist(), best, strict=True))

@@ -36,9 +36,9 @@ SMALL = (8, 16, 32, 48, 64, 96, 128)
 """Buckets up to which reading the weights takes longer than the products, by the peaks of data sheets (150
 to 300 rows of 16-bit weights from an A100 to an H100): padding costs little."""
 A_DOUBLING = 4
-"""Buckets from one power of two to the next, above."""
+"""Number of buckets between powers of two, above `SMALL`."""
 PADDING = 64
-"""Tokens, or an eighth of the step's: a step that would be padded by more runs eagerly."""
+"""Most padding in tokens; a step that needs more, and more than an eighth of its tokens, runs eagerly."""
 OFTEN = 8
 """Steps of a form before it is captured, so that rare forms are not. Not measured: see docs/kernels.md."""
 MOST_LATE = 128
@@ -56,7 +56,7 @@ Key = tuple[int, tuple["TokenForm", ...]]
 
 
 def buckets(largest: int) -> list[int]:
-    """Numbers of tokens up to `largest`, or to `LARGEST`."""
+    """Bucket sizes in tokens, up to `largest` or `LARGEST`."""
     found, size = list(SMALL), SMALL[-1]
     while size < min(largest, LARGEST):
         found += [size + size * part // A_DOUBLING for part in range(1, A_DOUBLING + 1)]
@@ -93,7 +93,7 @@ class TokenGraphs:
         self._late = 0
 
     def planned_keys(self) -> Iterator[Key]:
-        """Of the steps that are captured at start, those of the largest bucket first."""
+        """Keys of the graphs that are captured at start, the largest bucket first."""
         tokens, most, context = VERIFIED
         for size in reversed(self.sizes):
             batches = [(1, size, size), (1, size, size + PREFIX)]
@@ -104,7 +104,8 @@ class TokenGraphs:
                     yield self._key(self._plans(self._batch(count, new, length)), size)
 
     def _batch(self, count: int, new: int, length: int) -> ForwardBatch:
-        """`count` requests that share nothing, each with its last `new` of `length` tokens. To be planned."""
+        """A batch to plan for: `count` requests that share nothing, each with its last `new` of `length`
+        tokens."""
         page_size = self.buffers.pool.page_size
         ids, pages = np.zeros(length, np.int32), -(-length // page_size)
         tables = [range(row * pages, (row + 1) * pages) for row in range(count)]
@@ -118,7 +119,7 @@ class TokenGraphs:
         return self.sizes.index(size), tuple(forms)
 
     def _step_of(self, key: Key) -> GraphStep | None:
-        """None where its softmax states need more than the space that there is."""
+        """The captured step; None if its softmax states exceed the reserved workspace."""
         index, forms = key
         space, size = self.buffers.space, self.sizes[index]
         rooms = {}
@@ -135,7 +136,7 @@ class TokenGraphs:
             for (index, _), step in self._steps.items():
                 self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
-    def run(self, batch: ForwardBatch) -> Tensor | None:
+    def replay(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch; None where it has too many tokens or requests, would be padded too
         much, or its plan has no graph."""
         count, tokens = len(batch.kv_lens), batch.tokens.shape[1]
@@ -149,7 +150,7 @@ class TokenGraphs:
         step = self._find(self._key(plans, size))
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
-        self.buffers.load(batch, size)
+        self.buffers.load_batch(batch, size)
         if step.graph is not None:
             return self.buffers.replay(step, size)[:tokens]
         hidden = self._run(index, step)
@@ -168,4 +169,4 @@ class TokenGraphs:
         return step
 
     def _run(self, index: int, step: GraphStep) -> Tensor:
-        return self.buffers.run(self.sizes[index], self.buffers.rows, step.rooms)
+        return self.buffers.run_padded(self.sizes[index], self.buffers.rows, step.rooms)

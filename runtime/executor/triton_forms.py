@@ -28,10 +28,10 @@ from ramify.runtime.executor.memory import LEAST_STATES
 from ramify.runtime.executor.runner import MANY_ROWS, Compiled, Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.context import with_context
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import read_shape
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import read_shape
+from ramify.runtime.model.shape.config import ModelConfig
+from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.parallel.checks import check_ranks, part_for
 
 log = logging.getLogger("ramify")
@@ -67,7 +67,7 @@ def compile_warm_up(
 
 
 def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
-    """As `compile_warm_up`, for an engine with these options on a GPU that need not be there.
+    """Compile the kernels of an engine with these options, for a GPU that need not be there.
 
     Reads the files of quantised weights, whose layout decides about forms, and no others.
 

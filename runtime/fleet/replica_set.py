@@ -2,7 +2,7 @@
 
 starts       its model and its page size are those of the others
 joins        with an empty tree and without adapters: it gets the questions and requests that wait
-drains       nothing new goes there; what it has ends, or goes on elsewhere (decision 0053)
+drains       nothing new goes there; what it has ends, or goes on elsewhere
 dies         its requests go to others with the output that they have (decision 0050), and it comes back
 is gone      it has died too often, and does not come back by itself
 """

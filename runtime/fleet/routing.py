@@ -25,7 +25,7 @@ from ramify.runtime.fleet.kv_connector import KVConnector, needs_states
 from ramify.runtime.fleet.placement import NoReplica, Placement
 from ramify.runtime.fleet.replica import Replica
 from ramify.runtime.fleet.request import FleetRequest
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 
 log = logging.getLogger("ramify")
 

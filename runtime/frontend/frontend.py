@@ -64,7 +64,7 @@ from ramify.runtime.frontend.requests import Requests
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.schema_bundle import finder, has_references
 

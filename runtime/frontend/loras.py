@@ -11,7 +11,7 @@ import msgspec
 
 from ramify.engine_messages import LoadLora, Reply, Texts, UnloadLora
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
-from ramify.runtime.model.lora.names import checked_name, unknown
+from ramify.runtime.lora_names import checked_name, unknown
 
 log = logging.getLogger("ramify")
 

@@ -54,8 +54,8 @@ def _in_time(request: Generate, text: str, asked: float) -> tuple[Violation, ...
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:
     """The keywords of the request's schema that `text`, a whole output, does not satisfy."""
     # Imported here: a frontend needs the grammar package for nothing else.
+    from ramify.grammar.schema.document.json_values import parse_json
     from ramify.grammar.schema.instance import validate_text
-    from ramify.grammar.schema.values.json_text import parse_json
 
     assert request.constraint is not None
     for preamble in request.preambles:

@@ -1,1 +1,1 @@
-"""What a model needs and what this machine has, without loading weights."""
+"""Models before weights load: their files by name, what they need, and what this machine has."""

@@ -22,14 +22,15 @@ _HEADS = ("lm_head.weight", "output.weight")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """`format` is GGML's name of the type, or safetensors'; `size` is in bytes."""
+    """A tensor in a checkpoint. `format` is the type's name in GGML or safetensors; `size` is in bytes."""
 
     name: str
     shape: tuple[int, ...]
     format: str
     size: int
     kept: tuple[str, float] | None = None
-    """Of a matrix that is quantised itself: what it is packed as, and the bits of a weight with scales."""
+    """Packed format and bits a weight, scales included, of a matrix that the checkpoint quantises; else
+    None."""
 
     @property
     def numbers(self) -> int:
@@ -45,12 +46,12 @@ class StoredTensor:
 
     @property
     def is_expert(self) -> bool:
-        """Of routed experts: read only where a token is sent to its expert."""
+        """Whether it belongs to routed experts, which are read only where a token is sent to its expert."""
         return _EXPERT.search(self.name) is not None
 
 
 def stored_tensors(weights: Path) -> list[StoredTensor]:
-    """All tensors of a folder of safetensors or a GGUF model.
+    """The tensors of a folder of safetensors or a GGUF model.
 
     Raises `InvalidRequest` for files that cannot be read, `NotFound` where one is missing.
     """
@@ -69,7 +70,8 @@ def stored_tensors(weights: Path) -> list[StoredTensor]:
 
 
 def _in_safetensors(path: Path) -> list[StoredTensor]:
-    """By the format of huggingface.co/docs/safetensors: eight bytes of length, then a header in JSON."""
+    """The tensors in a safetensors file (format: huggingface.co/docs/safetensors): eight bytes of length,
+    then a header in JSON."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -1,4 +1,5 @@
-"""What a matrix is kept as on a device, found by packing a small one with the functions that pack a model.
+"""The format in which a device keeps a matrix, found by packing a small one with the functions that pack a
+model.
 
 The answers are kept on disk, so that only the first question on a machine imports torch.
 """
@@ -19,7 +20,7 @@ _SHAPE = (64, 512)
 """Outputs and inputs: a multiple of every format's blocks and of a panel, so that nothing is padding."""
 _FILE = "forms.json"
 _OTHERS = {"checkpoint": "none"}
-"""A matrix that a quantised checkpoint holds as floats is packed as one of any other checkpoint."""
+"""Formats of float matrices in quantised checkpoints, which are packed as those of any other checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Form:
 
 
 def form_of(kind: str, quantization: str, dtype: str, device: str) -> Form:
-    """Of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's options."""
+    """The form of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's
+    options."""
     table = _table()
     name, bits = (quantization == "gguf" and table.get(f"{device} gguf {kind}")) or table[
         f"{device} {_OTHERS.get(quantization, quantization)} {dtype}"
@@ -67,9 +69,9 @@ def _probed() -> dict[str, tuple[str, float | None]]:
     import torch
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    from ramify.kernels.packed import pack
-    from ramify.kernels.quantised import lay_out
-    from ramify.kernels.rows import Rows
+    from ramify.kernels.weights.packed import pack
+    from ramify.kernels.weights.quantised import lay_out
+    from ramify.kernels.weights.rows import Rows
     from ramify.runtime.model.gguf.blocks import rows_of
     from ramify.runtime.model.quantization import packing
 

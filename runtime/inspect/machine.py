@@ -17,13 +17,13 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a model would run. `memory` is in bytes: the host's, or the CUDA device's."""
+    """A machine on which a model would run. `memory` is in bytes: the host's, or the CUDA device's."""
 
     device: Literal["cpu", "cuda"]
     name: str
     memory: int
     dtype: Literal["float32", "bfloat16"]
-    """What the engine's `dtype` auto is for models of our own families."""
+    """The dtype that the engine's `auto` means for models of our own families."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:

@@ -61,7 +61,7 @@ def _name(form: str, bits: int) -> str:
 
 
 def _part(tensor: StoredTensor) -> tuple[str, str]:
-    """The matrix that a tensor belongs to, and what it is of it."""
+    """(matrix name, role of the tensor in it: codes, scales, zero points, …)."""
     for kind, suffixes in {"codes": _CODES, "scales": _SCALES, "zeros": _ZEROS}.items():
         for suffix in suffixes:
             if tensor.name.endswith(suffix):

@@ -12,11 +12,11 @@ from ramify.errors import RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.inspect.checkpoint import StoredTensor
 from ramify.runtime.inspect.machine import Machine
-from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "deterministic": (True,),
@@ -32,7 +32,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """`subject` is an option as on the command line, or the field of the configuration."""
+    """A refusal. `subject` is an option as on the command line, or the field of the configuration."""
 
     subject: str
     reason: str
@@ -75,7 +75,7 @@ def _shape(
 
 
 def _removed(fields: Mapping[str, Any], name: str) -> bool:
-    """Whether the field `name` was there to be taken away. A name may lead into a field, as
+    """Remove the field `name`; False if there was none. A name may lead into a field, as
     rope_scaling.type, or a multimodal config's text_config."""
     if isinstance(fields, dict):
         if name in fields:
@@ -122,7 +122,7 @@ def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
     """The shape of the draft model, and why it cannot draft."""
-    from ramify.runtime.model.load import read_shape
+    from ramify.runtime.model.loading.load import read_shape
     from ramify.runtime.scheduler.speculation.draft_model import check_draft
 
     try:
@@ -134,10 +134,10 @@ def refused_draft(
 
 
 def refused_adapters(shape: ModelShape, loras: Mapping[str, str]) -> list[Refusal]:
-    """Adapters that would not load, by the code that loads them, on a model without memory."""
+    """Adapters that would not load, found by loading them into a model on the meta device."""
     import torch
 
-    from ramify.runtime.model.load import FAMILIES
+    from ramify.runtime.model.loading.load import FAMILIES
     from ramify.runtime.model.lora.adapters import Adapters
 
     if not isinstance(shape, ModelConfig):
@@ -169,7 +169,7 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
     try:
         check_states(config, shape)
         if not isinstance(shape, ModelConfig):
-            from ramify.runtime.model.load import check_transformers
+            from ramify.runtime.model.loading.load import check_transformers
 
             check_transformers(config)
     except UnsupportedField as error:

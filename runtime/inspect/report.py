@@ -1,4 +1,4 @@
-"""What a model is, what it needs, and what of it fits this machine: `ramify inspect`.
+"""The report of `ramify inspect`: a model, its needs, and whether it fits this machine.
 
 No weights are loaded. The figures are those of the functions that decide when an engine starts: the shape
 that its pages are made for, the packed forms, and the number of pages.
@@ -31,11 +31,10 @@ from ramify.runtime.inspect.refusals import (
     refused_options,
     refused_types,
 )
-from ramify.runtime.model.checkpoint import has_tokenizer
-from ramify.runtime.model.config import ModelConfig, ModelShape
-from ramify.runtime.model.context import context_notes, with_context
+from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.context import context_notes, with_context
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 
@@ -62,7 +61,7 @@ class FormatShare:
 
 @dataclass(frozen=True)
 class Chat:
-    """What the chat template can do. `tools` is the format of calls, `thinking` the mark that opens
+    """The abilities of a chat template. `tools` is the format of calls, `thinking` the mark that opens
     thoughts."""
 
     tools: str
@@ -72,13 +71,13 @@ class Chat:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Sizes are in bytes, lengths in tokens."""
+    """Everything that `ramify inspect` found. Sizes are in bytes, lengths in tokens."""
 
     model: str
     path: str
     family: str | None
     implementation: Literal["native", "transformers"] | None
-    """None: no code runs the model."""
+    """The code that runs the model; None if none does."""
     parameters: int
     active_parameters: int
     file_bytes: int
@@ -90,29 +89,29 @@ class Inspection:
     weight_bytes: int
     kv_bytes_per_token: int
     state_bytes: int
-    """Of one sequence in linear attention layers."""
+    """State of one sequence in linear attention layers."""
     context_length: int
     kv_tokens: int
-    """What the engine makes pages for unless told otherwise."""
+    """Tokens that the engine makes pages for unless told otherwise."""
     kv_tokens_at_most: int
-    """What the memory holds beside the weights and a workspace."""
+    """Tokens that the memory holds beside the weights and a workspace."""
     max_running: int
-    """Requests of a step."""
+    """The most requests of a step."""
     chunk_tokens: int
-    """Prompt tokens of a step."""
+    """The most prompt tokens of a step."""
     page_size: int
     """Tokens of a KV page."""
     ranks: int
-    """Of tensor parallelism: the figures of memory are those of one, the first, which has the head."""
+    """Ranks of tensor parallelism. Figures of memory are those of the first, which has the head."""
     divides_by: list[int]
     """The numbers of ranks that the model can be divided among; empty where it cannot be by its family."""
     lora: bool
     """Whether adapters can be loaded: where the code is ours."""
     chat: Chat | None
     not_native: list[Refusal]
-    """Why our own code does not run it, where that of transformers does."""
+    """Reasons why our own code does not run it, if transformers' code does."""
     refused: list[Refusal]
-    """Why nothing runs it here."""
+    """Reasons why nothing runs it here; empty if something does."""
     refused_options: list[Refusal]
     notes: list[str]
     """Further sentences for the log when an engine starts with it."""
@@ -133,7 +132,8 @@ def inspected(
     draft: ModelFiles | None = None,
     chat: bool = True,
 ) -> Inspection:
-    """Without `chat` the tokenizer is not read. `draft` has the files of the configuration's draft model.
+    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` has the files
+    of the configuration's draft model.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -183,7 +183,7 @@ def inspected(
             refused += refused_adapters(shape, config.loras)
         refused += undivided
         part = shape if ranks == 1 else part_for(shape, 0, ranks)
-        facts, problem = _kv(part, machine, config, dtype, weight_bytes + beside, draft_shape)
+        facts, problem = kv_facts(part, machine, config, dtype, weight_bytes + beside, draft_shape)
         refused += [Refusal("memory", problem)] if problem else []
     return Inspection(
         model=files.name,
@@ -215,7 +215,7 @@ def inspected(
 
 
 def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list[Refusal], list[Refusal]]:
-    """The shape, why it is not ours, and why there is none."""
+    """(shape, reasons against our own code, reasons against any code)."""
     own, not_native = (
         native_shape(weights, config.rope_scaling) if config.model_impl != "transformers" else (None, [])
     )
@@ -223,7 +223,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
         return own, [], []
     if not weights.is_dir() or config.model_impl == "native":
         return None, [], not_native
-    from ramify.runtime.model.load import read_shape
+    from ramify.runtime.model.loading.load import read_shape
 
     try:
         return read_shape(weights, "transformers", config.rope_scaling), not_native, []
@@ -234,8 +234,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """The numbers of ranks that divide the model, the number that was asked for if it can be had, else 1, and
-    why it cannot."""
+    """(rank counts that divide the model, the count that was asked for or 1, its refusals)."""
     if shape is None:
         return [], 1, []
     try:
@@ -251,7 +250,7 @@ def _ranks(
 
 
 def _quantization(config: EngineConfig, stored: str) -> str:
-    """As `quantization.resolve_quantization`, where the scheduler calls it. `stored`: the file's format."""
+    """The format that the engine would keep weights in. `stored`: the file's format."""
     if config.quantization != "auto":
         return config.quantization
     return stored if config.dtype != "float32" else "none"
@@ -298,7 +297,7 @@ def _sizes(
     return sorted(shares, key=lambda entry: -entry.share), int(total)
 
 
-def _kv(
+def kv_facts(
     shape: ModelShape,
     machine: Machine,
     config: EngineConfig,
@@ -348,7 +347,8 @@ def _kv(
 
 
 def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
-    """All, and those that one token is multiplied by: of routed experts the chosen ones."""
+    """Numbers of parameters: all, and those that one token is multiplied by (of routed experts the chosen
+    ones)."""
     total = sum(tensor.numbers for tensor in tensors)
     experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
     if not experts:

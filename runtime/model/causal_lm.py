@@ -1,4 +1,4 @@
-"""What the executor runs: a decoder-only model whose attention is passed in."""
+"""The protocol of models that the executor runs: decoder-only, with attention passed in."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ramify.errors import UnsupportedField
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.registry import Ops
-from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.layers import Adapted, HeadNorms, Slots
+from ramify.runtime.model.shape.config import ModelShape
 
 
 class Attend(Protocol):
-    """What joins the tokens of each request, supplied by the caller of `Model.forward`: the attention of one
-    layer over all earlier tokens, and the gated delta rule of a layer with a state."""
+    """The operations that join the tokens of a request, supplied by the caller of `Model.forward`: the
+    attention of one layer over all earlier tokens, and the gated delta rule of a layer with a state."""
 
     def __call__(
         self,
@@ -69,7 +69,7 @@ class CausalLM(nn.Module, ABC):
         """The LoRA adapters of a step."""
 
     @abstractmethod
-    def use(self, ops: Ops) -> None:
+    def use_kernels(self, ops: Ops) -> None:
         """Compute with the kernels `ops` from now on.
 
         Raises `UnsupportedField` where they are deterministic and the model cannot be.
@@ -84,10 +84,10 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
+        """Logits: (R, hidden) → (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
 
     def slots(self) -> Slots:
-        """A slot for every tensor of the checkpoint, where LoRA adapters can change the model's projections.
+        """The checkpoint's tensors with their slots, for models that take LoRA adapters.
 
         Raises `UnsupportedField` where they cannot.
         """
@@ -102,7 +102,7 @@ class CausalLM(nn.Module, ABC):
         return stored
 
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
-        """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.
+        """Logits under masks: those of tokens that a row's mask forbids may be minus infinity.
 
         mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
         """

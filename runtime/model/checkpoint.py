@@ -1,14 +1,27 @@
-"""The files of a checkpoint folder. Imports no torch: the frontend checks them before workers load."""
+"""The files of a model. Imports no torch: the frontend checks them before workers load."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound
 
 TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model on this machine."""
+
+    name: str
+    """The model's name for clients."""
+    weights: Path
+    """A folder with config.json and safetensors files, or a .gguf file."""
+    tokenizer: Path
+    """A folder with tokenizer.json."""
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, pack
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.experts import Entry, MixtureOfExperts, expert_entries
 from ramify.runtime.model.layers import (
     ActivationOp,
@@ -34,6 +34,7 @@ from ramify.runtime.model.layers import (
     under,
 )
 from ramify.runtime.model.rope import rotations
+from ramify.runtime.model.shape.config import Activation, ModelConfig
 
 
 class Layer(nn.Module, ABC):
@@ -44,7 +45,7 @@ class Layer(nn.Module, ABC):
         """Add the layer's output to x. rotation: (T, head_dim / 2) complex64."""
 
     def weights(self) -> LayerWeights | None:
-        """Its packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
+        """Packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
         layer is not of the form that `LayerWeights` describes."""
         return None
 
@@ -54,13 +55,15 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def slots(self) -> Slots:
-        """Its checkpoint tensors, named below "model.layers.N."."""
+        """The layer's checkpoint tensors, named below "model.layers.N."."""
 
 
 class Model(CausalLM):
     """A model of one of our families."""
 
     config: ModelConfig
+    layer_type: ClassVar[type[Any]]
+    """The class of its layers, made of config, index and dtype."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config)
@@ -72,16 +75,16 @@ class Model(CausalLM):
                 module.adapted = self.adapted
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
         self.has_head = config.shard.index == 0
-        """Of several ranks the first one alone computes logits."""
+        """Whether it computes logits: of several ranks only the first does."""
         self.head = (
             self.embedding
             if config.tie_embeddings or not self.has_head
             else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         )
         self.packed_head: PackedWeight | None = None
-        """The packed head, if it is packed. `head` is empty then, unless it is the embedding."""
+        """The packed head, or None. With it `head` is empty, unless it is the embedding."""
         self.quantised_head: QuantisedWeight | None = None
-        """The quantised head, after `lay_out`. `head` is as with a packed head."""
+        """The head quantised for a device, or None. `head` is as with a packed head."""
         self._quantised_matmul: registry.QuantisedMatMul = quantised_matmul
         self._head_op: registry.Linear = reference.linear
         self._masked_head_op: registry.MaskedLinear | None = None
@@ -95,9 +98,10 @@ class Model(CausalLM):
         """A table (context_length, head_dim / 2), complex64, for each rotary embedding of the layers."""
         self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
-    @abstractmethod
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         """Build layer `index`."""
+        layer: Layer = self.layer_type(self.config, index, dtype)
+        return layer
 
     def join(self, reduce: Reduce) -> None:
         """Sum the terms of all ranks by `reduce` from now on; the config is a rank's part of a model."""
@@ -114,7 +118,7 @@ class Model(CausalLM):
         return x.normed(self.norm)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(T, hidden)."""
+        """The embeddings of `ids`: (T, hidden)."""
         x = F.embedding(ids, self.embedding)
         return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
@@ -122,7 +126,7 @@ class Model(CausalLM):
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """As `forward`, with all layers computed by one call: layers(x, rotation) adds their outputs to x in
+        """Forward pass with all layers computed by one call: layers(x, rotation) adds their outputs to x in
         place."""
         x = self.embed(ids)
         layers(x, self.rotations[0][positions])
@@ -137,7 +141,7 @@ class Model(CausalLM):
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use(self, ops: registry.Ops) -> None:
+    def use_kernels(self, ops: registry.Ops) -> None:
         self.use_norm(ops.rms_norm, ops.add_rms_norm)
         if ops.linear is not None:
             self.use_linear(ops.linear, ops.layer_linear)
@@ -227,8 +231,9 @@ class Model(CausalLM):
                 module.pack_when_filled(partial(module.pack, form))
 
     def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Before filling: move the model to `device`, the matrices of layers once they are filled. Matrices
-        with quantised rows, or others with `form`, stay quantised; mixtures of experts are dequantised."""
+        """Call before filling: moves the model to `device`, the matrices of layers once they are filled.
+        Matrices with quantised rows, or others with `form`, stay quantised; mixtures of experts are
+        dequantised."""
         self.rotations = [table.to(device) for table in self.rotations]
         for name, parameter in list(self.named_parameters()):
             if not isinstance(self.get_submodule(name.rpartition(".")[0]), Linear):
@@ -267,7 +272,7 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def lay_out_head(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """As `lay_out_when_filled` says, for the head, where it is."""
+        """Lay out the head, as `lay_out_when_filled` does matrices of layers."""
         rows = self._head_rows
         if rows is None and form is not None and self.has_head:
             rows = form(self.head)
@@ -312,6 +317,7 @@ class Model(CausalLM):
         return True
 
     def _keep_embedding(self, rows: Rows) -> bool:
-        """Keep the rows for the head. The embedding needs the values: its rows are looked up."""
+        """Keep the quantised rows for the head; False, as the embedding looks rows up and needs the
+        values."""
         self._head_rows = rows
         return False

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.reference import experts as reference
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import ExpertMatrices, PackedExperts
-from ramify.runtime.model.config import Experts, ModelConfig
+from ramify.kernels.weights.packed import PackedWeight, Stack, pack, unstacked
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 from ramify.runtime.model.layers import (
     GatedMLP,
     Residual,
@@ -27,6 +26,7 @@ from ramify.runtime.model.layers import (
     plain_matmul,
     under,
 )
+from ramify.runtime.model.shape.config import Experts, ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class MixtureOfExperts(nn.Module):
             # The kernel of the whole block knows no adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """After packing: the router, and gate_up and down of all experts (`Stack`)."""
+        """Weights after packing: the router, and gate_up and down of all experts (`Stack`)."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -70,13 +70,13 @@ class MixtureOfExperts(nn.Module):
         self._rows: dict[tuple[str, int], Rows] = {}
         self._gate_up, self._down = Stack(count), Stack(count)
         self.keeps = True
-        """Quantised rows stay packed; else their values are wanted."""
+        """Whether quantised rows stay packed; else their values are wanted."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
         return self._unpacked(x) if weights is None else self.block(x, weights)
 
-    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+    def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """The mixture of norm(x), (T, hidden)."""
         return self.forward(x.normed(norm))
 
@@ -84,7 +84,7 @@ class MixtureOfExperts(nn.Module):
         """residual += mixture(norm(residual))."""
         weights = self.weights()
         if weights is None or norm.offset:
-            residual.add(self.of(residual, norm))
+            residual.add(self.forward_normed(residual, norm))
         else:
             x = residual.value()
             self.block(x, weights, norm=norm.fused, out=x, add=True)
@@ -125,7 +125,8 @@ class MixtureOfExperts(nn.Module):
         return self.gate_up, self.down, self.gate_up_bias, self.down_bias
 
     def slots(self) -> Slots:
-        """Packed matrices have targets without memory, on the device `meta`."""
+        """The checkpoint's tensors with their slots. Packed matrices have targets on the device `meta`,
+        without memory."""
         count, size = self.experts.count, self.experts.size
         gate_up, down_proj, gate_up_bias, down_bias = (
             None if part is None else part if part.numel() else torch.empty(shape, device="meta")
@@ -142,10 +143,13 @@ class MixtureOfExperts(nn.Module):
             both, down = gate_up[index], down_proj[index]
             yield (
                 f"experts.{index}.gate_proj.weight",
-                Slot(both[:size], keep=partial(self._keep, "gate", index)),
+                Slot(both[:size], keep=partial(self.keep_rows, "gate", index)),
             )
-            yield f"experts.{index}.up_proj.weight", Slot(both[size:], keep=partial(self._keep, "up", index))
-            yield f"experts.{index}.down_proj.weight", Slot(down, keep=partial(self._keep, "down", index))
+            yield (
+                f"experts.{index}.up_proj.weight",
+                Slot(both[size:], keep=partial(self.keep_rows, "up", index)),
+            )
+            yield f"experts.{index}.down_proj.weight", Slot(down, keep=partial(self.keep_rows, "down", index))
             if gate_up_bias is not None and down_bias is not None:
                 yield f"experts.{index}.gate_proj.bias", Slot(gate_up_bias[index, :size])
                 yield f"experts.{index}.up_proj.bias", Slot(gate_up_bias[index, size:])
@@ -159,8 +163,8 @@ class MixtureOfExperts(nn.Module):
         if self.experts.shared_gate:
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
-    def _keep(self, name: str, index: int, rows: Rows) -> bool:
-        """Lay the rows out as soon as a matrix has all of its own, so that few are unpacked at a time."""
+    def keep_rows(self, name: str, index: int, rows: Rows) -> bool:
+        """Keep `rows`, and pack a matrix as soon as all of its rows are there: few are unpacked at a time."""
         if not self.keeps or rows.order is not None:  # stacked experts have one order of inputs
             return False
         self._rows[name, index] = rows
@@ -223,7 +227,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def mlp_of(config: ModelConfig, index: int, dtype: torch.dtype) -> GatedMLP | MixtureOfExperts:
-    """What layer `index` has between its second norm and the residual stream."""
+    """The MLP or experts of layer `index`, between its second norm and the residual stream."""
     if config.experts is not None and config.experts.sparse[index]:
         return MixtureOfExperts(config.hidden_size, config.experts, dtype, layer=index)
     return GatedMLP(
@@ -252,7 +256,7 @@ _NAMES = [
         (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
     )
 ]
-"""Names of other families by those of Qwen's, which `MixtureOfExperts.slots` has."""
+"""Tensor name in another family → Qwen's name, which `MixtureOfExperts.slots` has."""
 
 
 def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:

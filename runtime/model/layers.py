@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.lora import MOST_PARTS, Extra, LoraRows, LoraTable
-from ramify.kernels.packed import PackedWeight, pack
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.rows import Rows
-from ramify.kernels.stack import Norm
-from ramify.runtime.model.config import Activation
+from ramify.kernels.weights.lora import MOST_PARTS, Extra, LoraRows, LoraTable
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import Norm
+from ramify.runtime.model.shape.config import Activation
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,18 @@ class Slot:
 
     target: Tensor
     rotary: Rotary | None = None
-    """Set where the first rows are heads that rotate: the numbers of a rotary pair must become neighbours."""
+    """The heads that rotate, if the first rows are such: the numbers of a rotary pair must become
+    neighbours."""
     keep: Callable[[Rows], bool] | None = None
-    """Takes quantised rows in place of their values. Returns False to get the values."""
+    """Callback that takes quantised rows; it returns False to get their values instead."""
     offset: float = 0.0
     """Added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
     """The projection whose weight the tensor is, where adapters can change it."""
     filled: Callable[[], None] | None = None
-    """Called once the slot is filled."""
+    """Callback after the slot is filled."""
     order: Tensor | None = None
-    """Which of the checkpoint's rows comes to each place. None: as they are. `rotary` is of the new order."""
+    """Index of the checkpoint's row at each place; None: as they are. `rotary` is of the new order."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -165,7 +166,7 @@ PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
 def plain_matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """By torch. With `add` the product is added to `out` without a temporary."""
+    """Product by torch. With `add` the product is added to `out` without a temporary."""
     if out is None:
         return F.linear(x, weight, bias)
     if not add:
@@ -179,7 +180,7 @@ class Adapted:
 
     def __init__(self) -> None:
         self.rows: LoraRows | None = None
-        """None outside a step, and in a step without adapters."""
+        """Adapters of the step's rows; None outside a step, and in a step without adapters."""
         self.op: registry.Lora = reference_lora
 
 
@@ -209,9 +210,9 @@ class Linear(nn.Module):
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """After packing: matrices that together, row after row, are `weight`, which is empty then."""
+        """Packed matrices that together, row after row, are `weight`, which is then empty."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
-        """After `lay_out`: outputs, matrix and bias of the parts of `weight`, which is empty then."""
+        """Outputs, matrix and bias of the parts of `weight`, which is empty after `lay_out`."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
@@ -219,13 +220,13 @@ class Linear(nn.Module):
         self._rows: dict[str, Rows] = {}
         self.lora = LoraTable()
         self.adapted = Adapted()
-        """Shared with all others of a model."""
+        """Adapters of the step, one object for all projections of a model."""
         self.adaptable = len(self.parts) <= MOST_PARTS
-        """Adapters can change it."""
+        """Whether adapters can change it."""
         self._unfilled: set[str] | None = None
         self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
-        """Of a matrix whose inputs are divided among ranks: sums the ranks' products."""
+        """Sum over the ranks' products, of a matrix whose inputs are divided among ranks; else None."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
@@ -239,7 +240,7 @@ class Linear(nn.Module):
         self._parts(x, y, add=False)
         return self._gated(y)
 
-    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+    def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""
         if len(self.packed) == 1 and not norm.offset:
             value = x.value()
@@ -264,7 +265,7 @@ class Linear(nn.Module):
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
-        """This rank's term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
+        """The rank's own term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
         if not self.packed:
             return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
@@ -290,7 +291,7 @@ class Linear(nn.Module):
         return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
 
     def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
-        """What the adapters of the step's rows add to the product with norm(x)."""
+        """The term that the adapters of the step's rows add to the product with norm(x)."""
         rows = self.adapted.rows
         if rows is None or not self.lora:
             return None
@@ -427,16 +428,16 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gate=activation)
         self.down = Linear(intermediate, {"down_proj": hidden}, bias=bias, dtype=dtype)
 
-    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+    def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """mlp(norm(x)), (T, hidden)."""
-        return self.down.forward(self.gate_up.of(x, norm))  # (T, intermediate)
+        return self.down.forward(self.gate_up.forward_normed(x, norm))  # (T, intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down.forward(self.gate_up.forward(x))  # (T, intermediate)
 
     def add_to(self, residual: Residual, norm: RMSNorm) -> None:
         """residual += mlp(norm(residual))."""
-        self.down.add_to(residual, self.gate_up.of(residual, norm))  # (T, intermediate)
+        self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
         """The packed matrices, gate_up and down; None where one is not packed, or in parts."""

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from ramify import cache
-from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
-from ramify.kernels.routing import ClampedGate
-from ramify.runtime.model.config import ModelConfig
+from ramify.kernels.weights.packed import LAYOUT_VERSION, PackedWeight
+from ramify.kernels.weights.routing import ClampedGate
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.layers import Linear
+from ramify.runtime.model.shape.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
 CACHED_FROM = 1 << 25
-"""Bytes of weight files. Fewer are packed within 0.1 s, and are mostly those of tests."""
+"""Least bytes of weight files that are cached. Smaller models are packed within 0.1 s."""
 _FILE = "model.pt"
 
 
@@ -102,7 +102,7 @@ def _write(model: Model, path: Path) -> None:
 
 
 def _size(model: Model) -> int:
-    """Bytes of what `_write` writes."""
+    """Bytes of the files that `_write` writes."""
     packed = [weight for _, weights, _ in _parts(model) for weight in weights]
     tensors = [part for weight in packed for part in (weight.panels, weight.scales, weight.bias)]
     return sum(tensor.nbytes for tensor in [*tensors, *model.parameters()])

@@ -1,4 +1,4 @@
-"""How a model's folder says that texts are embedded, in the files of sentence-transformers.
+"""The pooling of a model's embeddings, by the files of sentence-transformers in its folder.
 
 `modules.json` lists the steps from a text to its embedding, and `1_Pooling/config.json` tells how hidden
 states are pooled (sentence-transformers, "Creating Custom Models").
@@ -13,7 +13,7 @@ from typing import Any
 SERVED = ("Transformer", "Pooling", "Normalize")
 """Modules that are served: the model, its pooling, and the division by the length."""
 SPELLING = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "last": "last"}
-"""Names of poolings there → `ramify.messages.Pooling`."""
+"""Name of a pooling in sentence-transformers → `ramify.messages.Pooling`."""
 
 
 def pooling_of(folder: Path) -> str:

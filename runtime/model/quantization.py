@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.rows import Rows, quantised
-from ramify.runtime.model.quantised.config import Quantised
+from ramify.kernels.weights.rows import Rows, quantised
+from ramify.runtime.model.shape.quantised_config import Quantised
 
 Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]
 """none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: the file's

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ramify.runtime.model.config import Rope
+from ramify.runtime.model.shape.config import Rope
 
 
 def rotations(rope: Rope, head_dim: int, length: int) -> Tensor:

@@ -12,12 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.rows import Rows
-from ramify.kernels.threads import on_threads
+from ramify.kernels.machine.threads import on_threads
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
-from ramify.runtime.model.shard import parts_of_rank
+from ramify.runtime.model.shape.shard import parts_of_rank
 
 RotaryLayout = Literal["halves", "pairs"]
 """The places of the two numbers of a rotary pair in a checkpoint: half a head apart, or neighbours."""

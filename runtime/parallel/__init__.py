@@ -3,14 +3,13 @@
     scheduler, rank 0    schedules ─▶ tells the pass ─▶ runs it ─▶ logits, samples
     rank 1 … N - 1                        └─▶ runs it
 
-The ranks run the same pass on their parts of the weights and KV pages, and sum what they have after attention
-and after the MLP of each layer.
+The ranks run the same pass on their parts of the weights and KV pages. After attention and after the MLP of
+each layer they sum their terms.
 
-- `checks`: what cannot be divided, by the model's config and the options.
-- `passes`: a pass as a message.
+- `checks`: models and options that cannot be divided, by the model's config.
 - `group`: the sums over the ranks, by torch.distributed.
-- `ranks`: what the first rank does besides running its part.
-- `process`: the process of any other rank.
+- `ranks`: this process as one rank; the first one tells the others of every pass.
 
-`ramify.runtime.model.shard` says which part of each matrix a rank holds.
+`ramify.runtime.executor.rank_process` is the process of any other rank, `executor.batch` has a pass as a
+message, and `ramify.runtime.model.shape.shard` the part of each matrix that a rank holds.
 """

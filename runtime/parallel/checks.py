@@ -1,4 +1,4 @@
-"""What several ranks cannot run: by a model's config, its headers and the options, before weights load."""
+"""Checks of models and options that several ranks cannot run, by config and headers, before weights load."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.quantization import GROUPS, resolve_quantization
-from ramify.runtime.model.shard import part_of
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.shard import part_of
 
 _OPTIONS = {
     "draft_model": "the draft model would need ranks of its own",
@@ -45,7 +45,7 @@ def check_ranks(config: EngineConfig, shape: ModelShape, weights: Path) -> None:
 
 
 def divisible(shape: ModelShape) -> ModelConfig:
-    """`shape`, of a family whose layers can be divided. Raises `UnsupportedField` for others."""
+    """`shape`, if its family's layers can be divided; else raises `UnsupportedField`."""
     reason = None
     if not isinstance(shape, ModelConfig):
         reason = "is computed by transformers' code, and a model of our own families is needed"

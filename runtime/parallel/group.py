@@ -14,9 +14,10 @@ from torch import Tensor
 from ramify.errors import EngineError
 
 START_S = 1800.0
-"""How long ranks wait for each other to load their weights."""
+"""Seconds that ranks wait for each other to load their weights."""
 STEP_S = 120.0
-"""How long they wait for each other in a pass. A rank that ends is noticed at once, by the supervisor."""
+"""Seconds that ranks wait for each other in a pass. A rank that ends is noticed at once, by the
+supervisor."""
 
 
 class RankGroup:
@@ -61,7 +62,7 @@ class RankGroup:
         return total.to(term.dtype)
 
     def from_first(self, tensor: Tensor) -> Tensor:
-        """What the first rank has in its `tensor`, on every rank."""
+        """The first rank's `tensor`, on every rank."""
         dist.broadcast(tensor, 0)
         return tensor
 

@@ -1,4 +1,4 @@
-"""What the processes of a model's ranks share: how they meet, and how the first one leads."""
+"""A process as one rank of a model: how the ranks meet, and how the first one leads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ramify.errors import EngineError
-from ramify.runtime.executor.batch import ForwardBatch
+from ramify.messages import Message
 from ramify.runtime.parallel.group import RankGroup
-from ramify.runtime.parallel.passes import pass_of
 from ramify.runtime.processes.ipc import Outbox, Sockets
 
 
 class Ranks:
-    """This process is rank `index` of `count`. The first one tells the others of every pass."""
+    """The process as rank `index` of `count`. The first one tells the others of every pass."""
 
     def __init__(self, index: int, count: int, sockets: Sockets) -> None:
         self.index, self.count = index, count
@@ -28,7 +27,7 @@ class Ranks:
         self._in_step = True
 
     def connect(self, device: torch.device, *, deterministic: bool) -> None:
-        """Wait for the other ranks to have loaded their weights."""
+        """Join the group, once all ranks have loaded their weights."""
         self._group = RankGroup(self._folder, self.index, self.count, device, ordered=deterministic)
 
     @property
@@ -40,18 +39,17 @@ class Ranks:
         return self.group.sum(term)
 
     @contextlib.contextmanager
-    def leading(self, batch: ForwardBatch) -> Iterator[None]:
-        """The first rank runs a pass in the block; the others are told of it.
+    def leading(self, order: Message, next_ids: Tensor | None) -> Iterator[None]:
+        """The first rank runs a pass in the block; the others get `order`, and `next_ids` through the group.
 
         After an error in the block the others may wait for sums that do not come: `check` raises then.
         """
         self.check()
-        message = pass_of(batch)
         self._in_step = False
         for outbox in self._outboxes:
-            outbox.send(message)
-        if batch.next_ids is not None:
-            self.group.from_first(batch.next_ids)
+            outbox.send(order)
+        if next_ids is not None:
+            self.group.from_first(next_ids)
         yield
         self._in_step = True
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ramify.engine_messages import Ready, ToFrontend, ToTokenizer
 from ramify.errors import EngineError, WorkerDied, from_info
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets, socket_folder
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.worker_process import Orders, close, give_orders, stop

@@ -54,7 +54,7 @@ class PrestartedWorkers:
         ranks = ["scheduler"]
         for index in range(1, config.tensor_parallel):
             ranks.append(f"rank-{index}")
-            self._processes[ranks[-1]] = start("parallel.process", env, [str(index)])
+            self._processes[ranks[-1]] = start("executor.rank_process", env, [str(index)])
         if share is not None:
             for process in self._processes.values():
                 share.bind(process.pid)

@@ -32,7 +32,7 @@ class Class:
 
 @dataclass
 class Report:
-    """What was written: class of tensors → its sizes and error."""
+    """The tensors that were written: class → its sizes and error."""
 
     classes: dict[str, Class] = field(default_factory=lambda: defaultdict(Class))
     fused: list[str] = field(default_factory=list)

@@ -27,7 +27,8 @@ SCHEMES: dict[str, tuple[int, int, bool]] = {"int8": (8, 64, True), "int4": (4, 
 
 _IN_LAYERS = re.compile(r"(?:^|\.)layers\.\d+\..*\.weight")
 _KEPT = re.compile(r"norm|vision|visual|router|\.gate\.weight|conv|embed")
-"""Matrices that are kept: routers, whose errors send tokens elsewhere, and what a text model does not use."""
+"""Matrices that stay unquantised: routers, whose errors send tokens elsewhere, and parts that a text model
+does not use."""
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32", torch.int64: "I64"}
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")

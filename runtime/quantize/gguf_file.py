@@ -21,12 +21,12 @@ FORMATS = {
     "int4": "Q4_1",
     **{name.lower(): name for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")},
 }
-"""What may be asked for → ggml's type. int4 has offsets, as the engine's int4."""
+"""Format by name → ggml's type. int4 has offsets, as the engine's int4."""
 CHUNK = 1 << 21
 """Numbers that are converted at a time: 8 MB of float32."""
 
 _ENDS = ("token_embd.weight", "output.weight")
-"""They are written with 8 bits: an error in them is an error in every token."""
+"""Matrices that are written with 8 bits: an error in them is an error in every token."""
 _ROUTER = "ffn_gate_inp"
 _ALIGNMENT = 32
 

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from those of the same model by exact arithmetic, on a text of ours."""
+"""The distance of a model's predictions from those of exact arithmetic, on a text of ours."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model, read_config
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
@@ -37,11 +37,11 @@ class Compared:
     same: float
     perplexity: float
     tokens: int
-    """Of the text that was read."""
+    """Tokens of the text that was read."""
 
 
 class Sequence:
-    """One model with room for one sequence."""
+    """A model with room for one sequence."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Sequence:
         self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
-        """After each of the tokens [start, stop), where all before were computed: (stop - start, vocab)."""
+        """Logits after each of the tokens [start, stop), where all before were computed: (stop - start,
+        vocab)."""
         extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
         return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
 
@@ -75,7 +76,7 @@ class Sequence:
 
 
 def agreeing(found: list[int], wanted: list[int]) -> int:
-    """Tokens before the first difference."""
+    """Number of equal tokens before the first difference."""
     pairs = zip(found, wanted, strict=True)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), len(wanted))
 

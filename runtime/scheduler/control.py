@@ -32,8 +32,8 @@ from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
 from ramify.radix.tree_log import Page
+from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.transfers import Transfers
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import EngineError, RamifyError
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner

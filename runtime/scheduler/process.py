@@ -30,12 +30,17 @@ from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.config import ModelConfig, ModelShape
-from ramify.runtime.model.context import context_notes, with_context
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import BY_TRANSFORMERS, FAMILIES, check_transformers, read_shape
+from ramify.runtime.model.loading.load import (
+    BY_TRANSFORMERS,
+    FAMILIES,
+    check_transformers,
+    read_shape,
+)
 from ramify.runtime.model.pooling import pooling_of
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+from ramify.runtime.model.shape.context import context_notes, with_context
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary

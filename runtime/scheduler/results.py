@@ -18,9 +18,9 @@ import torch
 
 from ramify.engine_messages import Submit
 from ramify.errors import EngineError
+from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.registry import LogSum
-from ramify.kernels.transfers import to_device
 from ramify.messages import Finish, ProgramHint
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select

@@ -1,19 +1,15 @@
-"""The HTTP server: one folder for each API dialect, and what the dialects share.
+"""The HTTP server: one folder for each API dialect, above the modules that the dialects share.
 
-- `openai/`: chat completions, completions, models, and in `responses/` the Responses API.
-- `sglang/`: SGLang's native API.
-- `admin/`: health, metrics, model and server information, the dashboard.
-- `calls`: Ramify's own endpoint for the calls of programs. The endpoint that runs a whole program is in
-  `ramify.program_route`, since it needs `lang`, which nothing in here imports.
-
-Shared:
-
-- `serve`: the server's process, from the configuration to a clean exit.
-- `app`: puts routers, error handlers and middleware together.
 - `service`: the frontend, metrics and recent requests. `Service.generate` returns every endpoint's chunks.
-- `connection`: HTTP/1.x beyond what uvicorn does. `body`: reads and inflates a body.
-- `fields`: parses a JSON body field by field, and refuses unknown fields.
+- `metrics`, `recent`: counters, and the latest requests for the dashboard.
+- `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `streams`: merges the chunks of several generations. `sse`: sends them as server-sent events.
-- `errors`, `middleware`.
+- `errors`: errors as responses.
+- `calls`: Ramify's own endpoint for the calls of programs. The endpoint that runs a whole program is
+  `ramify.programs.route`, since it needs `lang`, which nothing in here imports.
+
+Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
+completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API). `app/` puts them
+together and serves them.
 """

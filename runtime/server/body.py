@@ -11,30 +11,31 @@ from ramify.errors import InvalidRequest
 from ramify.runtime.server.errors import ClientGone
 
 MAX_BODY_BYTES = 32 << 20
-"""A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON. A compressed body has at most
-as many bytes when it is inflated."""
+"""Most bytes of a body, also when it is inflated. A batch of 700 prompts of 8,000 token ids each is about 32
+MB of JSON."""
 MAX_GZIP_MEMBERS = 16
-"""zlib copies what follows a member, so that the time grows with members times bytes."""
+"""Most members of a gzip body: zlib copies the bytes after a member, so that the time grows with members
+times bytes."""
 BODY_IDLE_S = 60.0
-"""How long a body may bring no byte, in seconds."""
+"""Seconds that a body may bring no byte."""
 
 
 class BodyTooLarge(InvalidRequest):
-    """413 (RFC 9110, section 15.5.14)."""
+    """The error 413 (RFC 9110, section 15.5.14)."""
 
     code = "body_too_large"
     status = 413
 
 
 class BodyTimeout(InvalidRequest):
-    """408 (RFC 9110, section 15.5.9)."""
+    """The error 408 (RFC 9110, section 15.5.9)."""
 
     code = "body_timeout"
     status = 408
 
 
 class UnsupportedEncoding(InvalidRequest):
-    """415 (RFC 9110, section 15.5.16)."""
+    """The error 415 (RFC 9110, section 15.5.16)."""
 
     code = "unsupported_content_encoding"
     status = 415

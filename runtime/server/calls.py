@@ -46,8 +46,8 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
 
 
-async def call(request: Request) -> Response:
-    service = Service.of(request)
+async def answer_call(request: Request) -> Response:
+    service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
     if body.model and body.model != service.frontend.info.fingerprint:
@@ -60,7 +60,7 @@ async def call(request: Request) -> Response:
 
 
 # Not `router.post`: FastAPI's handling of arguments takes longer than the rest of this endpoint.
-router.add_route(PATH, call, methods=["POST"])
+router.add_route(PATH, answer_call, methods=["POST"])
 
 
 def _check(generate: Generate, service: Service) -> None:

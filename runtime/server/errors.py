@@ -30,9 +30,9 @@ class Problem(msgspec.Struct, kw_only=True):
     param: str | None
     code: str
     pointer: str | msgspec.UnsetType | None = msgspec.UNSET
-    """Place in a JSON Schema (RFC 6901)."""
+    """JSON pointer into a JSON Schema (RFC 6901)."""
     remedy: str | msgspec.UnsetType = msgspec.UNSET
-    """What to do instead; the message has it too."""
+    """The remedy; the message ends with it too."""
 
 
 class ErrorReply(msgspec.Struct, kw_only=True):
@@ -40,7 +40,7 @@ class ErrorReply(msgspec.Struct, kw_only=True):
 
 
 def error_body(error: RamifyError) -> bytes:
-    """``{"error": {message, type, param, code}}`` in JSON."""
+    """The JSON body ``{"error": {message, type, param, code}}``."""
     return msgspec.json.encode(
         ErrorReply(
             error=Problem(

@@ -36,7 +36,8 @@ class Fields:
     ) -> None:
         self._values = values
         self._path = path
-        self._taken: set[str] = set()
+        self.taken: set[str] = set()
+        """Fields that were taken, given or not."""
         self.ignored: list[str] = [] if ignored is None else ignored
         """Fields of the whole body that were given and have no effect, such as ``messages[].name``."""
 
@@ -50,17 +51,17 @@ class Fields:
         return f"{self._path}.{field}" if self._path else field
 
     def given(self, field: str) -> bool:
-        """Whether the client sent `field`. A null counts as not sent."""
+        """True where the client sent `field`. A null counts as not sent."""
         return field in self._values and not self.is_null(field)
 
     def is_null(self, field: str) -> bool:
-        """Whether the client sent `field` as null."""
+        """True where the client sent `field` as null."""
         raw = self._values.get(field)
         # Only null starts with an "n" in JSON.
         return raw is not None and memoryview(raw)[0] == ord("n")
 
     def mentions(self, field: str, name: str) -> bool:
-        """Whether the JSON of `field` has the string `name` somewhere."""
+        """True where the JSON of `field` has the string `name` somewhere."""
         return f'"{name}"'.encode() in bytes(self._values.get(field, b""))
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
@@ -69,7 +70,7 @@ class Fields:
         return default if raw is None else decode(raw, kind, self.path(field))
 
     def need(self, field: str, kind: Any = str) -> Any:
-        """As `take`. Raises `InvalidRequest` where the field is missing or empty."""
+        """The value of `field`, as `take` reads it. Raises `InvalidRequest` where it is missing or empty."""
         value = self.take(field, kind)
         if value in (None, "", ()):
             raise InvalidRequest(f"{self.path(field)} is missing.", field=self.path(field))
@@ -84,7 +85,7 @@ class Fields:
         return bytes(raw).decode()
 
     def take_json(self, field: str) -> str | None:
-        """As `take_text`. Where the field holds a string, that string is the JSON text."""
+        """The JSON text of `field`, or of the string in `field` where it holds one."""
         text = self.take_text(field)
         return msgspec.json.decode(text, type=str) if text and text.lstrip().startswith('"') else text
 
@@ -152,7 +153,7 @@ class Fields:
         """
         unsupported = unsupported or {}
         for field, raw in self._values.items():
-            if field in self._taken:
+            if field in self.taken:
                 continue
             path = self.path(field)
             if field in unsupported:
@@ -164,11 +165,11 @@ class Fields:
             raise UnsupportedField(
                 f"{path} is not a field of this request.",
                 field=path,
-                remedy=nearest(field, [*self._taken, *unsupported]),
+                remedy=nearest(field, [*self.taken, *unsupported]),
             )
 
     def _take_raw(self, field: str) -> msgspec.Raw | None:
-        self._taken.add(field)
+        self.taken.add(field)
         return None if self.is_null(field) else self._values.get(field)
 
 
@@ -196,7 +197,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:
-    """Whether it is whole as JSON for Python, which takes halves of surrogate pairs."""
+    """True where `data` is whole as JSON for Python, which takes halves of surrogate pairs."""
     try:
         json.loads(bytes(memoryview(data)))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the OpenAI and the SGLang dialect share: prompts, sampling options and constraints.
+"""Prompts, sampling options and constraints, which all dialects share.
 
 Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`. A dialect adds only
 its own spelling.
@@ -22,8 +22,12 @@ from ramify.sampling_params import SamplingParams
 _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _KINDS["stop"] = str | tuple[str, ...]
 
+_OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
+COMMON = {name: name for name in _KINDS if name not in _OWN}
+"""Sampling options that every dialect takes by our names: a new field of `SamplingParams` is one of them."""
+
 _ALL_TOKENS = -1
-"""How vLLM and SGLang spell "no top-k"."""
+"""The spelling of "no top-k" in vLLM and SGLang."""
 
 
 def take_sampling(
@@ -89,7 +93,7 @@ FieldConstraint = tuple[str, Constraint]
 """The path of the field that a constraint was in, and the constraint."""
 
 JSON_TEXT = object()
-"""For `Makers`: the field is taken by `Fields.take_json`."""
+"""A type for `Makers`: the field is taken by `Fields.take_json`."""
 
 Makers = Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
 """Field → its type, and what makes a constraint of its value."""
@@ -135,16 +139,16 @@ def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) ->
         raise
 
 
-def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool] | None:
-    """The prompts in `field`, and whether it holds a list of prompts; None where it is missing.
+def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool]:
+    """The prompts in `field`, and whether it holds a list of prompts.
 
-    A prompt is a string or a list of token ids.
+    A prompt is a string or a list of token ids. Raises `InvalidRequest` where there is none.
     """
     raw = fields.take(field, msgspec.Raw)
-    if raw is None:
-        return None
-    again = Fields({field: raw})
     path = fields.path(field)
+    if raw is None:
+        raise InvalidRequest(f"{path} is missing.", field=path)
+    again = Fields({field: raw})
     prompts: list[Segment]
     match _nesting(raw):
         case "string":
@@ -231,8 +235,8 @@ async def explained(
     spelled: Mapping[str, str],
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, with `explain` applied to its errors in constraints, and `tell` to what it says of the
-    grammar. For other errors `spelled` maps our name of a field to the client's."""
+    """The chunks of `stream`. `explain` is applied to its errors in constraints, `tell` to the enforcement of
+    the grammar. For other errors `spelled` maps our name of a field to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:

@@ -16,8 +16,8 @@ from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usag
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.server.admin.metrics import ChoiceUsages, Metrics
-from ramify.runtime.server.admin.recent import Recent
+from ramify.runtime.server.metrics import ChoiceUsages, Metrics
+from ramify.runtime.server.recent import Recent
 
 logger = logging.getLogger("ramify.server")
 
@@ -78,9 +78,9 @@ class Service:
         self.model_name = config.served_model_name or frontend.info.name
         self.started_at = int(time.time())
         self.draining = False
-        """The server shuts down: running generations continue, new ones are refused."""
+        """True while the server shuts down: running generations continue, new ones are refused."""
         self.programs: dict[str, Any] = {}
-        """The client's id of a streamed program that runs → what waits for the client."""
+        """Ids that clients gave to streamed programs → the tool results that each program waits for."""
         self._told_ignored: set[str] = set()
 
     @property
@@ -89,7 +89,7 @@ class Service:
         return self.config.max_running or self.frontend.info.max_running
 
     @classmethod
-    def of(cls, request: Request) -> Service:
+    def serving(cls, request: Request) -> Service:
         """The service of the application that handles `request`."""
         service = request.app.state.service
         assert isinstance(service, cls)
@@ -149,11 +149,11 @@ class Service:
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
-        recording = self.recent.begin(request, endpoint)
+        recording = self.recent.record_request(request, endpoint)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    recording.add(chunk)
+                    recording.add_chunk(chunk)
                     usage = chunk.usage or usage
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
@@ -174,12 +174,12 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
-            recording.end(finish)
+            recording.end_request(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)
-            if (totals := (choices or ChoiceUsages(1)).end(usage)) is not None:
-                self.metrics.count(totals)
+            if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
+                self.metrics.count_tokens(totals)
             logger.info(
                 "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
                 request.rid,

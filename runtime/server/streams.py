@@ -8,71 +8,15 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from ramify.loop import cancel_at_end
-from ramify.messages import ChoiceScore, Enforcement, Finish, TextChunk, TokenLogprobs, Usage, Violation
+from ramify.messages import TextChunk
+from ramify.runtime.generation import GenerationResult
 
 T = TypeVar("T")
 
 
-class GenerationResult:
-    """The output of one generation so far, put together from its chunks."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
-        self.pieces: list[tuple[int, int]] = []
-        """As in `TextChunk`."""
-        self.controls: list[int] = []
-        """As in `TextChunk`."""
-        self.forced: list[int] = []
-        """Indices in `ids` of forced tokens."""
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.choices: tuple[ChoiceScore, ...] = ()
-        self.embedding = b""
-        self.usage = Usage()
-        self.finish: Finish | None = None
-        self.kept_ids = 0
-        self.tail = ""
-        self.enforcement: Enforcement | None = None
-        self.violations: tuple[Violation, ...] | None = None
-
-    def add(self, chunk: TextChunk) -> None:
-        self.controls.extend(len(self.text) + place for place in chunk.controls)
-        self.text += chunk.text
-        self.forced.extend(len(self.ids) + index for index in chunk.forced)
-        self.ids.extend(chunk.ids)
-        self.pieces += pieces_of(chunk)
-        if chunk.logprobs is not None:
-            self.logprobs.append(chunk.logprobs)
-        if chunk.prompt_logprobs is not None:
-            self.prompt_logprobs.append(chunk.prompt_logprobs)
-        if chunk.usage is not None:
-            self.usage = chunk.usage
-        self.enforcement = chunk.enforcement or self.enforcement
-        if chunk.finish is not None:
-            self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
-            self.violations, self.choices = chunk.violations, chunk.choices
-            self.embedding = chunk.embedding
-
-
-def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:
-    return chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
-
-
-def ids_in(pieces: Sequence[tuple[int, int]], characters: int) -> int:
-    """The number of ids that the first `characters` characters of a text of `pieces` have."""
-    count = 0
-    for ids, length in pieces:
-        if length > characters:
-            # The borders of tokens within a piece are unknown.
-            return count + round(ids * characters / length)
-        count += ids
-        characters -= length
-    return count
-
-
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(index of the stream, item) in order of arrival. The first error closes all streams and is raised."""
+    """The items of all streams as (index of the stream, item), in order of arrival. The first error closes
+    all streams and is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -109,5 +53,5 @@ async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Ge
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            results[index].add(chunk)
+            results[index].add_chunk(chunk)
     return results

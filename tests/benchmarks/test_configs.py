@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import FAMILIES, dummy_model
+from ramify.runtime.model.loading.load import FAMILIES, dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""`benchmarks.cpu_steps` and `benchmarks.first_load` in small."""
+"""`benchmarks.cpu_steps` in small."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from benchmarks import cpu_steps, first_load
+from benchmarks import cpu_steps
 from tests.model.checkpoints import Case, build
 from tests.model.gguf_files import write_gguf
 
@@ -31,9 +31,3 @@ def test_each_number_of_rows_has_a_line(
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[2:]] == ["1", "3"]
     assert all(line.endswith(("reading", "computing")) for line in out[2:])
-
-
-def test_three_ways_to_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first_load.main([str(file), "--repeat", "1"])
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["packed", "and", "mapped"]

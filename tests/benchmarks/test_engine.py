@@ -17,8 +17,8 @@ from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.graph_buffers import Captures
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import FAMILIES, dummy_model
+from ramify.runtime.model.loading.load import FAMILIES, dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.scheduler.scheduler import Scheduler
 
 pytestmark = pytest.mark.slow

@@ -37,7 +37,7 @@ def test_a_driver_generates_what_it_is_asked_for(
 
 
 class Stub:
-    """In the place of an `Engine`: it runs `turns` workloads, and ends."""
+    """Stand-in for an `Engine`: it runs `turns` workloads, and ends."""
 
     def __init__(self, name: str, turns: int) -> None:
         self.name, self.turns, self.start_s = name, turns, 0.0

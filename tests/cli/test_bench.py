@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def instance(schema: Any) -> Any:
-    """Of the schemas of the JSON workloads."""
+    """An instance of a schema of the JSON workloads."""
     if "enum" in schema:
         return schema["enum"][0]
     match schema["type"]:
@@ -176,7 +176,7 @@ async def test_a_late_arrival_counts_from_when_it_was_due(monkeypatch: pytest.Mo
 
     stub = Stub(Endpoint("x", "http://127.0.0.1:9/v1", "m"))
     phase = Phase("p", [Job(COMPLETIONS, {})] * 200, 1)
-    measured = await load.measure(stub, phase, 10_000.0, "seed")
+    measured = await load.measure_phase(stub, phase, 10_000.0, "seed")
     await stub.aclose()
     assert [sample.ttft_s for sample in measured.samples] == pytest.approx([1.0] * 200)
     gaps = [after - before for before, after in itertools.pairwise(sent)]
@@ -317,17 +317,17 @@ def test_events_cut_anywhere_are_read() -> None:
     data = (text + "data: [DONE]\n\n").encode()
     for size in (1, 7, 1000):
         pieces = [(float(i), data[i : i + size]) for i in range(0, len(data), size)]
-        sample = client.read(Sample(0.0, pieces))
+        sample = client.read_chunks(Sample(0.0, pieces))
         assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("Grüße du", 3, 2)
         assert len(sample.stamps) == 2
         assert sample.error is None
 
 
 def test_an_error_within_a_stream_is_the_requests() -> None:
-    sample = client.read(Sample(0.0, [(0.0, b'data: {"error": {"message": "out of pages"}}\n\n')]))
+    sample = client.read_chunks(Sample(0.0, [(0.0, b'data: {"error": {"message": "out of pages"}}\n\n')]))
     assert sample.error == "out of pages"
-    assert client.read(Sample(0.0, [(0.0, b"data: {\n\n")])).error is not None
-    assert client.read(Sample(0.0, [(0.0, b"data: [DONE]\n\n")])).error == "The server sent no text."
+    assert client.read_chunks(Sample(0.0, [(0.0, b"data: {\n\n")])).error is not None
+    assert client.read_chunks(Sample(0.0, [(0.0, b"data: [DONE]\n\n")])).error == "The server sent no text."
 
 
 # --- the report ---------------------------------------------------------------------------------

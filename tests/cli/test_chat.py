@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from ramify.cli import main
 from ramify.errors import WorkerDied
 from ramify.messages import ModelInfo, ThinkingFormat
-from ramify.runtime import engine
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 Keyboard = Callable[..., None]
@@ -30,12 +29,6 @@ def type_lines(monkeypatch: pytest.MonkeyPatch) -> Keyboard:
         monkeypatch.setattr("builtins.input", read)
 
     return type_lines
-
-
-@pytest.fixture
-def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeFrontend()) as server:
-        yield server
 
 
 def test_endpoint(server: LiveServer, type_lines: Keyboard, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +86,7 @@ def test_thoughts_in_channels_are_shown_and_not_sent_again(
             thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
             self.script = [f"{thought}<|channel|>final<|message|>Hello."] * 2
 
-    monkeypatch.setattr(engine, "Engine", Harmony)
+    monkeypatch.setattr("ramify.runtime.engine.engine.Engine", Harmony)
     type_lines("hi", "again")
     assert main.main(["chat", "--page-size", "8"]) == 0
     assert capsys.readouterr().out.startswith("Hm.\n\nHello.\n[prompt")
@@ -103,7 +96,7 @@ def test_thoughts_in_channels_are_shown_and_not_sent_again(
 def test_engine(
     type_lines: Keyboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "Engine", FakeEngine)
+    monkeypatch.setattr("ramify.runtime.engine.engine.Engine", FakeEngine)
     type_lines("hello there")
     assert main.main(["chat", "--page-size", "8", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out.startswith("LO THERE\n[prompt 17, of these cached 0; answer 8;")

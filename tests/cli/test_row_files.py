@@ -140,7 +140,7 @@ def test_json_lines(tmp_path: Path) -> None:
     ("name", "data"), [("csv", CSV), ("jsonl", '\n {"text": "a", "more": 1}\n{"text": "b", "more": 2}\n')]
 )
 def test_a_pipe_is_read_once(tmp_path: Path, name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with ``--input <(…)`` and ``--input -``."""
+    """A pipe, as ``--input <(…)`` and ``--input -`` give one."""
     expected = [{"text": "a", "more": 1}, {"text": "b", "more": 2}]
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

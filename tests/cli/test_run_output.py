@@ -1,4 +1,4 @@
-"""Where ``ramify run`` writes: files, pipes and standard output; full disks and Ctrl-C."""
+"""The output of ``ramify run``: files, pipes and standard output; full disks and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import ramify as rm
 from ramify.cli import main
 from ramify.errors import RamifyError
 from ramify.lang.batch.checkpoint import ResultsFile
-from tests.server.fake_frontend import FakeFrontend, LiveServer
+from tests.cli.conftest import Folder
+from tests.server.fake_frontend import LiveServer
 
 PROGRAM = """
     import asyncio, os, signal, time
@@ -43,27 +42,14 @@ PROGRAM = """
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeFrontend()) as server:
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "greeting", None)
-    (tmp_path / "greeting.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "rows.csv").write_text("name\n" + "".join(f"n{number}\n" for number in range(5)))
-    return tmp_path
-
-
 def command(
-    folder: Path, server: LiveServer, output: Path | str, *more: str, name: str = "greet"
+    folder: Folder, server: LiveServer, output: Path | str, *more: str, name: str = "greet"
 ) -> list[str]:
-    place = f"{folder / 'greeting.py'}:{name}"
-    rows = ["--input", str(folder / "rows.csv"), "--output", str(output)]
-    return ["run", place, *rows, "--endpoint", server.url, *more]
+    rows = folder.path / "rows.csv"
+    if not rows.exists():
+        folder.write(rows.name, "name\n" + "".join(f"n{number}\n" for number in range(5)))
+    options = ["--input", str(rows), "--output", str(output), "--endpoint", server.url]
+    return ["run", folder.program(name), *options, *more]
 
 
 def indices(text: str) -> list[int]:
@@ -72,7 +58,7 @@ def indices(text: str) -> list[int]:
     return sorted(line["index"] for line in lines[1:])
 
 
-def test_standard_output(folder: Path, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_standard_output(folder: Folder, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("-", "/dev/stdout", "/dev/fd/1"):
         assert main.main(command(folder, server, name)) == 0
         said = capfd.readouterr()
@@ -81,9 +67,9 @@ def test_standard_output(folder: Path, server: LiveServer, capfd: pytest.Capture
     assert not Path("-").exists()
 
 
-def test_a_pipe(folder: Path, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe(folder: Folder, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
     read: list[str] = []
-    pipe = folder / "pipe"
+    pipe = folder.path / "pipe"
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
@@ -98,7 +84,7 @@ def test_a_pipe(folder: Path, server: LiveServer, capfd: pytest.CaptureFixture[s
         assert indices(end.read()) == [0, 1, 2, 3, 4]
 
 
-def test_a_reader_that_has_enough(folder: Path, server: LiveServer) -> None:
+def test_a_reader_that_has_enough(folder: Folder, server: LiveServer) -> None:
     ends = os.pipe()
     os.close(ends[0])
     with pytest.raises(BrokenPipeError):
@@ -122,16 +108,16 @@ def test_a_reader_that_has_enough(folder: Path, server: LiveServer) -> None:
     ],
 )
 def test_what_is_refused_before_a_row_runs(
-    folder: Path,
+    folder: Folder,
     server: LiveServer,
     output: str,
     more: list[str],
     problem: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    os.mkfifo(folder / "pipe.parquet")
+    os.mkfifo(folder.path / "pipe.parquet")
     before = len(server.frontend.requests)
-    path = folder / output
+    path = folder.path / output
     assert main.main(command(folder, server, path, *more)) == 2
     assert problem.format(path) in capsys.readouterr().err
     assert len(server.frontend.requests) == before
@@ -139,17 +125,17 @@ def test_what_is_refused_before_a_row_runs(
 
 @pytest.mark.parametrize("name", ["greet", "agreet"])
 def test_an_interrupted_batch_says_how_to_go_on(
-    folder: Path, server: LiveServer, name: str, capfd: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with (folder / "rows.csv").open("a") as file:
-        # Rows run in the order of their texts: the others come behind "stop".
-        file.write("stop\n" + "".join(f"wait{number}\n" for number in range(20)))
-    arguments = command(folder, server, folder / "out.jsonl", "--concurrency", "1", name=name)
+    # Rows run in the order of their texts: the others come behind "stop".
+    names = [*(f"n{number}" for number in range(5)), "stop", *(f"wait{number}" for number in range(20))]
+    folder.write("rows.csv", "\n".join(["name", *names]))
+    arguments = command(folder, server, folder.path / "out.jsonl", "--concurrency", "1", name=name)
     assert main.main(arguments) == 130
     said = capfd.readouterr().err
-    done = len(indices((folder / "out.jsonl").read_text()))
+    done = len(indices((folder.path / "out.jsonl").read_text()))
     assert said.startswith("ramify: interrupted.\n")
-    assert f"{done} of 26 rows are done, in {folder / 'out.jsonl'}; the same again goes on" in said
+    assert f"{done} of 26 rows are done, in {folder.path / 'out.jsonl'}; the same again goes on" in said
     assert said.endswith(f"To go on: ramify {' '.join(arguments)}\n")
     assert done < 26
     assert main.main(command(folder, server, "-", "--concurrency", "1", name=name)) == 130
@@ -158,10 +144,10 @@ def test_an_interrupted_batch_says_how_to_go_on(
     assert "To go on" not in said
 
 
-def test_a_full_disk(folder: Path, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(folder: Folder, server: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:
     assert main.main(command(folder, server, "/dev/full")) == 2
     assert "ramify: /dev/full cannot be written: No space left on device. Make room" in capfd.readouterr().err
-    out = folder / "out.jsonl"
+    out = folder.path / "out.jsonl"
     size = 1500  # the header and a few lines
     script = (
         "import resource, sys; from ramify.cli import main;"
@@ -171,7 +157,7 @@ def test_a_full_disk(folder: Path, server: LiveServer, capfd: pytest.CaptureFixt
     )
     arguments = command(folder, server, out)
     found = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=folder
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=folder.path
     )
     assert found.returncode == 2, found.stderr
     assert (
@@ -218,10 +204,10 @@ def test_a_line_that_is_written_by_half_is_taken_back(tmp_path: Path, number: in
     assert out.read_bytes() == whole
 
 
-def test_a_full_standard_output(folder: Path, server: LiveServer) -> None:
+def test_a_full_standard_output(folder: Folder, server: LiveServer) -> None:
     with open("/dev/full", "w") as full:
         found = subprocess.run(
-            [sys.executable, "-m", "ramify", *command(folder, server, folder / "out.jsonl")],
+            [sys.executable, "-m", "ramify", *command(folder, server, folder.path / "out.jsonl")],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import textwrap
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ramify.cli import main
 from ramify.cli.run import load
 from ramify.cli.run_rows import InputRows
-from tests.server.fake_frontend import FakeFrontend, LiveServer
+from tests.cli.conftest import Folder
+from tests.server.fake_frontend import LiveServer
 
 PROGRAM = """
     import ramify as rm
@@ -33,41 +29,10 @@ PROGRAM = """
 """
 
 
-@pytest.fixture
-def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeFrontend()) as server:
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "greeting", None)  # loading replaces it, and the end takes it away
-    (tmp_path / "greeting.py").write_text(textwrap.dedent(PROGRAM))
-    return tmp_path
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
-
-
-def run(folder: Path, server: LiveServer, *arguments: str, name: str = "greet") -> int:
-    place = f"{folder / 'greeting.py'}:{name}"
-    out = ["--output", str(folder / "out.jsonl"), "--endpoint", server.url]
-    return main.main(["run", place, *arguments, *out])
-
-
-def results(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "index" in line]
-    return sorted(lines, key=lambda line: line["index"])
-
-
-def test_csv(folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = write(folder / "rows.csv", "name,count,id\n123,2,a\nabcd,,b\nnobody,1,c\n")
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
-    found = results(folder)
+def test_csv(folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = folder.write("rows.csv", "name,count,id\n123,2,a\nabcd,,b\nnobody,1,c\n")
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
+    found = folder.results()
     assert [line["key"] for line in found] == ["a", "b", "c"]
     assert found[0]["outputs"] == {"answer": "ELLO 123"}
     assert found[1]["outputs"] == {"answer": "LLO "}
@@ -79,48 +44,48 @@ def test_csv(folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str
     assert "first error: The program raised ValueError" in out
 
 
-def test_going_on(folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = write(folder / "rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
-    assert run(folder, server, "--input", str(rows)) == 0
-    write(rows, rows.read_text() + '\n\n{"name": "last"}\n')
-    assert run(folder, server, "--input", str(rows)) == 0
-    assert [line["index"] for line in results(folder)] == list(range(6))
+def test_going_on(folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = folder.write("rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
+    assert folder.run(server, "--input", str(rows)) == 0
+    folder.write(rows.name, rows.read_text() + '\n\n{"name": "last"}\n')
+    assert folder.run(server, "--input", str(rows)) == 0
+    assert [line["index"] for line in folder.results()] == list(range(6))
     assert "1 rows in" in (out := capsys.readouterr().out)
     assert "5 were done before" in out
-    assert run(folder, server, "count=2", "--input", str(rows)) == 2
+    assert folder.run(server, "count=2", "--input", str(rows)) == 2
     assert "the argument count was not there, is 2. Give another file" in capsys.readouterr().err
-    assert run(folder, server, "count=2", "--input", str(rows), "--rerun", "changed") == 0
+    assert folder.run(server, "count=2", "--input", str(rows), "--rerun", "changed") == 0
     assert "6 rows in" in capsys.readouterr().out
 
 
 def test_failed_rows_are_reported_until_they_run_again(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = write(folder / "rows.csv", "name\nab\nnobody\n")
-    assert run(folder, server, "--input", str(rows)) == 1
-    assert run(folder, server, "--input", str(rows)) == 1
+    rows = folder.write("rows.csv", "name\nab\nnobody\n")
+    assert folder.run(server, "--input", str(rows)) == 1
+    assert folder.run(server, "--input", str(rows)) == 1
     assert "2 were done before (1 of them failed" in capsys.readouterr().out
-    program = folder / "greeting.py"
-    write(program, program.read_text().replace("raise ValueError", "print"))
-    assert run(folder, server, "--input", str(rows), "--rerun", "failed") == 2
+    program = folder.path / "greeting.py"
+    program.write_text(program.read_text().replace("raise ValueError", "print"))
+    assert folder.run(server, "--input", str(rows), "--rerun", "failed") == 2
     assert "the body of greet changed: line 4 was raise ValueError" in capsys.readouterr().err
-    assert run(folder, server, "--input", str(rows), "--rerun", "failed,missing") == 0
+    assert folder.run(server, "--input", str(rows), "--rerun", "failed,missing") == 0
     assert "1 rows in" in capsys.readouterr().out
 
 
-def test_the_line_and_the_traceback_of_a_body_are_in_its_row(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.csv", "name\nnobody\n")
-    assert run(folder, server, "--input", str(rows)) == 1
-    error = results(folder)[0]["error"]
-    assert error["line"] == f"{folder / 'greeting.py'}:7"
+def test_the_line_and_the_traceback_of_a_body_are_in_its_row(folder: Folder, server: LiveServer) -> None:
+    rows = folder.write("rows.csv", "name\nnobody\n")
+    assert folder.run(server, "--input", str(rows)) == 1
+    error = folder.results()[0]["error"]
+    assert error["line"] == folder.program("7")
     assert error["traceback"].endswith('raise ValueError("There is nobody.")\n')
     assert "ramify/lang" not in error["traceback"]
 
 
-def test_a_report_of_the_first_rows(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
-    report = folder / "trace.html"
-    assert run(folder, server, "--input", str(rows), "--trace", str(report), "--trace-rows", "3") == 0
+def test_a_report_of_the_first_rows(folder: Folder, server: LiveServer) -> None:
+    rows = folder.write("rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
+    report = folder.path / "trace.html"
+    assert folder.run(server, "--input", str(rows), "--trace", str(report), "--trace-rows", "3") == 0
     data = report.read_text().partition('id="data">')[2].partition("</script>")[0]
     root = json.loads(data.replace("<\\/", "</"))["root"]
     assert root["name"] == "greet, 3 rows"
@@ -130,28 +95,28 @@ def test_a_report_of_the_first_rows(folder: Path, server: LiveServer) -> None:
 
 
 def test_the_first_rows_and_a_sample(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = write(folder / "rows.csv", "name\n" + "".join(f"n{i}\n" for i in range(20)))
-    assert run(folder, server, "--input", str(rows), "--limit", "3") == 0
-    assert [line["index"] for line in results(folder)] == [0, 1, 2]
+    rows = folder.write("rows.csv", "name\n" + "".join(f"n{i}\n" for i in range(20)))
+    assert folder.run(server, "--input", str(rows), "--limit", "3") == 0
+    assert [line["index"] for line in folder.results()] == [0, 1, 2]
     assert "the first 3 of 20 rows\n3 rows in" in capsys.readouterr().out
-    assert run(folder, server, "--input", str(rows), "--sample", "5") == 0
+    assert folder.run(server, "--input", str(rows), "--sample", "5") == 0
     assert "a sample of 5 of 20 rows (--sample-seed 0)" in capsys.readouterr().out
-    first = [line["index"] for line in results(folder)]
-    assert run(folder, server, "--input", str(rows), "--sample", "5") == 0
+    first = [line["index"] for line in folder.results()]
+    assert folder.run(server, "--input", str(rows), "--sample", "5") == 0
     assert "0 rows in" in capsys.readouterr().out
-    assert run(folder, server, "--input", str(rows), "--sample", "5", "--sample-seed", "1") == 0
-    assert [line["index"] for line in results(folder)] != first
-    assert run(folder, server, "--input", str(rows)) == 0
-    assert [line["index"] for line in results(folder)] == list(range(20))  # each where it stands in the file
+    assert folder.run(server, "--input", str(rows), "--sample", "5", "--sample-seed", "1") == 0
+    assert [line["index"] for line in folder.results()] != first
+    assert folder.run(server, "--input", str(rows)) == 0
+    assert [line["index"] for line in folder.results()] == list(range(20))  # each where it stands in the file
 
 
 def test_what_a_batch_would_take(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = write(folder / "rows.csv", "name\n" + "".join(f"name{i}\n" for i in range(50)))
-    place = f"{folder / 'greeting.py'}:greet"
+    rows = folder.write("rows.csv", "name\n" + "".join(f"name{i}\n" for i in range(50)))
+    place = folder.program()
     arguments = ["--input", str(rows), "--dry-run", "--price", "1,0.5,2", "--endpoint", server.url]
     assert main.main(["run", place, *arguments]) == 0
     out = capsys.readouterr().out
@@ -160,13 +125,13 @@ def test_what_a_batch_would_take(
     assert "output tokens             200" in out
     assert "cost " in out
     assert len(server.frontend.requests) == 8
-    assert not (folder / "out.jsonl").exists()
+    assert not (folder.path / "out.jsonl").exists()
 
 
-def test_the_number_of_rows_is_known(folder: Path) -> None:
-    program = load(f"{folder / 'greeting.py'}:greet")
-    csv_rows = write(folder / "rows.csv", 'name\n"a\nb"\n\nc\n')
-    json_rows = write(folder / "rows.jsonl", '\ufeff{"name": "a"}\n\n  \n{"name": "b"}')
+def test_the_number_of_rows_is_known(folder: Folder) -> None:
+    program = load(folder.program())
+    csv_rows = folder.write("rows.csv", 'name\n"a\nb"\n\nc\n')
+    json_rows = folder.write("rows.jsonl", '\ufeff{"name": "a"}\n\n  \n{"name": "b"}')
     for path in (csv_rows, json_rows):
         rows = InputRows(str(path), program, [], None, None)
         assert len(rows) == len(list(rows)) == 2
@@ -179,16 +144,16 @@ def test_help_shows_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert "file.py:function --input FILE --output FILE [key=value …]" in capsys.readouterr().out
 
 
-def test_an_async_program_and_an_argument_named_like_an_option(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.jsonl", '{"name": "abcdef"}\n{"name": "ghijkl"}\n')
-    assert run(folder, server, "key=k", "--input", str(rows), "--concurrency", "1", name="later") == 0
-    assert [line["outputs"]["answer"] for line in results(folder)] == ["ABCD", "GHIJ"]
+def test_an_async_program_and_an_argument_named_like_an_option(folder: Folder, server: LiveServer) -> None:
+    rows = folder.write("rows.jsonl", '{"name": "abcdef"}\n{"name": "ghijkl"}\n')
+    assert folder.run(server, "key=k", "--input", str(rows), "--concurrency", "1", name="later") == 0
+    assert [line["outputs"]["answer"] for line in folder.results()] == ["ABCD", "GHIJ"]
 
 
-def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.jsonl", '{"name": "a"}\n{"name": \n["b", 1]\n')
-    assert run(folder, server, "--input", str(rows)) == 1
-    assert [line["error"] and line["error"]["type"] for line in results(folder)] == [
+def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Folder, server: LiveServer) -> None:
+    rows = folder.write("rows.jsonl", '{"name": "a"}\n{"name": \n["b", 1]\n')
+    assert folder.run(server, "--input", str(rows)) == 1
+    assert [line["error"] and line["error"]["type"] for line in folder.results()] == [
         None,
         "InvalidRequest",
         None,
@@ -214,7 +179,7 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server
     ],
 )
 def test_what_is_refused(
-    folder: Path,
+    folder: Folder,
     server: LiveServer,
     file: str,
     text: str,
@@ -222,34 +187,23 @@ def test_what_is_refused(
     problem: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = write(folder / file, text)
-    assert run(folder, server, *arguments, "--input", str(rows)) == 2
+    rows = folder.write(file, text)
+    assert folder.run(server, *arguments, "--input", str(rows)) == 2
     assert problem.replace("{path}", str(rows)) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_a_file_that_is_not_utf8(
-    name: str, folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = folder / name
-    line = '{"name": "%s"}\n' if name == "rows.jsonl" else "%s\n"
-    rows.write_bytes("".join([line % "name", line % "b", line % "caf\xe9"]).encode("latin1"))
-    assert run(folder, server, "--input", str(rows)) == 2
-    assert f"Line 3 of {rows} is not UTF-8" in capsys.readouterr().err
-
-
 def test_results_are_not_written_as_csv(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = write(folder / "rows.csv", "name\na\n")
-    place = f"{folder / 'greeting.py'}:greet"
-    out = ["--input", str(rows), "--output", str(folder / "out.csv"), "--endpoint", server.url]
+    rows = folder.write("rows.csv", "name\na\n")
+    place = folder.program()
+    out = ["--input", str(rows), "--output", str(folder.path / "out.csv"), "--endpoint", server.url]
     assert main.main(["run", place, *out]) == 2
     assert "not written as .csv. Name a .jsonl or .parquet file." in capsys.readouterr().err
 
 
-def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = f"{folder / 'greeting.py'}:greet"
+def test_flags_that_need_each_other(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    place = folder.program()
     assert main.main(["run", place, "name=x", "--key", "id", "--endpoint", "http://127.0.0.1:9"]) == 2
     assert "--key needs --input" in capsys.readouterr().err
     assert main.main(["run", place, "--input", "x.csv", "--endpoint", "http://127.0.0.1:9"]) == 2
@@ -258,17 +212,17 @@ def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[
     assert "no file x.csv" in capsys.readouterr().err
 
 
-def test_columns_are_chosen(folder: Path) -> None:
-    rows = write(folder / "rows.csv", "name,count,id,more\na,2,7,8\n")
-    program = load(f"{folder / 'greeting.py'}:greet")
+def test_columns_are_chosen(folder: Folder) -> None:
+    rows = folder.write("rows.csv", "name,count,id,more\na,2,7,8\n")
+    program = load(folder.program())
     assert list(InputRows(str(rows), program, [], "id", "name")) == [{"name": "a", "id": "7"}]
     assert list(InputRows(str(rows), program, [], None, "name, count")) == [{"name": "a", "count": 2}]
 
 
-def test_cells_of_csv(folder: Path) -> None:
+def test_cells_of_csv(folder: Folder) -> None:
     text = '\ufeffname,count,extra\n"a, ""b""\nc",1,"[1, 2]"\n5,,{\n,3,\nshort\nx,1,2,3\n'
-    rows = write(folder / "rows.csv", text)
-    program = load(f"{folder / 'greeting.py'}:greet")
+    rows = folder.write("rows.csv", text)
+    program = load(folder.program())
     assert list(InputRows(str(rows), program, [], None, None)) == [
         {"name": 'a, "b"\nc', "count": 1, "extra": [1, 2]},
         {"name": "5", "extra": "{"},
@@ -282,32 +236,32 @@ def test_cells_of_csv(folder: Path) -> None:
     ("data", "problem"), [("", "is empty: it has no bytes"), ("\n\n", "has no header"), ("name\n", None)]
 )
 def test_a_file_without_rows(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str], data: str, problem: str | None
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str], data: str, problem: str | None
 ) -> None:
-    rows = write(folder / "rows.csv", data)
-    assert run(folder, server, "--input", str(rows)) == (0 if problem is None else 2)
+    rows = folder.write("rows.csv", data)
+    assert folder.run(server, "--input", str(rows)) == (0 if problem is None else 2)
     assert (problem or "") in capsys.readouterr().err
-    assert (folder / "out.jsonl").exists() == (problem is None)
+    assert (folder.path / "out.jsonl").exists() == (problem is None)
 
 
-def test_an_empty_pipe(folder: Path, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind a program that has failed."""
-    with write(folder / "nothing", "").open() as file:
+def test_an_empty_pipe(folder: Folder, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe of a program that has failed."""
+    with folder.write("nothing", "").open() as file:
         monkeypatch.setattr("sys.stdin", file)
-        assert run(folder, server, "--input", "-") == 2
+        assert folder.run(server, "--input", "-") == 2
 
 
 def test_a_doubled_key_is_found_before_a_row_runs(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = "id,name\n" + "".join(f"{n % 1500},n\n" for n in range(1501))
-    rows = write(folder / "rows.csv", data)
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 2
+    rows = folder.write("rows.csv", data)
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 2
     said = capsys.readouterr().err
     assert "Rows 0 and 1500 of the input have the same id: '0'. Rows are counted from 0." in said
     assert "goes on" not in said
     assert not server.frontend.requests
-    assert run(folder, server, "--input", str(rows), "--key", "id", "--limit", "3") == 0
+    assert folder.run(server, "--input", str(rows), "--key", "id", "--limit", "3") == 0
 
 
 @pytest.mark.parametrize(
@@ -321,7 +275,7 @@ def test_a_doubled_key_is_found_before_a_row_runs(
     ],
 )
 def test_a_malformed_row_keeps_its_key(
-    folder: Path,
+    folder: Folder,
     server: LiveServer,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -329,43 +283,43 @@ def test_a_malformed_row_keeps_its_key(
     good: str,
     key: object,
 ) -> None:
-    rows = write(folder / f"rows.{name}", bad)
+    rows = folder.write(f"rows.{name}", bad)
     arguments = ("--input", str(rows), "--key", "id")
-    assert run(folder, server, *arguments) == 1
-    line = results(folder)[-1]
+    assert folder.run(server, *arguments) == 1
+    line = folder.results()[-1]
     assert (line["key"], line["error"] is None) == (key, False)
-    write(rows, good)
-    assert run(folder, server, *arguments) == 0
-    found = results(folder)
+    folder.write(rows.name, good)
+    assert folder.run(server, *arguments) == 0
+    found = folder.results()
     assert [line["error"] for line in found] == [None] * len(found)
     assert found[-1]["key"] == key
     assert "not in this input" not in capsys.readouterr().out
 
 
-def test_a_key_that_cannot_be_told_is_none(folder: Path, server: LiveServer) -> None:
+def test_a_key_that_cannot_be_told_is_none(folder: Folder, server: LiveServer) -> None:
     text = "extra,id,name\n1,2,a,b\n1,2,c\n"
-    rows = write(folder / "rows.csv", text)
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
-    assert [line["key"] for line in results(folder)] == [None, "2"]
-    torn = write(folder / "rows.jsonl", '{"id": 12\n{"name": "a", "id": 3\n{"id": 12, "name": "b"}\n')
-    (folder / "out.jsonl").unlink()
-    assert run(folder, server, "--input", str(torn), "--key", "id") == 1
-    assert [line["key"] for line in results(folder)] == [None, None, 12]
+    rows = folder.write("rows.csv", text)
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in folder.results()] == [None, "2"]
+    torn = folder.write("rows.jsonl", '{"id": 12\n{"name": "a", "id": 3\n{"id": 12, "name": "b"}\n')
+    (folder.path / "out.jsonl").unlink()
+    assert folder.run(server, "--input", str(torn), "--key", "id") == 1
+    assert [line["key"] for line in folder.results()] == [None, None, 12]
 
 
-def test_malformed_rows_with_the_key_of_another_row_fail_alone(folder: Path, server: LiveServer) -> None:
-    """As the lines of a cell that should have been quoted."""
-    rows = write(folder / "rows.csv", "id,name\n1,a\nThanks\n2,b\nThanks\n1\n")
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
-    assert [line["key"] for line in results(folder)] == ["1", "Thanks", "2", None, None]
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
-    assert [line["key"] for line in results(folder)] == ["1", "Thanks", "2", None, None]
+def test_malformed_rows_with_the_key_of_another_row_fail_alone(folder: Folder, server: LiveServer) -> None:
+    """Such rows are the lines of a cell that should have been quoted."""
+    rows = folder.write("rows.csv", "id,name\n1,a\nThanks\n2,b\nThanks\n1\n")
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in folder.results()] == ["1", "Thanks", "2", None, None]
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
+    assert [line["key"] for line in folder.results()] == ["1", "Thanks", "2", None, None]
 
 
-def test_a_first_row_without_the_key_fails_alone(folder: Path, server: LiveServer) -> None:
-    rows = write(folder / "rows.jsonl", '{"name": "a"}\n{"id": 1, "name": "b"}\n')
-    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
-    found = results(folder)
+def test_a_first_row_without_the_key_fails_alone(folder: Folder, server: LiveServer) -> None:
+    rows = folder.write("rows.jsonl", '{"name": "a"}\n{"id": 1, "name": "b"}\n')
+    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
+    found = folder.results()
     assert [line["key"] for line in found] == [None, 1]
     assert "Row 0 has no 'id'" in found[0]["error"]["message"]
     assert found[1]["error"] is None
@@ -373,22 +327,22 @@ def test_a_first_row_without_the_key_fails_alone(folder: Path, server: LiveServe
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
 def test_parquet_without_pyarrow(
-    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = write(folder / "rows.parquet", "PAR1")
-    assert run(folder, server, "--input", str(rows)) == 2
+    rows = folder.write("rows.parquet", "PAR1")
+    assert folder.run(server, "--input", str(rows)) == 2
     assert (
         'needs pyarrow, which is not installed. pip install "ramify-llm[parquet]"' in capsys.readouterr().err
     )
 
 
-def test_parquet(folder: Path, server: LiveServer) -> None:
+def test_parquet(folder: Folder, server: LiveServer) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     names = [f"n{index}" for index in range(3000)]
-    path = folder / "rows.parquet"
+    path = folder.path / "rows.parquet"
     parquet.write_table(pyarrow.table({"name": names, "count": [1] * 3000}), path)
-    program = load(f"{folder / 'greeting.py'}:greet")
+    program = load(folder.program())
     rows = InputRows(str(path), program, [], None, None)
     assert list(rows) == [{"name": name, "count": 1} for name in names]

@@ -34,7 +34,7 @@ def serve(*arguments: str) -> Iterator[Served]:
                 break
         else:
             raise AssertionError("the server ended:\n" + "".join(lines))
-        # What else it says must not fill the pipe and stop it.
+        # Further output must not fill the pipe and stop the server.
         drain = threading.Thread(target=process.stdout.read, daemon=True)
         drain.start()
         yield Served(found.group(), process)

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def flags(folder: Path) -> list[str]:
-    """Of a server whose address stays the same when it starts again."""
+    """The state of a server whose address stays the same when it starts again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]

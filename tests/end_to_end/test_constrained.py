@@ -19,8 +19,8 @@ from ramify.grammar.retokenize import encode
 from ramify.loop import wait
 from ramify.messages import ChatMessage
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from tests.runtime.test_engine_processes import children
 

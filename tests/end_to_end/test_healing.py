@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 

@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(500)]
 
 
 NAMES = ("few-shot", "skeleton-of-thought", "map-reduce", "multi-turn-chat", "streaming")
-"""Those of the ten that have a graph; the others would run the same steps twice."""
+"""The programs of the ten that have a graph; the others would run the same steps twice."""
 
 
 def run_all(backend: Backend, *, compiled: bool) -> dict[str, Any]:
-    """What the first row of each program comes to; all run at once."""
+    """The result of the first row of each program; all run at once."""
 
     def run(name: str) -> dict[str, Any]:
         case = CASES[name]

@@ -18,7 +18,7 @@ from tests.runtime.tiny import write_model, write_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRIGGER_ID = 260
-"""Of [TOOL_CALLS], the special token after those that every tiny model has."""
+"""The id of [TOOL_CALLS], the special token after those that every tiny model has."""
 
 LIGHT: Any = {
     "type": "function",

@@ -76,7 +76,7 @@ def test_a_call_and_its_result(client: openai.OpenAI) -> None:
 
 
 class Weather(BaseModel):
-    """What the weather is like."""
+    """The weather of a city."""
 
     city: Literal["Paris", "Rome"]
     degrees: Annotated[int, Field(ge=-50, le=50)]

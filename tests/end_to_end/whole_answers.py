@@ -112,7 +112,7 @@ def fault(is_valid: Any, text: str, reason: str) -> str:
 
 
 async def others(client: Client, number: int) -> None:
-    """One other request after the other, without an end."""
+    """Send one other request after the other, without an end."""
     random = Random(number)
     while True:
         length = random.randint(8, 64)

@@ -11,7 +11,7 @@ import ramify as rm
 from ramify.constraint import json_schema
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.processes.chunks import joined
 from ramify.sampling_params import SamplingParams
 

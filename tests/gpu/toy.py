@@ -18,8 +18,8 @@ from ramify.runtime.executor.decode_graphs import ladder
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.token_graphs import buckets
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams

@@ -23,10 +23,10 @@ from ramify.errors import RamifyError
 from ramify.grammar.compile.foreign import library_of
 from ramify.grammar.compile.keywords import Feature, Found, Status, beside, features, versions
 from ramify.grammar.engine.load import load_grammar
-from ramify.grammar.schema.check import REFERENCES, SchemaDocument
+from ramify.grammar.schema.document.check import REFERENCES, SchemaDocument
+from ramify.grammar.schema.document.formats import FORMATS
+from ramify.grammar.schema.document.json_values import as_decimals
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.json_values import as_decimals
-from ramify.grammar.schema.values.formats import FORMATS
 from ramify.messages import Enforcement
 from tests.grammar import keyword_cases
 from tests.grammar.collection.everything import all_cases

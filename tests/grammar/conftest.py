@@ -6,7 +6,8 @@ import pytest
 
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 

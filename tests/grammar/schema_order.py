@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ramify.grammar.schema.check import SchemaDocument
-from ramify.grammar.schema.compiler import SchemaGrammar
-from ramify.grammar.schema.json_values import Value, as_decimals, type_of
+from ramify.grammar.schema.compiler import BUILDERS
+from ramify.grammar.schema.document.check import SchemaDocument
+from ramify.grammar.schema.document.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import Contains
 from ramify.grammar.schema.logic.disjunct import Disjunct
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction
 from ramify.grammar.schema.logic.normal_form import NormalForm
 from ramify.grammar.schema.values.json_text import spelled
+from ramify.grammar.schema.values.schema_grammar import Options, SchemaGrammar
 
 
 def in_schema_order(schema: Any, value: Any, *, whitespace: str = "natural") -> str:
@@ -24,9 +25,12 @@ def in_schema_order(schema: Any, value: Any, *, whitespace: str = "natural") -> 
     return writer(schema, whitespace=whitespace)(value)
 
 
-def writer(schema: Any, *, whitespace: str = "natural") -> Callable[[Any], str]:
+def writer(
+    schema: Any, *, whitespace: str = "natural", most_multiplied: int | None = None
+) -> Callable[[Any], str]:
     """`in_schema_order` for many values of one schema."""
-    grammar = SchemaGrammar(SchemaDocument(as_decimals(schema)))
+    document = SchemaDocument(as_decimals(schema))
+    grammar = SchemaGrammar(document, BUILDERS, Options(), most_multiplied=most_multiplied)
     order = _Order(grammar.normal_form)
 
     def written(value: Any) -> str:

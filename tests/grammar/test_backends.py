@@ -25,7 +25,7 @@ from ramify.grammar.compile.keywords import PACKAGES, Feature, Found
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Grammar
-from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.loop import wait
 from tests.grammar.test_compile_jobs import EXPONENTIAL, job_of, run

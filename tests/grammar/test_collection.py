@@ -13,9 +13,9 @@ import pytest
 from ramify import constraint
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.document.json_values import parse_json
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
 from tests.grammar.schema_order import in_schema_order

@@ -10,10 +10,10 @@ from ramify import constraint
 from ramify.grammar.compile.policy import compile_constraint, prepare
 from ramify.grammar.rules.derivative import Derivatives, explore
 from ramify.grammar.rules.expression import ANY_CHAR, Expression, nullable, repeat
+from ramify.grammar.schema.document.formats import FORMATS, StringFormat, meaning
+from ramify.grammar.schema.document.string_patterns import search_pattern
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.values.formats import FORMATS, StringFormat, meaning
 from ramify.grammar.schema.values.string_language import _uncounted
-from ramify.grammar.schema.values.string_patterns import search_pattern
 from tests.grammar.vocabularies import accepts, compiled, tiny
 
 pytestmark = pytest.mark.slow

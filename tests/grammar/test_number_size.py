@@ -10,7 +10,7 @@ import pytest
 
 from ramify import constraint
 from ramify.grammar.schema.instance import validate_text
-from ramify.grammar.schema.values.json_text import MOST_DIGITS, integers
+from ramify.grammar.schema.values.number_text import MOST_DIGITS, integers
 from tests.grammar.languages import Language
 from tests.grammar.vocabularies import accepts, compiled
 

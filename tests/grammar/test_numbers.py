@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.grammar.rules.expression import NOTHING
-from ramify.grammar.schema.values import json_text
+from ramify.grammar.schema.values import json_text, number_text
 from ramify.grammar.schema.values.decimal_language import (
     Divisor,
     after_digits,
@@ -19,7 +19,7 @@ from ramify.grammar.schema.values.decimal_language import (
     decimals_automaton,
     with_fraction,
 )
-from ramify.grammar.schema.values.json_text import Bound
+from ramify.grammar.schema.values.number_text import Bound
 from tests.grammar.languages import Language, language_of
 from tests.grammar.vocabularies import compiled
 
@@ -32,7 +32,7 @@ DECIMALS = st.decimals(-150, 150, places=3) | st.sampled_from(
 
 @lru_cache
 def integer_language(low: int | None, high: int | None) -> Language:
-    return Language(json_text.integers(low, high))
+    return Language(number_text.integers(low, high))
 
 
 @settings(max_examples=300, deadline=None)
@@ -65,7 +65,7 @@ def test_decimals(
     numbers: list[Decimal],
 ) -> None:
     bounds = [None if bound is None else Bound(*bound) for bound in (low, high)]
-    language = Language(json_text.decimals(bounds[0], bounds[1], places))
+    language = Language(number_text.decimals(bounds[0], bounds[1], places))
     near = [bound[0] + Decimal(step) / 10000 for bound in (low, high) if bound for step in (-1, 0, 1)]
     for number in [*numbers, *near, Decimal(0), Decimal("1e9")]:
         text = format(number.normalize(), "f").replace("-0", "-0" if number else "0", 1)
@@ -85,7 +85,7 @@ def test_decimals(
 @given(st.integers(1, 60), st.none() | st.integers(-500, 500), st.none() | st.integers(-500, 500))
 def test_multiples(unit: int, low: int | None, high: int | None) -> None:
     step = Divisor.of(Decimal(unit), positive=True)
-    states = decimals_automaton(json_text.integers(low, high), [], [step], 50_000)
+    states = decimals_automaton(number_text.integers(low, high), [], [step], 50_000)
     assert states is not None
     language = language_of(states)
     for number in range(-600, 600):
@@ -107,7 +107,7 @@ def test_conditions_on_decimals(
     steps = [Divisor.of(positive, positive=True), Divisor.of(unwanted, positive=False)]
     further = [(all_spellings(value), False) for value in excluded]
     further += [(with_fraction(), True)] if fraction else []
-    states = decimals_automaton(json_text.decimals(None, None), further, steps, 200_000)
+    states = decimals_automaton(number_text.decimals(None, None), further, steps, 200_000)
     assert states is not None
     language = language_of(states)
     near = [value + shift for value in excluded for shift in (0, positive)]
@@ -120,9 +120,9 @@ def test_conditions_on_decimals(
 
 
 def test_bounds_that_leave_nothing() -> None:
-    assert json_text.integers(3, 2) == NOTHING
-    assert json_text.decimals(Bound(Decimal(1), True), Bound(Decimal(1), False)) == NOTHING
-    assert json_text.decimals(Bound(Decimal("0.1"), False), Bound(Decimal("0.2"), False), 1) == NOTHING
+    assert number_text.integers(3, 2) == NOTHING
+    assert number_text.decimals(Bound(Decimal(1), True), Bound(Decimal(1), False)) == NOTHING
+    assert number_text.decimals(Bound(Decimal("0.1"), False), Bound(Decimal("0.2"), False), 1) == NOTHING
 
 
 def test_numbers_are_spelled_plainly() -> None:

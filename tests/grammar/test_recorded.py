@@ -10,9 +10,9 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.document.json_values import parse_json
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.collection.recorded import ReferringCase, mcp_tools, schema_store
 from tests.grammar.schema_order import in_schema_order
 from tests.grammar.test_collection import goes_through

@@ -10,9 +10,10 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.compiler import Options, compile_schema
+from ramify.grammar.schema.compiler import compile_schema
+from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.schema.values.schema_grammar import Options
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.vocabularies import accepts, compiled
 

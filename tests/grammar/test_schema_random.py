@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.compiler import compile_schema
+from ramify.grammar.schema.document.json_values import as_decimals
+from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.unenforceable import Unenforceable
-from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import in_schema_order
@@ -46,8 +46,9 @@ def test_all_agree(seed: int) -> None:
     assert refused <= 4
 
 
-def grammar_of(schema: Any) -> Recogniser | InvalidConstraint:
+def grammar_of(schema: Any, most_multiplied: int | None = None) -> Recogniser | InvalidConstraint:
+    """The grammar of a schema, or the error that refuses the schema."""
     try:
-        return Recogniser(schema_rules(parse_json(json.dumps(schema))))
+        return Recogniser(compile_schema(as_decimals(schema), most_multiplied=most_multiplied).rules)
     except InvalidConstraint as error:
         return error

@@ -14,14 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.document.check import SchemaDocument
+from ramify.grammar.schema.document.json_values import (
+    MAX_DIGITS,
+    NumberTooLong,
+    parse_json,
+    place_of_long_number,
+)
+from ramify.grammar.schema.document.string_patterns import MAX_STEPS, SearchPattern
+from ramify.grammar.schema.document.time_limit import TakesTooLong, TimeLimit
 from ramify.grammar.schema.instance import Validator, validate, validate_text
-from ramify.grammar.schema.json_values import MAX_DIGITS, NumberTooLong
 from ramify.grammar.schema.logic.assertions import is_multiple
-from ramify.grammar.schema.long_numbers import place_of_long_number
-from ramify.grammar.schema.time_limit import TakesTooLong, TimeLimit
-from ramify.grammar.schema.values.json_text import parse_json
-from ramify.grammar.schema.values.string_patterns import MAX_STEPS, SearchPattern
 
 LONG = "9" * (MAX_DIGITS + 1)
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from ramify import constraint
 from ramify.errors import EngineError
 from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.tokenizer import vocabulary as vocabularies
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary

@@ -12,7 +12,8 @@ from ramify.constraint import Constraint
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Grammar, Matcher, mask_words, tokens_of
-from ramify.grammar.schema.values.json_text import parse_json, spelled
+from ramify.grammar.schema.document.json_values import parse_json
+from ramify.grammar.schema.values.json_text import spelled
 from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 
 CORPUS = [

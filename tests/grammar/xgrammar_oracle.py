@@ -26,7 +26,7 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.rules.rule_set import reachable
 from ramify.grammar.schema.compiler import schema_rules
-from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import tiny, tokenise
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import float8 as reference
-from ramify.kernels.rows import Rows
 from ramify.kernels.triton import float8
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
 from tests.kernels import ops_cases as cases
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ramify.kernels.checks import FLOAT8
+from ramify.kernels.arguments.checks import FLOAT8
 from ramify.kernels.reference import rope as reference_rope
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import attention, cascade, kv_store, rope

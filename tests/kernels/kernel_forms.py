@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
-from ramify.kernels.quantised import lay_out
-from ramify.kernels.routing import ClampedGate
-from ramify.kernels.rows import Rows
-from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.stack import ExpertMatrices
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.triton import (
     activation,
     attention,
@@ -29,6 +24,11 @@ from ramify.kernels.triton import (
     rope,
     sampling,
 )
+from ramify.kernels.weights.lora import LoraRows, LoraTable, LoraWeight
+from ramify.kernels.weights.quantised import lay_out
+from ramify.kernels.weights.routing import ClampedGate
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 
@@ -188,7 +188,7 @@ def lora_cases() -> Iterator[Case]:
     for dtype in (HALF, torch.float32):
         table = LoraTable()
         parts = [(start, torch.zeros(16, 4096), torch.zeros(1024, 16), 2.0) for start in (0, 1024)]
-        table[3] = LoraWeight.of([(at, a.to(dtype), b.to(dtype), scale) for at, a, b, scale in parts])
+        table[3] = LoraWeight.from_parts([(at, a.to(dtype), b.to(dtype), scale) for at, a, b, scale in parts])
         x, out = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, 2048, dtype=dtype)
         rows = LoraRows(np.array([3, -1, 3, 3]))
         yield NAMES[dtype], lambda x=x, table=table, rows=rows, out=out: lora.lora(x, table, rows, out=out)
@@ -207,7 +207,9 @@ def _sampling_cases(vocab: int, dtype: torch.dtype) -> Iterator[Case]:
     listed, tokens = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int64)
     edits = LogitEdits(torch.zeros(2, 7, dtype=torch.int32), torch.zeros(3, 7))
     for name, top_k in (("", 0), (" ordered", 5)):
-        options = SamplingOptions.of([1.0] * rows, [top_k] * rows, [1.0] * rows, [0.1] * rows, [0.5] * rows)
+        options = SamplingOptions.from_columns(
+            [1.0] * rows, [top_k] * rows, [1.0] * rows, [0.1] * rows, [0.5] * rows
+        )
         yield f"{case}{name}", lambda options=options: sampling.sample_tokens(x, options)
         yield f"{case}{name} masked", lambda options=options: sampling.sample_tokens(x, options, mask, listed)
     yield case, lambda: logits.restore_logits(x, edits, logits.edit_logits(x, edits))

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.quantised import QuantisedWeight
 from ramify.kernels.triton import activation, kv_store, matmul, norm, rope
+from ramify.kernels.weights.quantised import QuantisedWeight
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NORM_SHAPES = [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64), (2, 4096), (33, 1, 128)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from gguf import GGMLQuantizationType
 
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import quantised as reference
-from ramify.kernels.rows import Rows
 from ramify.kernels.triton import quantised
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.gguf.blocks import rows_of as rows_of_blocks
 from tests.kernels import ops_cases as cases
 from tests.model.gguf_files import random_blocks

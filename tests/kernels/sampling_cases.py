@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
 from ramify.kernels.registry import SampleTokens
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.runtime.executor import sampler
@@ -65,7 +65,7 @@ never asks for."""
 
 def options(rows: Sequence[Row], uniforms: Sequence[float], device: str) -> SamplingOptions:
     columns = [[getattr(row, field.name) for row in rows] for field in dataclasses.fields(Row)]
-    return SamplingOptions.of(*columns, uniforms, device)
+    return SamplingOptions.from_columns(*columns, uniforms, device)
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
@@ -194,9 +194,9 @@ def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
     original, expected = logits.clone(), logits.float().cpu().clone()
     specs = []
     for row, (ids, prompt_len, options) in enumerate(make_edits(vocab)):
-        specs.append(RowEdits(TokenCounts.of(ids, prompt_len), **options))
+        specs.append(RowEdits(TokenCounts.from_ids(ids, prompt_len), **options))
         adjust(expected[row], ids, prompt_len, specs[-1])
-    edits = LogitEdits.of(specs, device)
+    edits = LogitEdits.from_rows(specs, device)
     before = kernels.edit_logits(logits, edits)
     if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding
         assert torch.allclose(logits, expected.to(dtype), rtol=2**-7)

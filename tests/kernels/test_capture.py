@@ -1,4 +1,4 @@
-"""What a CUDA graph forbids, looked for in what is captured: nothing is made on the host or read back.
+"""Operations that a CUDA graph forbids, looked for in captured steps: none makes or reads data on the host.
 
 A replay would read memory of the host that is long another's.
 """
@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ramify.kernels import transfers
-from ramify.kernels.transfers import to_device
+from ramify.kernels.machine import transfers
+from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor import attention, build
 from ramify.runtime.executor.attention import PlannedAttention
-from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, bytes_beside
+from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, DecodeGraphs, bytes_beside
+from ramify.runtime.executor.token_graphs import TokenGraphs
+from tests.kernels.graph_cases import forms_of, graphs_of, replays, runner_of
 from tests.kernels.kernel_cases.base import Case, cases
 from tests.kernels.kernel_compiler import compiling
-from tests.kernels.test_decode_launches import runner_of
 
 CPU = torch.device("cpu")
 FORBIDDEN = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "_pin_memory"}
@@ -63,6 +64,16 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def check_replays(graphs: DecodeGraphs | TokenGraphs) -> None:
+    """A replay of each captured step makes nothing on the host, and reads nothing back."""
+    steps = replays(graphs)
+    for _ in forms_of(graphs):
+        with Recorder() as recorder:
+            next(steps)
+        assert not recorder.found
+        assert recorder.operations
+
+
 def test_the_recorder_sees_what_is_made_on_the_host() -> None:
     with Recorder() as recorder:
         torch.tensor([1, 2])
@@ -89,13 +100,7 @@ def test_a_captured_step_can_be_replayed() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         runner = runner_of()
         runner.capture_graphs([1, 4], max_pages=250)
-        graphs = runner._graphs
-        assert graphs is not None
-        for (index, _), step in graphs._steps.items():
-            with Recorder() as recorder:
-                graphs._run(index, step)
-            assert not recorder.found
-            assert recorder.operations
+        check_replays(graphs_of(runner))
 
 
 def test_graphs_take_no_more_memory_than_was_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +109,7 @@ def test_graphs_take_no_more_memory_than_was_set_aside(monkeypatch: pytest.Monke
         runner = runner_of()
         assert isinstance(runner.attention, PlannedAttention)
         runner.capture_graphs([1, 2, 4], max_pages=256)
-        graphs = runner._graphs
-        assert graphs is not None
+        graphs = graphs_of(runner)
         space, kept = graphs.buffers.space, graphs.sizes[-1] * 128
         assert space is not None
         free = bytes_beside(runner.attention, [1, 2, 4], 1200 * 16, 4 * 128)

@@ -128,9 +128,9 @@ def test_the_costs_are_those_of_the_device():
         assert getattr(h100, name) == pytest.approx(getattr(H100, name), rel=1 / 6)
     l40s = device(142, 2520000, 9001000, 384, (8, 9), 96 << 20)
     assert l40s.memory == pytest.approx(0.9 * 864e9, rel=0.01)
-    assert Costs.of(l40s).flops < Costs().flops / 2
+    assert Costs.for_device(l40s).flops < Costs().flops / 2
     shape = LLAMA._replace(device=l40s)
-    saved = [Costs.of(card)._read([4], 1024, shape) for card in (H100, l40s)]
+    saved = [Costs.for_device(card).time_of([4], 1024, shape) for card in (H100, l40s)]
     assert saved[1] > 3 * saved[0]
     silent = device(60, 0, 0, 0, (8, 6), 0)
     assert (silent.memory, silent.flops) == (Device(60, 101376).memory, H100.flops), "a driver without rates"
@@ -138,7 +138,7 @@ def test_the_costs_are_those_of_the_device():
 
 def test_the_planner_weighs_a_cascade_by_the_figures_of_its_card(monkeypatch):
     card = Device(60, 101376, 3e11, 8e11, 4 << 20, 5e13)
-    assert Costs.of(card) != Costs()
+    assert Costs.for_device(card) != Costs()
     seen: list[Costs] = []
     monkeypatch.setattr(planner, "device_of", lambda device: card)
     monkeypatch.setattr(Costs, "choose", lambda self, *rest: seen.append(self) or [])
@@ -146,7 +146,7 @@ def test_the_planner_weighs_a_cascade_by_the_figures_of_its_card(monkeypatch):
         heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, window=0,
         device=torch.device("cpu"), deterministic=False, cascade=True,
     ).plan(np.array([[0, 1, 2], [0, 1, 3]], np.int32), [0, 1, 2], [40, 40])  # fmt: skip
-    assert seen == [Costs.of(card)]
+    assert seen == [Costs.for_device(card)]
 
 
 def test_nodes_are_chosen_one_by_one():

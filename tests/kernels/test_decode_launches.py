@@ -11,31 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.registry import ops
 from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.planner import Planner
-from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.decode_graphs import OFTEN
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from tests.kernels.graph_cases import (
+    HEADS,
+    KV_HEADS,
+    decodes,
+    forms_of,
+    graphs_of,
+    plan_of,
+    planner_of,
+    runner_of,
+)
 from tests.kernels.kernel_compiler import Compiled, compiling
-from tests.kernels.test_triton_warm_up import SHAPE
 
-PAGE = 16
 PAGES = 64  # of plans: the default on CUDA
-HEADS, KV_HEADS = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
-
-
-def planner_of(*, window: int = 0, deterministic: bool = False) -> Planner:
-    """For the shape of Llama-3.1-8B, with the figures of an H100."""
-    return Planner(
-        heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, page_size=PAGES, window=window,
-        device=torch.device("cpu"), deterministic=deterministic, cascade=True,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [0, 4096])
@@ -91,27 +85,9 @@ def most_without_work(planner: Planner, lengths: list[int]) -> float:
 
 
 def count_programs(plan: Plan) -> int:
-    """Of attention and merge, in one layer."""
+    """Programs of attention and merge, in one layer."""
     merged = 0 if plan.merge is None else len(plan.merge.tokens)
     return 8 * sum(len(launch.items) for launch in plan.launches) + 32 * merged
-
-
-def decodes(lengths: list[int], *, shared: int = 0) -> ForwardBatch:
-    """Decodes of `lengths`, whose first `shared` pages are the same."""
-    ids = np.zeros(max(lengths), np.int32)
-    tables, free = [], shared
-    for length in lengths:
-        own = -(-length // PAGE) - shared
-        tables.append([*range(shared), *range(free, free + own)])
-        free += own
-    spans = zip(lengths, tables, strict=True)
-    return pack([Extension(ids, length - 1, length, pages) for length, pages in spans], PAGE)
-
-
-def runner_of() -> Runner:
-    model = dummy_model(config_from_hf(SHAPE), dtype=torch.bfloat16)
-    pool = KvPool(model.config, num_pages=1200, page_size=PAGE, dtype=torch.bfloat16)
-    return Runner(model, pool, ops("triton"))
 
 
 def programs(launches: list[Compiled]) -> Counter[str]:
@@ -139,9 +115,8 @@ def test_sizes_between_have_the_two_lowest_levels() -> None:
     with compiling(90, noting=True) as launches:
         runner = runner_of()
         runner.capture_graphs([1, 2, 4, 5, 6, 8], max_pages=250)
-        graphs = runner._graphs
-        assert graphs is not None
-        levels = Counter(graphs.sizes[index] for index, _ in graphs._steps)
+        graphs = graphs_of(runner)
+        levels = Counter(graphs.sizes[index] for index in forms_of(graphs))
         assert levels[5] == 2 < levels[4]
         for lengths, size in (([30] * 5, 5), ([3000] * 5, 6)):
             launches.clear()
@@ -162,21 +137,20 @@ def test_steps_without_a_cascade_launch_none() -> None:
 
 
 def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
-    """Of eight decodes one is split: until then the graph of its level that can merge all eight runs."""
+    """One of eight decodes is split: until then the graph of its level that can merge all eight runs."""
     with compiling(90, noting=True) as launches:
         runner = runner_of()
         runner.capture_graphs([8], max_pages=250)
-        graphs = runner._graphs
-        assert graphs is not None
-        before = len(graphs._steps)
+        graphs = graphs_of(runner)
+        before = len(forms_of(graphs))
         for step in range(OFTEN + 2):
             launches.clear()
-            assert graphs.run(decodes([3000 + step, *[30] * 7])) is not None
+            assert graphs.replay(decodes([3000 + step, *[30] * 7])) is not None
             merge = 1 if step >= OFTEN - 1 else 8
             assert programs(launches)["_merge"] == 2 * HEADS * merge
-        assert len(graphs._steps) == before + 1
+        assert len(forms_of(graphs)) == before + 1
         launches.clear()
-        graphs.run(decodes([3000, 3000, *[30] * 6]))
+        graphs.replay(decodes([3000, 3000, *[30] * 6]))
         assert programs(launches)["_merge"] == 2 * HEADS * 8, "room for one merge is too little"
 
 
@@ -185,18 +159,16 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
     with compiling(90, noting=True):
         runner = runner_of()
         runner.capture_graphs([1, 96], max_pages=250)
-        graphs = runner._graphs
-        assert graphs is not None
-        before = len(graphs._steps)
+        graphs = graphs_of(runner)
+        before = len(forms_of(graphs))
         batch = decodes([1990 + row % 16 for row in range(70)], shared=124)
-        planner = next(iter(graphs._attention.planners.values()))
-        plan = planner.plan(
-            *(np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens))
-        )
+        assert isinstance(runner.attention, PlannedAttention)
+        planner = next(iter(runner.attention.planners.values()))
+        plan = plan_of(planner, batch)
         assert planner.form(plan, 96).listed
-        steps = [graphs.run(batch) for _ in range(OFTEN + 2)]
+        steps = [graphs.replay(batch) for _ in range(OFTEN + 2)]
         assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
-        assert len(graphs._steps) == before + 1
+        assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
 
 
@@ -236,9 +208,8 @@ def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch)
         assert runner.captured == Captures()
         monkeypatch.setattr(GraphBuffers, "begin_captures", begin_captures)
         runner.capture_graphs([8], max_pages=250)
-        captured, graphs = runner.captured, runner._graphs
-        assert graphs is not None
-        planned = len(graphs._steps)
+        captured, graphs = runner.captured, graphs_of(runner)
+        planned = len(forms_of(graphs))
         assert (captured.graphs, captured.bytes, captured.awaited) == (planned, 3 * planned, 0)
         assert captured.seconds > 0
         for step in range(OFTEN + 2):

@@ -9,12 +9,12 @@ import torch
 
 from ramify.kernels.cpu import experts as compiled
 from ramify.kernels.cpu.packed_linear.items import FRAME
-from ramify.kernels.packed import PackedWeight, pack
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.registry import ops
-from ramify.kernels.routing import ClampedGate, Routing
-from ramify.kernels.rows import Rows, quantised
-from ramify.kernels.stack import PackedExperts
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.routing import ClampedGate, Routing
+from ramify.kernels.weights.rows import Rows, quantised
+from ramify.kernels.weights.stack import PackedExperts
 
 HIDDEN, SIZE, SHARED, COUNT = 72, 40, 56, 6
 ROUTINGS = {

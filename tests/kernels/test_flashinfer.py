@@ -14,15 +14,15 @@ import torch
 
 from ramify.errors import UnsupportedField
 from ramify.kernels import registry
-from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.flashinfer import FlashInferPlanner
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference.attention import paged_attention
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
 from ramify.runtime.executor.attention import FlashInferAttention, has_cascade
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 from tests.kernels.attention_cases import Batch, make_batch
 from tests.kernels.flashinfer_stub import Stub, flashinfer
 from tests.model.checkpoints import GEMMA2, Case, save

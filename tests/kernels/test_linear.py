@@ -9,9 +9,9 @@ import torch
 
 from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.codegen import dots
-from ramify.kernels.packed import PackedWeight, in_order, pack, unpack
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows, quantised
+from ramify.kernels.weights.packed import PackedWeight, in_order, pack, unpack
+from ramify.kernels.weights.rows import Rows, quantised
 from tests.kernels.cpu_ops import CPU
 
 TORCH = ops("torch")

@@ -14,9 +14,9 @@ import torch
 from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS as TAKEN
 from ramify.kernels.cpu.packed_linear.byte_dots import INT16_X
-from ramify.kernels.packed import PackedWeight, pack, unpack
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import quantised
+from ramify.kernels.weights.packed import PackedWeight, pack, unpack
+from ramify.kernels.weights.rows import quantised
 from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 
 CPU, TORCH = ops("cpu"), ops("torch")

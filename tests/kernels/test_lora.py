@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import lora as cpu
-from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
 from ramify.kernels.reference.lora import lora as reference
 from ramify.kernels.reference.norm import rms_norm
+from ramify.kernels.weights.lora import LoraRows, LoraTable, LoraWeight
 
 INPUTS, PARTS = 72, (40, 24, 24)
 SLOTS = [0, -1, 2, 0, 5, 2, 2, -1, 7, *[2] * 40]
@@ -27,7 +27,7 @@ def table_of(dtype: torch.dtype, device: str = "cpu") -> LoraTable:
                 a, b = torch.randn(rank, INPUTS), torch.randn(columns, rank)
                 parts.append((start, a.to(device, dtype), b.to(device, dtype), 0.5 + rank))
             start += columns
-        table[slot] = LoraWeight.of(parts)
+        table[slot] = LoraWeight.from_parts(parts)
     return table
 
 

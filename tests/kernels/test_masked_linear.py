@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import linear_masked
-from ramify.kernels.packed import PackedWeight, pack
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows, quantised
+from ramify.kernels.weights.packed import PackedWeight, pack
+from ramify.kernels.weights.rows import Rows, quantised
 from tests.kernels.cpu_ops import CPU
 
 OUTPUTS = 16 * 300 + 7

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import attention as cpu
-from ramify.kernels.cpu.codegen import team
 from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
 
 from .attention_cases import MIXED, Batch, alone, make_batch, oracle
@@ -109,10 +109,10 @@ def test_sinks_keep_the_bits_of_splits_and_prefixes(dtype):
     options = {"scale": 0.125, "sinks": sinks_of(9) / 10}
     flat = cpu.paged_attention(*batch, **options, cascade=False)
     assert torch.equal(cpu.paged_attention(*batch, **options), flat)
-    assert cpu.last_plan()["cascade_rows"] > 0
+    assert cpu.last_plan().cascade_rows > 0
     team.set_threads(7)
     assert torch.equal(cpu.paged_attention(*batch, **options, cascade=False), flat)
-    assert cpu.last_plan()["split"]
+    assert cpu.last_plan().split
 
 
 def test_pages_before_every_window_are_not_used():
@@ -206,13 +206,13 @@ def test_serial_team_and_split_agree(dtype, window):
     for batch in batches:
         team.set_threads(1)
         expected = cpu.paged_attention(*batch, scale=0.125, window=window)
-        assert cpu.last_plan()["threads"] == 1
-        assert not cpu.last_plan()["split"]
+        assert cpu.last_plan().working == 1
+        assert not cpu.last_plan().split
         for threads in (2, 3, 7):
             team.set_threads(threads)
             assert torch.equal(cpu.paged_attention(*batch, scale=0.125, window=window), expected)
             plan = cpu.last_plan()
-            seen.add((bool(plan["threads"] > 1), bool(plan["split"])))
+            seen.add((bool(plan.working > 1), bool(plan.split)))
     assert seen == {(False, False), (True, False), (True, True)}
 
 
@@ -223,7 +223,7 @@ def test_without_openmp_python_threads_do_the_same(monkeypatch):
     monkeypatch.setattr(cpu, "team_entry", team.python_team_entry)
     team.set_threads(2)
     assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
-    assert cpu.last_plan()["threads"] == 2
+    assert cpu.last_plan().working == 2
 
 
 def test_calls_from_several_threads_do_not_disturb_each_other():

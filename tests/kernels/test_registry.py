@@ -38,7 +38,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_without_a_compiler_the_refusal_names_the_remedy_and_torch_still_works():
     code = """
 from ramify.kernels.registry import ops
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 ops("torch")
 try:
     ops("cpu")

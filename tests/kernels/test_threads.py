@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ramify.kernels.threads import on_threads
+from ramify.kernels.machine.threads import on_threads
 
 
 def threads_of_a_new_thread() -> int:

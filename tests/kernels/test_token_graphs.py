@@ -7,33 +7,29 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 
-from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.token_graphs import LARGEST, OFTEN, TokenGraphs, buckets
+from tests.kernels.graph_cases import (
+    KV_HEADS,
+    forms_of,
+    plan_of,
+    planner_of,
+    runner_of,
+    step_of,
+    token_graphs_of,
+)
 from tests.kernels.kernel_compiler import compiling
-from tests.kernels.test_capture import Recorder
-from tests.kernels.test_decode_launches import KV_HEADS, PAGE, planner_of, runner_of
-
-
-def step_of(*spans: tuple[int, int]) -> ForwardBatch:
-    """Requests that share nothing, each with its last `new` of `length` tokens."""
-    ids, extensions, page = np.zeros(8192, np.int32), [], 0
-    for new, length in spans:
-        pages = -(-length // PAGE)
-        extensions.append(Extension(ids, length - new, length, range(page, page + pages)))
-        page += pages
-    return pack(extensions, PAGE)
+from tests.kernels.test_capture import check_replays
 
 
 def captured() -> tuple[Runner, TokenGraphs]:
     runner = runner_of()
     runner.capture_graphs([1, 8], max_pages=250, buckets=[8, 32, 64, 256])
-    assert runner._token_graphs is not None
-    return runner, runner._token_graphs
+    return runner, token_graphs_of(runner)
 
 
 @pytest.mark.parametrize("largest", [5, 48, 100, 600, 9000])
@@ -48,23 +44,23 @@ def test_buckets_reach_the_largest_step_or_the_largest_bucket(largest: int) -> N
 def test_forms_of_prompts_and_verification_have_a_graph_from_the_start() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         _, graphs = captured()
-        before = len(graphs._steps)
+        before = len(forms_of(graphs))
         prompt, verification = step_of((60, 60)), step_of(*[(4, 1000)] * 7)
         for batch in (prompt, verification):
-            hidden = graphs.run(batch)
+            hidden = graphs.replay(batch)
             assert hidden is not None
             assert len(hidden) == batch.tokens.shape[1]
-        assert len(graphs._steps) == before
+        assert len(forms_of(graphs)) == before
 
 
 def test_a_form_is_captured_when_it_comes_often() -> None:
     """A chunk of a prompt beside decodes."""
     with compiling(90, noting=True), torch.inference_mode():
         runner, graphs = captured()
-        before, batch = len(graphs._steps), step_of((200, 700), *[(1, 900)] * 6)
-        found = [graphs.run(batch) is not None for _ in range(OFTEN + 2)]
+        before, batch = len(forms_of(graphs)), step_of((200, 700), *[(1, 900)] * 6)
+        found = [graphs.replay(batch) is not None for _ in range(OFTEN + 2)]
         assert found == [False] * (OFTEN - 1) + [True] * 3
-        assert len(graphs._steps) == before + 1
+        assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
 
 
@@ -72,26 +68,25 @@ def test_steps_that_do_not_fit_run_eagerly() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         _, graphs = captured()
         for spans in ([(300, 300)], [(180, 180)], [(2, 40)] * 9):
-            assert graphs.run(step_of(*spans)) is None, "too many tokens, too much padding, too many requests"
+            assert graphs.replay(step_of(*spans)) is None, (
+                "too many tokens, too much padding, too many requests"
+            )
 
 
 def test_a_captured_step_can_be_replayed() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         _, graphs = captured()
-        for (index, _), step in graphs._steps.items():
-            with Recorder() as recorder:
-                graphs._run(index, step)
-            assert not recorder.found
-            assert recorder.operations
+        check_replays(graphs)
 
 
 def test_a_step_launches_the_programs_of_its_form() -> None:
     """The kernel's own grid, of two layers: at most twice the items of the plan, or the least room."""
     with compiling(90, noting=True) as launches:
-        runner, graphs = captured()
+        runner, _ = captured()
+        assert isinstance(runner.attention, PlannedAttention)
         for spans in ([(60, 60)], [(4, 1000)] * 7, [(250, 250)]):
             batch = step_of(*spans)
-            (plan,) = graphs._plans(batch).values()
+            (plan,) = (plan_of(planner, batch) for planner in runner.attention.planners.values())
             launches.clear()
             runner.forward(batch)
             programs = sum(launch.programs for launch in launches if launch.name == "attend")
@@ -106,10 +101,7 @@ def test_a_step_launches_the_programs_of_its_form() -> None:
 def test_a_form_holds_the_plan_that_it_is_of(spans: list[tuple[int, int]], deterministic: bool) -> None:
     planner = planner_of(deterministic=deterministic)
     batch = step_of(*[(new, min(length, 8192)) for new, length in spans])
-    plan = planner.plan(
-        *(np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens)),
-        torch.device("cpu"),
-    )
+    plan = plan_of(planner, batch)
     tokens = batch.tokens.shape[1]
     form = planner.token_form(plan, tokens)
     room = planner.token_room(form, tokens, None)

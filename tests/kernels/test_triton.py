@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 
 from .attention_cases import make_batch
 
@@ -43,7 +43,8 @@ def test_in_the_interpreter(long: bool) -> None:
 
 
 def test_without_a_gpu_and_without_the_interpreter_the_refusal_says_so():
-    from ramify.kernels.triton import attention, interpret
+    from ramify.kernels.triton import attention
+    from ramify.kernels.triton.launching import interpret
 
     assert not interpret.INTERPRETED
     with pytest.raises(KernelUnavailable, match="CUDA device, or TRITON_INTERPRET=1"):

@@ -18,7 +18,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.triton import ahead, norm
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.tiny import write_tiny
 

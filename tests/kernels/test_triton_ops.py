@@ -7,10 +7,9 @@ import re
 import pytest
 import torch
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, SamplingOptions
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.stack import ExpertMatrices
 from ramify.kernels.triton import (
     activation,
     experts,
@@ -22,6 +21,7 @@ from ramify.kernels.triton import (
     rope,
     sampling,
 )
+from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 from tests.kernels.kernel_forms import cases, float8_cases, line, measure, quantised_cases, row_cases
@@ -174,7 +174,7 @@ def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
     columns = [1.0] * 4, [5] * 4, [0.9] * 4, [0.1] * 4, [0.5] * 4
     edits = LogitEdits(torch.zeros(2, 7, dtype=torch.int32), torch.zeros(3, 7))
     with compiling(90) as launches:
-        sampling.sample_tokens(x, SamplingOptions.of(*columns), mask, mask_rows)
+        sampling.sample_tokens(x, SamplingOptions.from_columns(*columns), mask, mask_rows)
         logits.restore_logits(x, edits, logits.edit_logits(x, edits))
         logits.log_probabilities(x, torch.zeros(4, dtype=torch.int64), 5)
     texts = texts_of(launches)

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.quantised import lay_out
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.kernels.triton.float8 import float8_matmul
 from ramify.kernels.triton.matmul import matmul
 from ramify.kernels.triton.sampling import sample_tokens
+from ramify.kernels.weights.quantised import lay_out
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.quantization import packing
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.sampling_params import SamplingParams
 from tests.kernels import sampling_cases
 from tests.kernels.kernel_compiler import Compiled, compiling
@@ -77,12 +77,12 @@ def steps(runner: Runner) -> None:
 def draws(runner: Runner, rows: int) -> None:
     logits = torch.zeros(rows, runner.model.config.vocab_size, dtype=runner.pool.k.dtype)
     mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
-    counts = TokenCounts.of(np.arange(9, dtype=np.int32), 4)
+    counts = TokenCounts.from_ids(np.arange(9, dtype=np.int32), 4)
     for params in PARAMS:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]
             for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
-                runner.sampler.begin(logits, given, asked, top)
+                runner.sampler.begin_draw(logits, given, asked, top)
     runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
 from ramify.messages import Generate, TextChunk
 
 

@@ -1,6 +1,12 @@
-"""The chat templates of well-known families: what they write, without the parts that no test reaches."""
+"""Chat templates of well-known families, without the parts that no test reaches."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from ramify.messages import ChatFormat
+from ramify.runtime.model.tokenizer.chat_format import chat_format
+from tests.model.test_chat_format import tokenizer
 
 SMOLLM2 = (
     "{% for message in messages %}"
@@ -148,7 +154,7 @@ MISTRAL_V3 = (
     "{%- else %}{{- raise_exception('Only user and assistant roles are supported') }}{%- endif %}"
     "{%- endfor %}"
 )
-"""The system text and the tools stand in the last user turn, wherever that is."""
+"""A template with the system text and the tools in the last user turn."""
 
 TEMPLATES = {
     "smollm2": SMOLLM2,
@@ -171,7 +177,7 @@ DEEPSEEK_R1 = (
     "{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endfor %}"
     "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
 )
-"""The template opens the thoughts itself, always, and shows none of earlier turns."""
+"""A template that always opens the thoughts itself, and leaves out those of earlier turns."""
 
 DEEPSEEK_V31 = (
     "{% if not thinking is defined %}{% set thinking = false %}{% endif %}"
@@ -186,7 +192,7 @@ DEEPSEEK_V31 = (
     "{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}"
     "{%- if thinking %}{{ '<think>' }}{%- else %}{{ '</think>' }}{%- endif %}{%- endif %}"
 )
-"""Thinks only where it is asked to."""
+"""A template of a model that thinks only on request."""
 
 GLM45 = (
     "[gMASK]<sop>"
@@ -228,7 +234,7 @@ GPT_OSS = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{%- endif %}"
 )
-"""As gpt-oss writes plain turns: thoughts and answer are messages of their own, in two channels."""
+"""A template like that of gpt-oss: thoughts and answer are messages of their own, in two channels."""
 
 KEEPING = (
     "{%- for message in messages %}"
@@ -237,7 +243,7 @@ KEEPING = (
     "{{ message.content + '<|end|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{%- endif %}"
 )
-"""Thoughts of earlier turns stay, as some agents' models want it."""
+"""A template that keeps the thoughts of earlier turns, as some models for agents do."""
 
 THINKING = {
     "qwen3": QWEN3,
@@ -247,3 +253,21 @@ THINKING = {
     "gpt-oss": GPT_OSS,
     "keeping": KEEPING,
 }
+
+ALL = {**TEMPLATES, **THINKING}
+
+
+def pieces_of(name: str) -> ChatFormat:
+    """The pieces of a template that programs append."""
+    found = chat_format(tokenizer(ALL[name]))
+    assert found is not None
+    return found
+
+
+def rendered(name: str, messages: list[dict[str, Any]], **given: Any) -> str:
+    """The prompt of `messages` as the template itself renders it."""
+    text = tokenizer(ALL[name]).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, **given
+    )
+    assert isinstance(text, str)
+    return text

@@ -11,7 +11,7 @@ import ramify as rm
 
 
 def line_of(file: str, marker: str) -> str:
-    """Where the comment `marker` is in `file`."""
+    """file:line of the comment `marker`."""
     lines = Path(file).read_text().splitlines()
     found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
     assert len(found) == 1

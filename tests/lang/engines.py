@@ -17,7 +17,7 @@ from ramify.sampling_params import SamplingParams
 from tests.runtime.tiny import write_model, write_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 4096, "threads": 1}
-"""Pages enough that nothing is evicted."""
+"""Options of an engine with enough pages that nothing is evicted."""
 
 
 def write_long(folder: Path) -> Path:
@@ -80,7 +80,7 @@ class Work:
     distinct: int
     """Tokens in the tree of all prompts, without those that a request had generated before."""
     for_logits: int
-    """Known tokens that are computed again, because their logits are needed and logits are not cached.
+    """Known tokens that are computed again for their logits, which are not cached.
 
     Counted in the order of arrival. A scheduler that runs such a request before those that it shares a prefix
     with computes fewer of them again.
@@ -93,7 +93,7 @@ class Work:
     """The sum of the backend's `distinct_tokens`, which it counts for each program by itself."""
 
     def check(self) -> None:
-        """Nothing was computed twice, and nothing was saved that had to be computed."""
+        """Assert that nothing was computed twice, and that all that had to be computed was."""
         assert self.distinct <= self.computed <= self.distinct + self.for_logits + self.forced, self
         if self.programs == 1:
             assert self.reported <= self.computed, self
@@ -154,7 +154,7 @@ def _reusable(sampling: SamplingParams, length: int) -> int:
 
 
 def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
-    """Insert `ids`; returns the number of them that were known."""
+    """Insert `ids`; returns the number of ids that were there before."""
     known = 0
     for token in ids:
         if token in tree:

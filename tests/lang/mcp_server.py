@@ -68,7 +68,7 @@ def die() -> None:
 
 
 async def list_page(context: object, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-    """Three pages of one tool each, the second with a schema that is none."""
+    """A list of three pages with a tool each; the schema of the second is invalid."""
     page = int(params.cursor) if params is not None and params.cursor else 0
     schema: dict[str, object] = {"type": "object", "required": "a"} if page == 1 else {"type": "object"}
     tool = types.Tool(name=f"tool {page}", input_schema=schema)

@@ -20,7 +20,7 @@ from ramify.errors import InvalidRequest, WorkerDied
 from ramify.lang.calls.delivery import key_of
 from ramify.loop import wait
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, Usage
-from ramify.program_route import router
+from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
 from tests.lang.backends import Breaking
 from tests.lang.remote import RawServer, ScriptedFrontend, answer

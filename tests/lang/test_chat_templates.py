@@ -8,28 +8,12 @@ from typing import Any, Literal
 import pytest
 
 import ramify as rm
-from ramify.messages import ChatFormat
-from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.tool_calls.formats import FORMATS
-from tests.lang.chat_templates import TEMPLATES
-from tests.model.test_chat_format import tokenizer
+from tests.lang.chat_templates import TEMPLATES, pieces_of, rendered
+from tests.lang.steps import program_of
 
 EXACT = ("smollm2", "qwen2.5", "qwen3")
 NATIVE_TOOLS = ("qwen2.5", "qwen3", "llama-3.1")
-
-
-def pieces_of(name: str) -> ChatFormat:
-    found = chat_format(tokenizer(TEMPLATES[name]))
-    assert found is not None
-    return found
-
-
-def rendered(name: str, messages: list[dict[str, Any]], **given: Any) -> str:
-    text = tokenizer(TEMPLATES[name]).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, **given
-    )
-    assert isinstance(text, str)
-    return text
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -166,10 +150,7 @@ def test_results_outside_turns_have_the_generic_form_also_where_calls_have_their
 
 
 def test_tools_stand_where_the_template_has_them():
-    @rm.function
-    def agent(s):
-        s += rm.user("Go.", tools=TOOLS)
-
+    agent = program_of(rm.user("Go.", tools=TOOLS))
     error = agent.run(backend=rm.ScriptedBackend([], chat_format=pieces_of("qwen3"))).error()
     assert "in the first system turn" in str(error)
 

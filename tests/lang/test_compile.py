@@ -21,6 +21,7 @@ from tests.lang.backends import Holding
 from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
 from tests.lang.remote import ScriptedFrontend
+from tests.lang.steps import program_of
 from tests.lang.test_programs import outcome, run_all
 from tests.server.fake_frontend import LiveServer
 
@@ -33,7 +34,7 @@ ASKS = {
 }
 """Programs without a complete graph → the question that their control flow asks of a result."""
 CALLS_ALONE = {"react", "speculative-select"}
-"""The programs of these that ask before their last call, so that some calls are in no graph."""
+"""The programs in `ASKS` with a question before their last call, so that some calls are in no graph."""
 
 
 # --- the ten programs -----------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_compiled_chats_run_on_endpoints_that_take_whole_messages() -> None:
 
 
 class Plan:
-    """A program that is drawn by lot: texts, calls, reads of earlier results, scopes, forks and joins."""
+    """A random program: texts, calls, reads of earlier results, scopes, forks and joins."""
 
     def __init__(self, seed: int) -> None:
         self.lot = random.Random(seed)
@@ -372,10 +373,7 @@ def test_a_text_waits_for_a_result_that_fails():
 
 
 def test_time_limits_and_cancelling():
-    @rm.function
-    def program(s):
-        s += "Q" + rm.gen("x", timeout=0.05)
-
+    program = program_of("Q" + rm.gen("x", timeout=0.05))
     backend = Holding(lambda request: "one two")
     failed = program.compile().run(backend=backend).error()
     assert isinstance(failed.__cause__, RequestTimeout)

@@ -15,7 +15,7 @@ from ramify.errors import InvalidRequest
 from ramify.graph import Graph
 from ramify.lang.graph.serve import Job, run_row
 from ramify.loop import wait
-from ramify.program_route import router
+from ramify.programs.route import router
 from tests.lang.compiling import refusal
 from tests.lang.remote import ScriptedFrontend
 from tests.server.conftest import LiveServer

@@ -12,9 +12,10 @@ import ramify as rm
 from ramify.constraint import json_schema
 from ramify.errors import BackendError, Overloaded, PromptTooLong, RequestTimeout, Unauthorized
 from ramify.lang.backends.base import Backend
+from ramify.lang.common.event import Event
 from ramify.loop import wait
-from ramify.messages import HELD_S, Generate, ProgramHint
-from ramify.program_route import router
+from ramify.messages import HELD_S, Finish, Generate, ProgramHint, TextChunk, Usage
+from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
 from tests.server.fake_frontend import LiveServer
@@ -183,6 +184,45 @@ def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(rm.ProgramError, match="cancelled"):
             state["x"]
         backend.close()
+
+
+def test_an_abort_that_overtakes_its_request_is_sent_again(monkeypatch: pytest.MonkeyPatch):
+    """The first abort comes before the request is known, as on another connection it may."""
+    monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 3600.0)
+
+    class Overtaken(ScriptedFrontend):
+        def __init__(self) -> None:
+            super().__init__([])
+            self.asked, self.aborted = Event(), Event()
+            self.aborts = 0
+
+        async def generate(self, request: Generate):
+            self.asked.set()
+            await self.aborted.wait()
+            usage = Usage(prompt_tokens=5, completion_tokens=4)
+            yield TextChunk(rid=request.rid, text="abcd", usage=usage, finish=Finish(reason="abort"))
+
+        def abort(self, rid_prefix: str) -> int:
+            self.aborts += 1
+            if self.aborts == 3:
+                self.aborted.set()
+            return self.aborts // 3
+
+    @rm.function
+    def fails(s):
+        states.append(s)
+        s += "Q:" + rm.gen("x")
+        frontend.asked.block()
+        raise ValueError("of the body")
+
+    frontend, states = Overtaken(), []
+    with LiveServer(frontend) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        with pytest.raises(ValueError, match="of the body"):
+            fails.run(backend=backend)
+        backend.close()
+    assert frontend.aborts == 3
+    assert states[0].usage.completion_tokens == 4
 
 
 def test_an_error_of_the_server_keeps_its_kind_and_field():

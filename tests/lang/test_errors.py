@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 
 import pytest
@@ -11,6 +10,8 @@ import ramify as rm
 from ramify import loop as rm_loop
 from ramify.errors import BackendError, Cancelled, InvalidConstraint, InvalidRequest
 from tests.lang.backends import Breaking, Holding
+from tests.lang.compiling import line_of
+from tests.lang.steps import program_of
 
 
 def test_a_backend_that_breaks_mid_stream():
@@ -24,9 +25,7 @@ def test_a_backend_that_breaks_mid_stream():
     with pytest.raises(rm.ProgramError, match=r"gen 'x' at .* failed: gone") as failed:
         state["x"]
     error = failed.value
-    source, first = inspect.getsourcelines(program.body)
-    line = first + next(i for i, text in enumerate(source) if "the line that the error names" in text)
-    assert error.line == f"{__file__}:{line}"
+    assert error.line == line_of(__file__, "the line that the error names")
     assert (error.variable, error.prompt, error.partial) == ("x", "Before:", "1")
     assert isinstance(error.__cause__, BackendError)
     with pytest.raises(rm.ProgramError, match="'y' was not run, because an earlier step failed") as skipped:
@@ -41,10 +40,7 @@ def test_a_backend_that_breaks_mid_stream():
 
 
 def test_what_an_error_says_is_said_once():
-    @rm.function
-    def program(s):
-        s += "?" + rm.gen("x")
-
+    program = program_of("?" + rm.gen("x"))
     cause = InvalidConstraint("It has no meaning.", pointer="/properties/a", remedy="Leave it out.")
     state = program.run(backend=rm.ScriptedBackend({"x": cause}))
     with pytest.raises(rm.ProgramError, match="It has no meaning") as failed:
@@ -56,10 +52,7 @@ def test_what_an_error_says_is_said_once():
 
 
 def test_an_error_that_is_not_ours_is_the_cause():
-    @rm.function
-    def program(s):
-        s += "?" + rm.gen("x")
-
+    program = program_of("?" + rm.gen("x"))
     state = program.run(backend=rm.ScriptedBackend({"x": OSError("disk")}))
     with pytest.raises(rm.ProgramError, match="disk") as failed:
         state["x"]
@@ -67,10 +60,7 @@ def test_an_error_that_is_not_ours_is_the_cause():
 
 
 def test_a_parse_failure_keeps_the_text():
-    @rm.function
-    def program(s):
-        s += "?" + rm.gen("x", schema=int)
-
+    program = program_of("?" + rm.gen("x", schema=int))
     backend = Breaking(["1 "], BackendError("never"), after=99)
     assert program.run(backend=backend)["x"] == 1
 
@@ -84,10 +74,7 @@ def test_a_parse_failure_keeps_the_text():
         def check(cls, value):
             raise ValueError("never even")
 
-    @rm.function
-    def typed(s):
-        s += "?" + rm.gen("x", schema=Even)
-
+    typed = program_of("?" + rm.gen("x", schema=Even))
     state = typed.run(backend=rm.ScriptedBackend(['{"n": 1}']))
     with pytest.raises(rm.ProgramError, match="never even") as failed:
         state["x"]
@@ -130,9 +117,7 @@ def test_an_exception_of_a_body_in_the_background_has_its_line():
             branch += rm.gen("x", max_tokens="x")  # the wrong option
 
     error = program.run(backend=rm.ScriptedBackend([]), stream=True).error()
-    source, first = inspect.getsourcelines(program.body)
-    line = first + next(i for i, text in enumerate(source) if "the wrong option" in text)
-    assert error.line == f"{__file__}:{line}"
+    assert error.line == line_of(__file__, "the wrong option")
 
 
 def test_a_state_plus_a_turn_is_not_an_append():
@@ -241,10 +226,7 @@ def test_cancel_from_another_thread_unblocks_a_reader():
 
 
 def test_cancel_after_the_end_changes_nothing():
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x")
-
+    program = program_of("a" + rm.gen("x"))
     state = program.run(backend=rm.ScriptedBackend(["b"]))
     rm_loop.wait(state._branch.run.cancel())
     assert (state.text(), state.error()) == ("ab", None)
@@ -274,10 +256,7 @@ def test_ctrl_c_cancels_what_is_in_flight(monkeypatch):
     ],
 )
 def test_turns_that_do_not_fit(turns, message):
-    @rm.function
-    def program(s):
-        s += turns()
-
+    program = program_of(turns())
     error = program.run(backend=rm.ScriptedBackend([])).error()
     assert isinstance(error.__cause__, InvalidRequest)
     with pytest.raises(rm.ProgramError, match=message):
@@ -285,10 +264,7 @@ def test_turns_that_do_not_fit(turns, message):
 
 
 def test_a_model_without_a_chat_template_has_no_turns():
-    @rm.function
-    def program(s):
-        s += rm.user("a") + rm.assistant(rm.gen("x"))
-
+    program = program_of(rm.user("a") + rm.assistant(rm.gen("x")))
     state = program.run(backend=rm.ScriptedBackend(["a"], chat_format=None))
     with pytest.raises(rm.ProgramError, match="has no chat template"):
         state["x"]
@@ -301,20 +277,14 @@ def test_a_turn_that_the_template_lacks_is_named():
         prefix={">user": "U:", "user>assistant": "A:"}, suffix={"user": "\n"}, exact=True
     )
 
-    @rm.function
-    def program(s):
-        s += rm.user("a") + rm.user("b")
-
+    program = program_of(rm.user("a") + rm.user("b"))
     error = program.run(backend=rm.ScriptedBackend([], chat_format=alternating)).error()
     with pytest.raises(rm.ProgramError, match="has no user turn after a user turn"):
         raise error
 
 
 def test_no_backend_and_no_backend_at_all():
-    @rm.function
-    def program(s):
-        s += "a"
-
+    program = program_of("a")
     with pytest.raises(InvalidRequest, match=r"No backend to run on\. Pass backend="):
         program.run()
     with pytest.raises(InvalidRequest, match="backend is 'http://localhost', and there is no Router"):
@@ -328,10 +298,7 @@ def test_a_backend_that_cannot_be_reached_fails_the_run_itself():
         async def info(self):
             raise BackendError("refused")
 
-    @rm.function
-    def program(s):
-        s += "a"
-
+    program = program_of("a")
     with pytest.raises(BackendError, match="refused"):
         program.run(backend=Unreachable([]))
 
@@ -343,10 +310,7 @@ def test_a_backend_that_stops_short_or_aborts():
                 if chunk.finish is None:
                     yield chunk
 
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x")
-
+    program = program_of("a" + rm.gen("x"))
     with pytest.raises(rm.ProgramError, match="without a final chunk"):
         program.run(backend=Short(["b"]))["x"]
 
@@ -356,10 +320,7 @@ def test_an_end_of_program_that_fails_is_only_logged(caplog):
         async def end_program(self, program):
             raise BackendError("busy")
 
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x")
-
+    program = program_of("a" + rm.gen("x"))
     assert program.run(backend=Forgetful(["b"]))["x"] == "b"
     assert "could not be ended on its backend: busy" in caplog.text
 

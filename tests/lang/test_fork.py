@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 import ramify as rm
-from ramify.lang.calls.transcript import Piece, append_output, append_text, prompt_of, text_of
+from ramify.lang.prompt.transcript import Piece, append_output, append_text, prompt_of, text_of
 from tests.lang.backends import Holding
 
 

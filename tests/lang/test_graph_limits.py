@@ -14,9 +14,10 @@ import ramify as rm
 from ramify.bounds import Bounds
 from ramify.errors import BudgetExceeded, InvalidRequest
 from ramify.graph import Gen, Graph
-from ramify.program_route import router
+from ramify.programs.route import router
 from tests.lang.compiling import line_of, refusal
 from tests.lang.remote import ScriptedFrontend
+from tests.lang.steps import program_of
 from tests.server.conftest import LiveServer
 
 
@@ -32,7 +33,7 @@ def cause(state: rm.ProgramState) -> BudgetExceeded:
 
 
 def facts(program: Any, **options: Any) -> Any:
-    """What a run gives: its text, or its error and what of the limit."""
+    """The outcome of a run: its text, or its error and the spending of its limit."""
     try:
         return program.run(**options).text()
     except rm.ProgramError as error:
@@ -154,9 +155,7 @@ async def test_async_programs() -> None:
 def test_programs_that_a_tool_runs_count() -> None:
     backend = rm.ScriptedBackend({"calls": [[{"name": "ask", "arguments": {}}]], "x": "yes"})
 
-    @rm.function
-    def helper(s):
-        s += "?" + rm.gen("x")
+    helper = program_of("?" + rm.gen("x"))
 
     @rm.tool
     def ask() -> str:
@@ -242,7 +241,7 @@ def test_a_graph_with_deep_limits_is_refused() -> None:
 
 
 def test_tokens_that_the_runtime_counts(endpoint: rm.RuntimeEndpoint) -> None:
-    """The runtime ends the requests. Which limit it was for, the client learns from the server."""
+    """The runtime ends the requests. The server names the limit."""
 
     @rm.function
     def program(s):

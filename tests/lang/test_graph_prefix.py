@@ -16,7 +16,7 @@ from tests.lang.test_programs import outcome
 
 
 class Serving(rm.ScriptedBackend):
-    """Takes graphs as a server does; requests that belong to one are answered by `server`."""
+    """A backend that takes graphs as a server does; `server` answers their requests."""
 
     def __init__(self, answers: Any) -> None:
         super().__init__(answers)
@@ -121,7 +121,7 @@ def test_texts_with_results_are_compared_when_they_are_there() -> None:
 
 def test_calls_of_tools_belong_to_the_beginning() -> None:
     def look_up(word: str) -> str:
-        """What is known of a word."""
+        """Look up a word."""
         return word.upper()
 
     @rm.function

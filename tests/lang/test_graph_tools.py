@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.graph.serve import Job, ToolResults
-from ramify.program_route import _ProgramStream, router
+from ramify.programs.route import _ProgramStream, router
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.service import Service
 from tests.lang.remote import ScriptedFrontend
@@ -86,7 +86,7 @@ def test_a_server_waits_for_the_tools_of_its_client(stream: bool) -> None:
         backend.close()
     assert state.error() is None
     assert "Error: ValueError: There is no such city." in state.text()
-    # Which branch asks first is the network's choice.
+    # The network decides which branch asks first.
     assert sorted(state.text()) == sorted(plain.text())
     assert [tool.name for tool in state.trace.walk() if tool.kind == "tool"] == ["weather"] * 4
 
@@ -222,7 +222,7 @@ def test_a_server_that_forgot_the_program_does_not_fail_its_step(retries: int) -
 
     @forgets.get("/forget")
     async def forget(request: Request) -> None:
-        Service.of(request).programs.clear()  # as a restart does
+        Service.serving(request).programs.clear()  # as a restart does
 
     frontend = ScriptedFrontend({"calls": {**call("Rome"), "name": "forgetting"}, "dry in Rome": "Sunny."})
     with LiveServer(frontend, router, forgets) as server:

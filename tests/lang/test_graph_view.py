@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import ramify as rm
+from ramify.errors import UnsupportedNode
+from ramify.lang.calls.choices import METHODS, TokenLengthNormalized
 from tests.lang.compiling import line_of
+from tests.lang.steps import program_of
 
 
 def test_a_graph_as_text_and_flowchart():
@@ -68,3 +73,45 @@ def test_results_in_a_text_are_waited_for_as_well():
     edges = [line for line in program.compile().graph().mermaid().splitlines() if ">" in line]
     assert len(edges) == 1
     assert "-.->" in edges[0]
+
+
+def _tool(x: int) -> str:
+    """A tool."""
+    return str(x)
+
+
+@pytest.mark.parametrize(
+    ("argument", "append"),
+    [
+        ("backend", lambda s: s.__iadd__(rm.gen("x", backend="big"))),
+        ("backend", lambda s: s.__iadd__(rm.select("x", ["a"], backend=rm.ScriptedBackend([])))),
+        ("retries", lambda s: s.__iadd__(rm.gen("x", schema=int, retries=2))),
+        ("validate", lambda s: s.__iadd__(rm.gen("x", validate=len))),
+        (
+            "choices_method",
+            lambda s: s.__iadd__(rm.select("x", ["a"], choices_method=TokenLengthNormalized())),
+        ),
+        ("errors", lambda s: s.call_tools([_tool], errors="raise")),
+    ],
+)
+def test_a_graph_without_an_argument_of_its_program_is_not_given_away(argument, append):
+    @rm.function
+    def program(s):
+        s += "a" + rm.gen("before")
+        append(s)
+
+    view = program.compile().graph()
+    assert "before" in str(view)
+    assert "before" in view.mermaid()
+    with pytest.raises(UnsupportedNode, match=f"Node 2, .*{argument}=") as refused:
+        _ = view.graph
+    assert refused.value.field == argument
+    assert argument in refused.value.remedy
+
+
+@pytest.mark.parametrize("method", [rm.greedy_token_selection, rm.unconditional_likelihood_normalized])
+def test_a_graph_names_the_method_of_a_select(method):
+    program = program_of("a" + rm.select("x", ["a", "b"], choices_method=method, timeout=2.0, lora="m"))
+    (select,) = program.compile().graph().graph.nodes[1:]
+    assert METHODS[select.method] is method
+    assert (select.timeout, select.lora) == (2.0, "m")

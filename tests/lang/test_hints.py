@@ -1,4 +1,4 @@
-"""The hints in requests: the program and branch, and when the branch's pages are needed again."""
+"""Hints in requests: the program, the branch, and the next use of the branch's pages."""
 
 from __future__ import annotations
 

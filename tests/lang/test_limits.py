@@ -9,6 +9,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BudgetExceeded, InvalidRequest, UnsupportedField
 from tests.lang.backends import Holding
+from tests.lang.steps import program_of
 
 
 def cause(state_or_error: object) -> BudgetExceeded:
@@ -74,13 +75,9 @@ def test_tokens_count_prompts_and_outputs_as_usage_does():
 
 @pytest.mark.parametrize(("bound", "failing"), [(8, None), (7, "b"), (3, "b"), (2, "a")])
 def test_tokens_of_a_run(bound: int, failing: str | None):
-    """Step a costs 1 + 2 tokens and step b 3 + 2, of which one each is the end of the text."""
+    """Step a costs 1 + 2 tokens, step b 3 + 2: one token of each output is the end of the text."""
 
-    @rm.function
-    def two(s):
-        s += "a" + rm.gen("a")
-        s += " b" + rm.gen("b")
-
+    two = program_of("a" + rm.gen("a"), " b" + rm.gen("b"))
     state = two.run(backend=rm.ScriptedBackend({"a": " x", "b": " x"}), max_total_tokens=bound)
     used = state.usage.prompt_tokens + state.usage.completion_tokens
     if failing is None:
@@ -94,10 +91,7 @@ def test_tokens_of_a_run(bound: int, failing: str | None):
 def test_max_tokens_is_cut_to_what_is_left():
     backend = rm.ScriptedBackend({"x": "a b c d e f g h"})
 
-    @rm.function
-    def program(s):
-        s += "?" + rm.gen("x", max_tokens=100)
-
+    program = program_of("?" + rm.gen("x", max_tokens=100))
     state = program.run(backend=backend, max_total_tokens=5)
     assert backend.requests[0].sampling.max_tokens == 5
     assert cause(state).spent == 1 + 5
@@ -211,9 +205,7 @@ def test_programs_that_a_tool_runs_count():
         }
     )
 
-    @rm.function
-    def helper(s):
-        s += "?" + rm.gen("x")
+    helper = program_of("?" + rm.gen("x"))
 
     @rm.tool
     def ask() -> str:
@@ -373,11 +365,10 @@ def test_concurrent_branches_share_the_tokens_of_a_limit(where: str, request: py
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_program_at_a_server_has_the_limits_of_its_run(endpoint: rm.RuntimeEndpoint, compiled: bool):
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", max_tokens=20, ignore_eos=True, temperature=0)
-        s += " and " + rm.gen("y", max_tokens=500, ignore_eos=True, temperature=0)
-
+    program = program_of(
+        "Count: " + rm.gen("x", max_tokens=20, ignore_eos=True, temperature=0),
+        " and " + rm.gen("y", max_tokens=500, ignore_eos=True, temperature=0),
+    )
     tokens = program.run(backend=endpoint, compiled=compiled, max_total_tokens=150)
     assert len(tokens["x"]) > 0
     found = cause(tokens)

@@ -13,6 +13,7 @@ from ramify.answers import AnswerStore
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.messages import ModelInfo
+from tests.lang.steps import program_of
 
 
 @rm.function
@@ -56,9 +57,7 @@ def test_a_name_must_be_text() -> None:
 
 
 def test_stored_answers_are_those_of_one_adapter(tmp_path: Path) -> None:
-    @rm.function
-    def greedy(s: Any) -> None:
-        s += "Q" + rm.gen("first", max_tokens=4, temperature=0.0)
+    greedy = program_of("Q" + rm.gen("first", max_tokens=4, temperature=0.0))
 
     def asked(backend: Adapted, lora: str) -> int:
         before = len(backend.requests)

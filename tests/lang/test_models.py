@@ -11,6 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import UnsupportedNode
 from ramify.messages import ChatFormat, ToolPieces
+from tests.lang.steps import program_of
 
 ROLES = ("system", "user", "assistant")
 PLAIN = ChatFormat(
@@ -209,12 +210,11 @@ def test_several_outputs_of_another_model():
 def test_a_step_on_an_endpoint_that_takes_messages():
     small, big = rm.ScriptedBackend(ANSWERS), Messages({"x": "Yes."}, name="remote")
 
-    @rm.function
-    def program(s):
-        s += rm.system("S") + rm.user("Q") + rm.assistant("A: " + rm.gen("first"))
-        s += rm.user("Sure?") + rm.assistant(rm.gen("x", backend=big))
-        s += rm.user("R") + rm.assistant(rm.gen("third"))
-
+    program = program_of(
+        rm.system("S") + rm.user("Q") + rm.assistant("A: " + rm.gen("first")),
+        rm.user("Sure?") + rm.assistant(rm.gen("x", backend=big)),
+        rm.user("R") + rm.assistant(rm.gen("third")),
+    )
     state = program.run(backend=small)
     assert [(turn.role, turn.content) for turn in big.chats[0]] == [
         ("system", "S"),
@@ -233,14 +233,11 @@ def test_a_step_on_an_endpoint_that_takes_messages():
 def test_a_local_step_of_a_program_on_an_endpoint_that_takes_messages():
     small, remote = rm.ScriptedBackend(ANSWERS, chat_format=PLAIN), Messages({"x": "Yes.", "y": "No."})
 
-    @rm.function
-    def program(s):
-        s += rm.user("Q") + rm.assistant(rm.gen("x"))
-        s += rm.user("R") + rm.assistant(
-            "B: " + rm.gen("first", backend=small) + rm.gen("second", backend=small)
-        )
-        s += rm.user("T") + rm.assistant(rm.gen("y"))
-
+    program = program_of(
+        rm.user("Q") + rm.assistant(rm.gen("x")),
+        rm.user("R") + rm.assistant("B: " + rm.gen("first", backend=small) + rm.gen("second", backend=small)),
+        rm.user("T") + rm.assistant(rm.gen("y")),
+    )
     state = program.run(backend=remote)
     assert state["y"] == "No."
     assert prompts(small)[1] == "[user] Q\n[assistant] Yes.[end]\n[user] R\n[assistant] B: cats"
@@ -495,7 +492,7 @@ def test_a_compiled_program_runs_each_step_on_its_model():
         )
         assert list(state.usage_by_model) == ["big", "small"]
     assert "gen first on 'big'" in str(compiled.graph())
-    with pytest.raises(UnsupportedNode, match=r"Node 4 runs on 'big', and a server") as refused:
+    with pytest.raises(UnsupportedNode, match="Node 4, gen first on 'big', has backend='big'") as refused:
         _ = compiled.graph().graph
     assert refused.value.field == "backend"
     with pytest.raises(rm.InvalidRequest, match="no Router"):
@@ -503,7 +500,7 @@ def test_a_compiled_program_runs_each_step_on_its_model():
 
 
 class Submits(rm.ScriptedBackend):
-    """A server that would run whole graphs."""
+    """A backend that offers to run whole graphs."""
 
     def submit_program(self, submission, failed):
         raise AssertionError("a graph of several models was submitted to one")

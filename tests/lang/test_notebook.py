@@ -13,7 +13,7 @@ import pytest
 import ramify as rm
 from ramify.html.fragment import FOLD, MOST, text
 from ramify.messages import Finish, Usage
-from ramify.runtime.engine import Completion
+from ramify.runtime.engine.completion import Completion
 from tests.browser import needs_browser, rendered, words
 from tests.lang.backends import Holding
 

@@ -6,8 +6,9 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.lang.calls.options import NAMES, SPELLINGS, read_options
+from ramify.sampling_options import NAMES, SPELLINGS, read_options
 from ramify.sampling_params import SamplingParams
+from tests.lang.steps import program_of
 
 
 @pytest.mark.parametrize(
@@ -67,16 +68,26 @@ def test_wrong_options_are_refused_where_they_are_written(given, error, field):
         assert refused.value.field == field
 
 
+def test_an_engine_takes_the_options_of_gen(engine):
+    completion = engine.complete("a", max_new_tokens=2, sampling_seed=1, stop="zz", ignore_eos=True)
+    assert completion.usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("call", ["complete", "complete_many"])
+def test_an_engine_refuses_an_option_by_name(engine, call):
+    for wrong, error in (({"colour": 1}, UnsupportedField), ({"max_tokens": "4"}, InvalidRequest)):
+        with pytest.raises(error) as refused:
+            getattr(engine, call)(["a", "b"], **wrong)
+        assert [refused.value.field] == list(wrong)
+
+
 def test_every_sampling_field_is_an_option():
     assert set(SamplingParams.__struct_fields__) <= NAMES
     assert set(SPELLINGS.values()) <= set(SamplingParams.__struct_fields__)
 
 
 def test_a_gen_wins_over_the_run_and_the_run_over_the_default():
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x") + rm.gen("y", 7, temperature=0.5, stop="!")
-
+    program = program_of("a" + rm.gen("x") + rm.gen("y", 7, temperature=0.5, stop="!"))
     backend = rm.ScriptedBackend({"x": "b", "y": "c"})
     program.run(backend=backend, temperature=0.9, top_p=0.8, cache_scope="tenant")
     first, second = (request.sampling for request in backend.requests)
@@ -120,7 +131,8 @@ def test_a_run_refuses_what_neither_it_nor_the_program_knows():
 )
 def test_constraints_whose_value_stays_text(given, kind, source):
     node = rm.gen("x", **given)
-    assert (node.constraint.kind, node.constraint.source) == (kind, source)
+    constraint = node.wire.constraint
+    assert (constraint.kind, constraint.source) == (kind, source)
     assert node.parse("as it is") == "as it is"
 
 

@@ -18,6 +18,7 @@ import ramify as rm
 from ramify.lang.typed.partial import InvalidPart, Partial, PartialReader
 from ramify.lang.typed.partial_types import checker_of
 from tests.lang.backends import Holding
+from tests.lang.steps import program_of
 
 
 class Color(enum.Enum):
@@ -87,7 +88,7 @@ def read(text: str, kind: Any, sizes: int = 1) -> list[Partial[Any]]:
 
 
 def is_part(part: Any, whole: Any) -> bool:
-    """Everything in `part` is in `whole`, at the same place."""
+    """Whether all of `part` is in `whole`, at the same place."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and is_part(value, whole[key]) for key, value in part.items()
@@ -270,10 +271,7 @@ def test_without_stream_only_the_whole_comes():
 
 
 def test_text_can_be_streamed_as_a_type():
-    @rm.function
-    def program(s):
-        s += "Plan: " + rm.gen("trip", json_schema=Trip.model_json_schema())
-
+    program = program_of("Plan: " + rm.gen("trip", json_schema=Trip.model_json_schema()))
     state = program.run(backend=rm.ScriptedBackend([TRIP]), stream=True)
     assert list(state.stream_objects("trip", Trip))[-1].value == Trip(place="The old town", days=[1, 2, 3])
     with pytest.raises(rm.InvalidRequest, match="without a schema"):
@@ -287,10 +285,7 @@ def test_a_part_that_does_not_fit_raises_before_the_end():
 
     backend = Holding({"x": '{"place": "Rome", "days": [1]}'})
 
-    @rm.function
-    def program(s):
-        s += "Plan: " + rm.gen("x", schema=Early)
-
+    program = program_of("Plan: " + rm.gen("x", schema=Early))
     state = program.run(backend=backend, stream=True)
     backend.release.set()
     with pytest.raises(rm.ProgramError, match="The value at /place is not valid") as failed:
@@ -314,9 +309,9 @@ def test_the_same_objects_over_http(engine, endpoint):
         count: Annotated[int, pydantic.Field(ge=0, le=99)]
         marks: Annotated[list[Literal["x", "y"]], pydantic.Field(max_length=3)]
 
-    @rm.function
-    def program(s):
-        s += "A word, a count and marks: " + rm.gen("x", schema=Small, max_tokens=120, temperature=0.0)
+    program = program_of(
+        "A word, a count and marks: " + rm.gen("x", schema=Small, max_tokens=120, temperature=0.0)
+    )
 
     def stream(backend):
         state = program.run(backend=backend, stream=True)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import ramify as rm
-from ramify.lang.program.unsupported import UNSUPPORTED
+from ramify.lang.common.unsupported import UNSUPPORTED
 
 SGLANG = """
 Engine OpenAI RuntimeEndpoint assistant assistant_begin assistant_end flush_cache function gen gen_int

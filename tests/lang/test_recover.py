@@ -6,14 +6,15 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError
-from ramify.lang.program.streaming import _VariableText
+from ramify.lang.state.streaming import _VariableText
 from tests.lang.backends import Breaking, Holding
+from tests.lang.steps import program_of
 
 PLAIN = "<|im_start|>{}\n{}<|im_end|>\n"
 
 
 def failing_first(*answers: str) -> rm.ScriptedBackend:
-    """Fails the first call of each variable; `answers` follow."""
+    """A backend that fails the first call of each variable; then come `answers`."""
     return rm.ScriptedBackend({"x": [BackendError("gone"), *answers], "y": ["yes"] * 9})
 
 
@@ -273,13 +274,12 @@ def test_the_prompt_after_a_recovery_is_found_in_the_cache(engine: rm.Engine):
         s.recover()
         s += rm.gen("again", max_tokens=4, temperature=0, ignore_eos=True)
 
-    @rm.function
-    def straight(s):
-        s += "A prefix that is long enough to be kept in several pages of the tree. "
-        s += rm.gen("first", max_tokens=4, temperature=0, ignore_eos=True)
-        s += " then "
-        s += rm.gen("again", max_tokens=4, temperature=0, ignore_eos=True)
-
+    straight = program_of(
+        "A prefix that is long enough to be kept in several pages of the tree. ",
+        rm.gen("first", max_tokens=4, temperature=0, ignore_eos=True),
+        " then ",
+        rm.gen("again", max_tokens=4, temperature=0, ignore_eos=True),
+    )
     engine.flush_cache()
     recovered = program.run(backend=engine)
     usage = recovered.trace.children[-1].own_usage

@@ -11,6 +11,7 @@ import ramify as rm
 from ramify.errors import InvalidRequest, UnsupportedNode
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.priority import BATCH, MOST
+from tests.lang.steps import program_of
 
 
 @rm.function
@@ -112,10 +113,7 @@ def test_refused(wrong: Any) -> None:
 def test_an_endpoint_without_priorities_refuses_them_and_takes_batches() -> None:
     backend = rm.OpenAI("m", base_url="http://127.0.0.1:1/v1", extensions=False)
 
-    @rm.function
-    def chat(s: Any) -> None:
-        s += rm.user("hi") + rm.assistant(rm.gen("x"))
-
+    chat = program_of(rm.user("hi") + rm.assistant(rm.gen("x")))
     error = chat.run(backend=backend, priority=1).error()
     assert isinstance(error, UnsupportedNode)
     assert "no priorities" in error.message

@@ -21,7 +21,7 @@ from ramify.lang.backends import http, http_errors
 from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
 from ramify.loop import wait
 from ramify.messages import Finish, TextChunk, Usage
-from ramify.program_route import router
+from ramify.programs.route import router
 from ramify.retry import Retry
 from tests.end_to_end.served import serve
 from tests.lang.backends import Breaking, Holding

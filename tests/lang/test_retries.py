@@ -10,9 +10,10 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.calls.retries import describe
+from ramify.lang.program.retries import describe
 from ramify.messages import ChatFormat
 from tests.lang.backends import Holding
+from tests.lang.steps import program_of
 
 
 class Trip(pydantic.BaseModel):
@@ -29,13 +30,11 @@ BAD, GOOD = '{"start": 5, "end": 3}', '{"start": 3, "end": 5}'
 
 
 def asking(**options):
-    @rm.function
-    def ask(s):
-        s += rm.system("Plan.") + rm.user("When?")
-        s += rm.assistant("Sure: " + rm.gen("trip", schema=Trip, validate=in_order, **options))
-        s += rm.user("Thanks.") + rm.assistant(rm.gen("bye"))
-
-    return ask
+    return program_of(
+        rm.system("Plan.") + rm.user("When?"),
+        rm.assistant("Sure: " + rm.gen("trip", schema=Trip, validate=in_order, **options)),
+        rm.user("Thanks.") + rm.assistant(rm.gen("bye")),
+    )
 
 
 HEAD = "<|im_start|>system\nPlan.<|im_end|>\n<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\nSure: "
@@ -119,10 +118,7 @@ def test_text_that_does_not_parse_is_retried_as_plain_text():
         if int(text) % 2:
             raise AssertionError(f"{text} is odd")
 
-    @rm.function
-    def program(s):
-        s += "An even number: " + rm.gen("n", validate=even, retries=3, stop="\n") + "!"
-
+    program = program_of("An even number: " + rm.gen("n", validate=even, retries=3, stop="\n") + "!")
     backend = rm.ScriptedBackend(["seven\n", "7\n", "8\n"])
     state = program.run(backend=backend)
     assert (state["n"], state.text()) == ("8", "An even number: 8!")
@@ -143,10 +139,7 @@ def test_pydantics_errors_are_shown_by_path():
                 raise ValueError("no month is so long")
             return day
 
-    @rm.function
-    def program(s):
-        s += "Day: " + rm.gen("x", schema=Strict, retries=1)
-
+    program = program_of("Day: " + rm.gen("x", schema=Strict, retries=1))
     backend = rm.ScriptedBackend(['{"day": 40}', '{"day": 30}'])
     assert program.run(backend=backend)["x"].day == 30
     prompt = backend.prompt_text(backend.requests[1])
@@ -168,10 +161,7 @@ def test_only_the_valid_output_is_streamed():
 def test_a_template_that_cannot_go_on_says_so():
     one_turn = ChatFormat(prefix={">user": "U:", "user>assistant": "A:"}, suffix={}, exact=True)
 
-    @rm.function
-    def program(s):
-        s += rm.user("Q") + rm.assistant(rm.gen("x", schema=int, validate=in_order, retries=1))
-
+    program = program_of(rm.user("Q") + rm.assistant(rm.gen("x", schema=int, validate=in_order, retries=1)))
     backend = rm.ScriptedBackend(["x"], chat_format=one_turn)
     assert program.run(backend=backend).error() is not None
 
@@ -192,10 +182,7 @@ def test_options_that_do_not_fit(options, message):
 
 
 def test_retries_take_one_sample():
-    @rm.function
-    def program(s):
-        s += "a" + rm.gen("x", n=2, retries=1)
-
+    program = program_of("a" + rm.gen("x", n=2, retries=1))
     assert "n=1" in str(program.run(backend=rm.ScriptedBackend([])).error())
 
 
@@ -213,10 +200,7 @@ def test_retries_take_one_sample():
 def test_a_gen_that_takes_too_long_is_aborted(step):
     backend = Holding(lambda request: "one two three")
 
-    @rm.function
-    def program(s):
-        s += "Count: " + step()
-
+    program = program_of("Count: " + step())
     state = program.run(backend=backend)
     with pytest.raises(rm.ProgramError, match=r"longer than 0\.02 s") as failed:
         state["x"]
@@ -227,19 +211,13 @@ def test_a_gen_that_takes_too_long_is_aborted(step):
 
 
 def test_what_had_come_is_in_the_error():
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02))
     error = program.run(backend=Holding(["one two three"])).error()
     assert (error.partial, error.variable) == ("one", "x")
 
 
 def test_a_select_that_takes_too_long():
-    @rm.function
-    def program(s):
-        s += "Pick: " + rm.select("x", ["a", "b"], timeout=0.02)
-
+    program = program_of("Pick: " + rm.select("x", ["a", "b"], timeout=0.02))
     backend = Holding({"x": "a"})
     assert isinstance(program.run(backend=backend).error().__cause__, RequestTimeout)
     assert backend.holding == 0
@@ -314,7 +292,7 @@ def test_a_rejection_shows_the_value_and_the_attempts():
 
 
 def test_an_error_of_the_whole_output_names_no_place():
-    """As of an endpoint that puts its JSON into a fence."""
+    """An endpoint may put its JSON into a fence."""
     with pytest.raises(pydantic.ValidationError) as failed:
         Trip.model_validate_json("```json\n{}\n```")
     assert describe(failed.value).startswith("Invalid JSON: ")

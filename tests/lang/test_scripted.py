@@ -12,9 +12,10 @@ import pytest
 
 import ramify as rm
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.chat import chatml
+from ramify.lang.prompt.chat import chatml
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from tests.lang.chat_templates import TEMPLATES
+from tests.lang.steps import program_of
 from tests.model.test_chat_format import tokenizer
 
 
@@ -69,19 +70,13 @@ def test_answers_by_name_by_prompt_in_order_or_by_function(answers):
     ],
 )
 def test_a_script_that_does_not_fit_fails_the_step(answers, options, message):
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.gen("x", **options)
-
+    program = program_of("Q:" + rm.gen("x", **options))
     with pytest.raises(rm.ProgramError, match=message):
         program.run(backend=rm.ScriptedBackend(answers))["x"]
 
 
 def test_a_select_of_what_is_no_choice():
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.select("x", ["a", "b"])
-
+    program = program_of("Q:" + rm.select("x", ["a", "b"]))
     with pytest.raises(rm.ProgramError, match="'c', which is none of the choices"):
         program.run(backend=rm.ScriptedBackend({"x": "c"}))["x"]
 
@@ -100,10 +95,7 @@ def test_a_select_of_what_is_no_choice():
     ],
 )
 def test_how_an_output_ends(answer, options, text, reason, matched, kept):
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.gen("x", **options) + " more" + rm.gen("y")
-
+    program = program_of("Q:" + rm.gen("x", **options) + " more" + rm.gen("y"))
     backend = rm.ScriptedBackend({"x": answer, "y": "z"})
     state = program.run(backend=backend)
     assert state["x"] == text
@@ -301,10 +293,7 @@ def test_a_turn_without_calls_is_words_or_an_empty_list():
     ],
 )
 def test_errors_say_where_and_what_was_expected(answers, options, message):
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.gen(**{"name": "x", **options})
-
+    program = program_of("Q:" + rm.gen(**{"name": "x", **options}))
     error = program.run(backend=rm.ScriptedBackend(answers)).error()
     assert f"{__file__}:{error.line.rpartition(':')[2]} failed: " in str(error)
     assert message in str(error)
@@ -335,10 +324,7 @@ def test_errors_of_tool_calls(answer, message):
 
 
 def test_the_second_call_is_named():
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.gen("x") + rm.gen("y", schema=int)
-
+    program = program_of("Q:" + rm.gen("x") + rm.gen("y", schema=int))
     error = program.run(backend=rm.ScriptedBackend(["a", "b", "c"])).error()
     assert "It is answer 2 of 3 in the script, in call 2." in str(error)
 

@@ -1,4 +1,4 @@
-"""How choices are scored: the pure methods, the requests, and where a prompt meets a choice."""
+"""Scoring of choices: the pure methods, the requests, and the border of prompt and choice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ramify as rm
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.calls.choices import Scored
 from ramify.messages import Choices, TokenLogprobs
+from tests.lang.steps import program_of
 
 LENGTH = rm.token_length_normalized
 GREEDY = rm.greedy_token_selection
@@ -138,10 +139,7 @@ def test_unconditional_scores_are_of_the_choice_alone():
 
 
 def test_gen_with_choices_is_a_select():
-    @rm.function
-    def program(s):
-        s += "Pick:" + rm.gen("x", choices=["a", "b"], choices_method=GREEDY, temperature=0)
-
+    program = program_of("Pick:" + rm.gen("x", choices=["a", "b"], choices_method=GREEDY, temperature=0))
     state = program.run(backend=rm.ScriptedBackend({"x": "b"}))
     assert state["x"] == "b"
     assert "greedy_logprob_matrix" in state.get_meta_info("x")
@@ -174,10 +172,7 @@ def test_a_backend_that_fails_fails_the_step():
             raise OSError("disk")
             yield
 
-    @rm.function
-    def program(s):
-        s += "Pick:" + rm.select("x", ["a", "b", "c"])
-
+    program = program_of("Pick:" + rm.select("x", ["a", "b", "c"]))
     state = program.run(backend=Failing({"x": "a"}))
     with pytest.raises(rm.ProgramError, match=r"select 'x' at .*test_select\.py:\d+ failed: disk"):
         state["x"]
@@ -191,9 +186,6 @@ def test_a_backend_that_does_not_score_fails_the_step(method):
             scores = [msgspec.structs.replace(score, unconditional=None) for score in found.choices]
             return msgspec.structs.replace(found, choices=tuple(scores) if method is ALONE else ())
 
-    @rm.function
-    def program(s):
-        s += "Pick:" + rm.select("x", ["a", "b"], choices_method=method)
-
+    program = program_of("Pick:" + rm.select("x", ["a", "b"], choices_method=method))
     with pytest.raises(rm.ProgramError, match="no log-probabilities of the choices"):
         program.run(backend=Mute({"x": "a"}))["x"]

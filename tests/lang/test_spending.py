@@ -1,9 +1,10 @@
-"""What timed-out and cancelled steps report: all that the backend computed for them, and no more."""
+"""The usage of timed-out and cancelled steps: all that the backend computed for them, and no more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,13 +12,16 @@ import pytest
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.program.event import Event
+from ramify.lang.common.event import Event
+from ramify.loop import wait
 from ramify.messages import Finish, Generate, SchedulerStats, TextChunk, Usage
 from tests.lang.backends import Holding
+from tests.lang.engines import OPTIONS
+from tests.lang.steps import program_of
 
 
 class Counting(ScriptedBackend):
-    """Computes tokens for ever, tells of them only when it is aborted, and stops then if `answers` is set."""
+    """A backend that computes for ever, and reports its tokens when it is aborted if `answers` is set."""
 
     def __init__(self, *, answers: bool = True) -> None:
         super().__init__([])
@@ -47,10 +51,7 @@ class Counting(ScriptedBackend):
 
 @pytest.mark.parametrize("options", [{}, {"n": 2}, {"retries": 1}])
 def test_a_timed_out_step_reads_its_last_chunk(options: dict):
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02, **options)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02, **options))
     backend = Counting()
     state = program.run(backend=backend)
     error = state.error()
@@ -88,23 +89,52 @@ def test_a_backend_that_does_not_answer_the_abort_is_closed(monkeypatch: pytest.
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)
     backend = Counting(answers=False)
 
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02)
-
+    program = program_of("Count: " + rm.gen("x", timeout=0.02))
     state = program.run(backend=backend)
     assert isinstance(state.error().__cause__, RequestTimeout)
     assert state.usage.completion_tokens == 1
     assert backend.closed == 1
 
 
-def test_without_abort_the_tokens_that_have_come_are_counted():
-    backend = Holding(["one two three"])
+class Unsent(Counting):
+    """A backend that is cancelled before it has sent the request, and has nothing to abort."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+            yield TextChunk(rid=request.rid)
+        finally:
+            self.closed += 1
+
+    async def abort(self, rid: str) -> bool:
+        self.rids.append(rid)
+        return False
+
+
+def test_a_request_that_was_not_sent_ends_without_waiting_for_its_last_chunk(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 3600.0)
+    backend = Unsent()
 
     @rm.function
     def program(s):
-        s += "Count: " + rm.gen("x", timeout=0.02)
+        s += "Count: " + rm.gen("x")
+        backend.started.block()
+        raise ValueError("of the body")
 
+    with pytest.raises(ValueError, match="of the body"):
+        program.run(backend=backend)
+    assert len(backend.rids) == backend.closed == 1
+
+
+def test_an_engine_that_has_not_started_has_sent_nothing(model_folder: Path):
+    assert wait(rm.Engine(str(model_folder), **OPTIONS).abort("r")) is False
+
+
+def test_without_abort_the_tokens_that_have_come_are_counted():
+    backend = Holding(["one two three"])
+
+    program = program_of("Count: " + rm.gen("x", timeout=0.02))
     state = program.run(backend=backend)
     assert state.error().partial == "one"
     assert state.usage.completion_tokens == 1
@@ -122,14 +152,10 @@ def test_a_timeout_in_mid_generation_reports_the_schedulers_count(
         info = backend.get_server_info()
         return msgspec.convert(info.get("stats") or info["internal_states"][0], SchedulerStats)
 
-    @rm.function
-    def program(s):
-        s += "Count: " + rm.gen("x", max_tokens=8000, ignore_eos=True, timeout=0.3, temperature=0)
-
-    @rm.function
-    def warm_up(s):
-        s += "?" + rm.gen("x", max_tokens=2, ignore_eos=True)
-
+    program = program_of(
+        "Count: " + rm.gen("x", max_tokens=8000, ignore_eos=True, timeout=0.3, temperature=0)
+    )
+    warm_up = program_of("?" + rm.gen("x", max_tokens=2, ignore_eos=True))
     warm_up.run(backend=backend)
     backend.flush_cache()
     before = stats()

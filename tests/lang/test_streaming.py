@@ -7,6 +7,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError
 from tests.lang.backends import Breaking, Holding
+from tests.lang.steps import program_of
 
 
 @rm.function
@@ -125,10 +126,9 @@ def test_without_stream_the_text_comes_at_the_end():
 
 
 async def test_meta_data_say_how_many_tokens_there_are_so_far(engine: rm.Engine) -> None:
-    @rm.function
-    def ask(s: rm.ProgramState) -> None:
-        s += "x" + rm.gen("x", max_tokens=40, temperature=2, seed=3, ignore_eos=True, return_logprob=True)
-
+    ask = program_of(
+        "x" + rm.gen("x", max_tokens=40, temperature=2, seed=3, ignore_eos=True, return_logprob=True)
+    )
     state = ask.run(backend=engine, stream=True)
     told = 0
     async for text, meta in state.text_async_iter("x", return_meta_data=True):

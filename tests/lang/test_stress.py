@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def answer(request):
-    """Depends on the whole prompt, so that any mix-up shows."""
+    """An answer that depends on the whole prompt, so that any mix-up shows."""
     return f" r{sum(map(ord, str(request.prompt[0]))) % 997} {len(request.prompt)}"
 
 
@@ -80,7 +80,7 @@ def test_programs_of_random_shape():
 
 
 def test_states_shared_by_threads():
-    """Threads of the body append to branches of their own and read each other's."""
+    """Threads of the body append to their own branches, and read variables of the others."""
 
     @rm.function
     def threaded(s):

@@ -13,30 +13,13 @@ from pydantic import BaseModel
 import ramify as rm
 from ramify import retry
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
-from ramify.lang.calls.thinking import PLAIN, ThoughtSplitter
-from ramify.messages import ChatFormat, Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.lang.prompt.thinking import PLAIN, ThoughtSplitter
+from ramify.messages import Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
 from ramify.retry import Retry
-from ramify.runtime.model.tokenizer.chat_format import chat_format
-from tests.lang.chat_templates import TEMPLATES, THINKING
+from tests.lang.chat_templates import THINKING, pieces_of, rendered
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
-from tests.model.test_chat_format import tokenizer
+from tests.lang.steps import program_of
 from tests.server.fake_frontend import LiveServer
-
-ALL = {**TEMPLATES, **THINKING}
-
-
-def pieces_of(name: str) -> ChatFormat:
-    found = chat_format(tokenizer(ALL[name]))
-    assert found is not None
-    return found
-
-
-def rendered(name: str, messages: list[dict[str, Any]], **given: Any) -> str:
-    text = tokenizer(ALL[name]).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, **given
-    )
-    assert isinstance(text, str)
-    return text
 
 
 def script(name: str, thoughts: str, answer: str) -> str:
@@ -141,12 +124,11 @@ def test_thoughts_stay_while_tools_are_called_where_the_template_has_it_so():
 
 
 def test_thoughts_stay_within_their_turn():
-    @rm.function
-    def two(s):
-        s += rm.user("?")
-        s += rm.assistant(rm.gen("a", thinking=True) + " So " + rm.gen("b", thinking=True) + rm.gen("c"))
-        s += rm.user("!") + rm.assistant(rm.gen("d"))
-
+    two = program_of(
+        rm.user("?"),
+        rm.assistant(rm.gen("a", thinking=True) + " So " + rm.gen("b", thinking=True) + rm.gen("c")),
+        rm.user("!") + rm.assistant(rm.gen("d")),
+    )
     answers = {"a": "<think>A.</think>1", "b": "<think>B.</think>2", "c": "3", "d": "4"}
     backend = rm.ScriptedBackend(answers)
     state = two.run(backend=backend)
@@ -158,11 +140,10 @@ def test_thoughts_stay_within_their_turn():
 
 
 def test_what_was_generated_goes_on_as_its_tokens():
-    @rm.function
-    def chat(s):
-        s += rm.user("?") + rm.assistant(rm.gen("a", thinking=True) + rm.gen("b"))
-        s += rm.user("!") + rm.assistant(rm.gen("c"))
-
+    chat = program_of(
+        rm.user("?") + rm.assistant(rm.gen("a", thinking=True) + rm.gen("b")),
+        rm.user("!") + rm.assistant(rm.gen("c")),
+    )
     backend = rm.ScriptedBackend({"a": "<think>Let me see.</think>A b c.", "b": " d", "c": "e"})
     chat.run(backend=backend)
     first, second, third = (request.prompt for request in backend.requests)
@@ -177,7 +158,7 @@ def test_what_was_generated_goes_on_as_its_tokens():
 
 
 def test_branches_that_part_after_thoughts():
-    """The thoughts of a turn that a fork divides leave each branch; what is joined is what each has added."""
+    """A fork divides a turn: its thoughts leave each branch, and the join appends the rest of each."""
 
     @rm.function
     def parted(s):
@@ -198,10 +179,7 @@ def test_branches_that_part_after_thoughts():
 
 
 def test_without_turns_everything_is_one_turn():
-    @rm.function
-    def plain(s):
-        s += "2 + 2 = " + rm.gen("a", thinking=True, regex="[0-9]") + ", 3 + 3 = " + rm.gen("b")
-
+    plain = program_of("2 + 2 = " + rm.gen("a", thinking=True, regex="[0-9]") + ", 3 + 3 = " + rm.gen("b"))
     backend = rm.ScriptedBackend({"a": "<think>Hm.</think>4", "b": "6"}, chat_format=None)
     state = plain.run(backend=backend)
     assert state["a"] == "4"
@@ -210,7 +188,7 @@ def test_without_turns_everything_is_one_turn():
 
 @pytest.mark.parametrize(("home", "other"), [("qwen3", "smollm2"), ("qwen3", "keeping")])
 def test_other_models_are_not_shown_the_thoughts(home, other):
-    """Each model has its own template, and finds its own thoughts where that has them."""
+    """Each model has its own template, which may keep the model's own thoughts."""
     own = rm.ScriptedBackend(
         {"a": script(home, "Mine.", "A."), "c": "C.", "e": "E."}, chat_format=pieces_of(home)
     )
@@ -218,15 +196,12 @@ def test_other_models_are_not_shown_the_thoughts(home, other):
         {"b": script(other, "Deep.", "B."), "d": script(other, "Deeper.", "D.")}, chat_format=pieces_of(other)
     )
 
-    @rm.function
-    def chat(s):
-        s += rm.user("1?") + rm.assistant(rm.gen("a", thinking=True))
-        s += rm.user("2?") + rm.assistant(
-            rm.gen("b", thinking=True, backend=big) + rm.gen("c", thinking=True)
-        )
-        s += rm.user("3?") + rm.assistant(rm.gen("d", thinking=True, backend=big))
-        s += rm.user("4?") + rm.assistant(rm.gen("e"))
-
+    chat = program_of(
+        rm.user("1?") + rm.assistant(rm.gen("a", thinking=True)),
+        rm.user("2?") + rm.assistant(rm.gen("b", thinking=True, backend=big) + rm.gen("c", thinking=True)),
+        rm.user("3?") + rm.assistant(rm.gen("d", thinking=True, backend=big)),
+        rm.user("4?") + rm.assistant(rm.gen("e")),
+    )
     state = chat.run(backend=own)
     assert state.error() is None
     assert [state.thinking(name) for name in "abd"] == ["Mine.", "Deep.", "Deeper."]
@@ -269,10 +244,7 @@ class City(BaseModel):
     ],
 )
 def test_all_kinds_of_answers(given, answer, value):
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", thinking={"max_tokens": 6}, **given))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking={"max_tokens": 6}, **given)))
     backend = rm.ScriptedBackend([f"<think>In t. Belgium\n12 or elsewhere, I think</think>{answer}"])
     state = ask.run(backend=backend)
     assert state["x"] == value
@@ -285,10 +257,7 @@ def test_all_kinds_of_answers(given, answer, value):
 
 
 def test_several_outputs():
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", n=2, thinking=True)) + rm.user("!")
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", n=2, thinking=True)) + rm.user("!"))
     state = ask.run(backend=rm.ScriptedBackend({"x": ["<think>A.</think>1", "<think>B.</think>2"]}))
     assert state["x"] == ["1", "2"]
     assert state.thinking("x") == ["A.", "B."]
@@ -322,10 +291,7 @@ def test_retries_think_again(keep):
 
 
 def test_a_model_that_does_not_think():
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", thinking=True) + rm.gen("y"))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking=True) + rm.gen("y")))
     state = ask.run(backend=rm.ScriptedBackend({"x": "4", "y": "5"}))
     assert (state["x"], state.thinking("x")) == ("4", "")
     with pytest.raises(InvalidRequest, match="says nothing about thinking"):
@@ -351,10 +317,7 @@ def test_what_is_wrong_is_named(given, error, field):
 
 
 def test_effort_is_refused_where_there_is_none():
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", thinking={"effort": "low"}))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking={"effort": "low"})))
     error = ask.run(backend=rm.ScriptedBackend(["a"])).error()
     assert "scripted has no setting of effort" in str(error)
 
@@ -403,10 +366,7 @@ def test_thoughts_are_streamed_in_an_event_loop():
 
 
 def test_asking_for_thoughts_of_a_step_without_is_an_error():
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x"))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x")))
     state = ask.run(backend=rm.ScriptedBackend(["a b c"]), stream=True)
     with pytest.raises(InvalidRequest, match="says nothing about thinking"):
         list(state.text_iter("x", thinking=True))
@@ -415,10 +375,7 @@ def test_asking_for_thoughts_of_a_step_without_is_an_error():
 
 
 def test_typed_values_are_streamed_without_the_thoughts():
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", schema=City, thinking=True))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", schema=City, thinking=True)))
     answer = '<think>{"name": "not this"}</think>{"name": "Ghent"}'
     state = ask.run(backend=rm.ScriptedBackend([answer]), stream=True)
     *_, last = state.stream_objects("x", City)
@@ -485,7 +442,7 @@ def test_the_border_may_lie_anywhere_in_a_chunk(size, marks):
 
 @pytest.mark.parametrize("piece", ["word ", "\n", "</thin"])
 def test_a_chunk_costs_the_same_after_much_text(piece):
-    """What a chunk is compared with, and what it is added to, does not grow."""
+    """The text that a chunk is compared with does not grow."""
     splitter = ThoughtSplitter(PLAIN)
     shown = ""
     for _ in range(100):
@@ -545,12 +502,11 @@ def test_separate_reasoning():
 
 
 def test_separate_reasoning_of_several():
-    @rm.function
-    def qa(s):
-        s += rm.user("?") + rm.assistant_begin()
-        s += rm.separate_reasoning(rm.gen("a") + ", " + rm.gen("b"), model_type="deepseek-r1")
-        s += rm.assistant_end()
-
+    qa = program_of(
+        rm.user("?") + rm.assistant_begin(),
+        rm.separate_reasoning(rm.gen("a") + ", " + rm.gen("b"), model_type="deepseek-r1"),
+        rm.assistant_end(),
+    )
     state = qa.run(backend=rm.ScriptedBackend({"a": "<think>A.</think>1", "b": "<think>B.</think>2"}))
     assert [state[f"{name}_reasoning_content"] for name in "ab"] == ["A.", "B."]
     assert state.messages()[-1]["content"] == "1, 2"
@@ -572,7 +528,7 @@ def test_separate_reasoning_refuses_by_name(expression, model_type, error, said)
 
 def test_a_struct_of_thinking_is_taken_as_it_is():
     node = rm.gen("x", thinking=Thinking(max_tokens=3))  # type: ignore[arg-type]
-    assert node.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
+    assert node.wire.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
 
 
 # --- backends with a model ---
@@ -640,11 +596,10 @@ def served():
 
 
 def test_an_endpoint_with_our_own_fields(served):
-    @rm.function
-    def chat(s):
-        s += rm.user("2 + 2?") + rm.assistant(rm.gen("x", 9, thinking={"max_tokens": 20}, stop="7"))
-        s += rm.user("3 + 3?") + rm.assistant(rm.gen("y", thinking=False))
-
+    chat = program_of(
+        rm.user("2 + 2?") + rm.assistant(rm.gen("x", 9, thinking={"max_tokens": 20}, stop="7")),
+        rm.user("3 + 3?") + rm.assistant(rm.gen("y", thinking=False)),
+    )
     backend = rm.OpenAI(served.frontend.info.name, base_url=served.url + "/v1", api_key="k")
     state = chat.run(backend=backend, stream=True)
     assert "".join(state.text_iter("x", thinking=True)) == state.thinking("x") == "Two and\ntwo."
@@ -682,10 +637,7 @@ def test_an_endpoint_with_our_own_fields(served):
     ],
 )
 def test_what_an_endpoint_is_sent(fields, thinking, sent):
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", thinking=thinking))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking=thinking)))
     field = "reasoning" if fields == "reasoning" else "reasoning_content"
     deltas = [{field: "Hm, "}, {field: "yes."}, {"content": "Four."}]
     chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
@@ -714,18 +666,17 @@ def test_what_an_endpoint_is_sent(fields, thinking, sent):
     ],
 )
 def test_what_an_endpoint_cannot_do_is_refused_by_name(options, thinking, field):
-    @rm.function
-    def ask(s):
-        s += rm.gen("x", thinking=thinking) if options.get("is_chat_model") is False else rm.user("?")
-        s += rm.assistant(rm.gen("x", thinking=thinking))
-
+    ask = program_of(
+        rm.gen("x", thinking=thinking) if options.get("is_chat_model") is False else rm.user("?"),
+        rm.assistant(rm.gen("x", thinking=thinking)),
+    )
     error = ask.run(backend=rm.OpenAI("m", base_url="http://127.0.0.1:9/v1", **options)).error()
     assert isinstance(error, UnsupportedNode)
     assert error.field == field
 
 
 class Faltering(rm.ScriptedBackend):
-    """Loses its connection once, after `after` chunks."""
+    """A backend that loses its connection once, after `after` chunks."""
 
     def __init__(self, answers, after: int) -> None:
         super().__init__(answers)
@@ -747,10 +698,7 @@ def test_a_lost_connection_repeats_no_thoughts(after, monkeypatch):
 
     monkeypatch.setattr(retry, "_sleep", at_once)
 
-    @rm.function
-    def ask(s):
-        s += rm.user("?") + rm.assistant(rm.gen("x", thinking=True, temperature=0))
-
+    ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking=True, temperature=0)))
     backend = Faltering([SAID[0]] * 2, after)
     state = ask.run(backend=backend, stream=True)
     assert "".join(state.text_iter("x", thinking=True)) == state.thinking("x") == "Two and\ntwo."

@@ -15,8 +15,8 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.program.event import Event
-from ramify.lang.tools import steps
+from ramify.lang.common.event import Event
+from ramify.lang.program import tool_steps as steps
 from ramify.lang.tools.forms import JsonCalls
 from ramify.lang.tools.tool import read_docstring
 from ramify.lang.trace.report import report_data
@@ -442,7 +442,7 @@ def test_calls_of_a_program_without_turns():
 
 def test_a_cut_off_call_fails():
     class Cut(rm.ScriptedBackend):
-        """Ends its output early, as an endpoint without our grammars may."""
+        """A backend that ends its output early, as an endpoint without our grammars may."""
 
         def _answer(self, request: Generate) -> str:
             return '\n{"name": "sum", "arguments": {"a": 1'
@@ -545,7 +545,7 @@ def test_a_tool_that_takes_too_long(asynchronous):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_calls_of_a_tool_wait_for_its_limit(asynchronous):
-    """Over branches and rows: two calls run at once, and the third begins when one has ended."""
+    """Two calls run at once, over all branches and rows; the third begins when one has ended."""
     running: set[int] = set()
     most: list[int] = []
     pair = threading.Barrier(2)

@@ -6,6 +6,7 @@ import pytest
 
 import ramify as rm
 from ramify.messages import Usage
+from tests.lang.steps import program_of
 
 
 @rm.function
@@ -132,19 +133,13 @@ def test_plain_data(run):
 
 
 def test_forced_tokens_are_counted():
-    @rm.function
-    def program(s):
-        s += "Q:" + rm.gen("x", schema=bool)
-
+    program = program_of("Q:" + rm.gen("x", schema=bool))
     state = program.run(backend=rm.ScriptedBackend(["true"]))
     assert state.usage.forced_tokens == 0
 
     from typing import Literal
 
-    @rm.function
-    def longer(s):
-        s += "Q:" + rm.gen("x", schema=Literal["not at all", "very much so"])
-
+    longer = program_of("Q:" + rm.gen("x", schema=Literal["not at all", "very much so"]))
     state = longer.run(backend=rm.ScriptedBackend(["very much so"]))
     assert state.usage.forced_tokens == 2
     assert "(forced 2)" in str(state.trace)

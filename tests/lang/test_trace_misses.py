@@ -8,11 +8,12 @@ from array import array
 import pytest
 
 import ramify as rm
-from ramify.lang.calls.transcript import Piece
+from ramify.lang.prompt.transcript import Piece
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, _common
 from ramify.lang.trace.tokens import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
+from tests.lang.steps import program_of
 
 
 def run(body, answers):
@@ -176,10 +177,7 @@ def test_a_prompt_of_which_only_the_last_token_was_computed_is_no_miss():
 
 
 def test_the_tree_as_data_says_why():
-    @rm.function
-    def program(s):
-        s += "one two three" + rm.gen("x")
-
+    program = program_of("one two three" + rm.gen("x"))
     data = json.loads(json.dumps(program.run(backend=rm.ScriptedBackend(["a"])).trace.to_dict()))
     assert data["miss"] is None
     assert data["children"][0]["miss"]["reason"] == "first"
@@ -187,7 +185,7 @@ def test_the_tree_as_data_says_why():
 
 
 def test_the_nearest_of_many_is_found():
-    """A thousand requests are compared with their neighbours alone."""
+    """Each of a thousand requests is compared with its neighbours alone."""
     root = Call("program", "p")
     prompts = [
         f"{'long shared text ' * 50}{index % 10} document {index * 7919 % 1000} end" for index in range(1000)

@@ -138,7 +138,7 @@ def test_what_the_grammar_of_a_type_allows_pydantic_accepts(seed: int) -> None:
         if "inf" not in repr(value):  # which pydantic dumps as null
             dumped = adapter.dump_json(value, by_alias=True)
             again = adapter.validate_json(dumped)
-            # Of a union of Decimal and str a number comes back as text; a set has no order.
+            # A number of a union of Decimal and str comes back as text; a set has no order.
             assert again == value or sorted(adapter.dump_json(again, by_alias=True)) == sorted(dumped), text
 
 

@@ -141,7 +141,7 @@ def test_what_no_schema_describes_is_refused_when_it_is_read(kind: Any) -> None:
 
 
 def _dates_of(kind: Any, days: range) -> set[int]:
-    """Days that the pattern of `kind` allows, of the `days` from 20 May 2024 on."""
+    """The days that the pattern of `kind` allows, among the `days` from 20 May 2024 on."""
     source = schema_of(list[kind]).constraint
     assert source is not None
     pattern = re.compile(json.loads(source.source)["items"]["allOf"][1]["pattern"])
@@ -158,7 +158,7 @@ def test_bounds_leave_out_no_more_days_than_they_must() -> None:
 
 @pytest.mark.parametrize("kind", [pydantic.FutureDate, pydantic.FutureDatetime])
 def test_today_is_the_day_on_which_a_type_is_read(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A type that was read before is read anew. What is to come stays so for a day, while it is written."""
+    """A type is read anew each day: the bounds of a FutureDate move with it."""
 
     class Clock(datetime.datetime):
         @classmethod
@@ -180,7 +180,7 @@ def test_today_is_the_day_on_which_a_type_is_read(kind: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize("module", [types, networks])
 def test_no_type_of_pydantics_is_left_out(module: Any) -> None:
-    """Each type that it exports is read or refused, and never fails with an error of pydantic's own."""
+    """Each type that pydantic exports is read or refused, and none fails with an error of pydantic's own."""
     for name in module.__all__:
         kind = getattr(module, name)
         with contextlib.suppress(InvalidConstraint):

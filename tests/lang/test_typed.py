@@ -16,6 +16,7 @@ import pytest
 
 import ramify as rm
 from ramify.lang.typed.schema import schema_of
+from tests.lang.steps import program_of
 
 
 class Verdict(pydantic.BaseModel):
@@ -85,10 +86,7 @@ CASES: list[tuple[Any, str, Any, str | None]] = [
 
 @pytest.mark.parametrize(("kind", "answer", "value", "constraint"), CASES)
 def test_a_schema_makes_a_constraint_and_a_value(kind, answer, value, constraint):
-    @rm.function
-    def ask(s):
-        s += "Q:" + rm.gen("x", schema=kind)
-
+    ask = program_of("Q:" + rm.gen("x", schema=kind))
     backend = rm.ScriptedBackend([answer])
     state = ask.run(backend=backend)
     assert state["x"] == value
@@ -99,10 +97,7 @@ def test_a_schema_makes_a_constraint_and_a_value(kind, answer, value, constraint
 
 @pytest.mark.parametrize(("kind", "answer", "value", "_"), CASES)
 def test_get_parses_plain_text_as_a_type(kind, answer, value, _):
-    @rm.function
-    def ask(s):
-        s += "Q:" + rm.gen("x")
-
+    ask = program_of("Q:" + rm.gen("x"))
     state = ask.run(backend=rm.ScriptedBackend([answer]))
     assert state["x"] == answer
     assert state.get("x", kind) == value
@@ -128,10 +123,7 @@ def test_key_order_of_a_class_reaches_the_constraint():
 
 
 def test_numbers_end_at_white_space():
-    @rm.function
-    def ask(s):
-        s += "I have " + rm.gen("n", schema=int, stop="!") + " apples."
-
+    ask = program_of("I have " + rm.gen("n", schema=int, stop="!") + " apples.")
     backend = rm.ScriptedBackend(["12 "])
     state = ask.run(backend=backend)
     assert state["n"] == 12
@@ -150,10 +142,7 @@ def test_numbers_end_at_white_space():
     ],
 )
 def test_an_output_of_the_wrong_type_fails_its_step(kind, answer, cause):
-    @rm.function
-    def ask(s):
-        s += rm.user("Q") + rm.assistant(rm.gen("x"))
-
+    ask = program_of(rm.user("Q") + rm.assistant(rm.gen("x")))
     state = ask.run(backend=rm.ScriptedBackend([answer]))
     if cause is None:
         assert state.get("x", kind) == 12
@@ -217,11 +206,7 @@ def test_objects_of_types_are_closed_where_the_type_says_nothing() -> None:
 
 
 def ask_with(**options: Any) -> Any:
-    @rm.function
-    def ask(s: rm.ProgramState) -> None:
-        s += "Q:" + rm.gen("x", **options)
-
-    return ask
+    return program_of("Q:" + rm.gen("x", **options))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

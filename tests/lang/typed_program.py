@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypedDict, assert_type
 
 import ramify as rm
-from ramify.lang.program.async_function import AsyncFunction
-from ramify.lang.program.function import Function
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
 from ramify.lang.tools.tool import ToolCalls, ToolTurn
 from ramify.lang.typed.partial import Partial
 
@@ -21,7 +21,7 @@ class Place(TypedDict):
 
 
 def at_least_one(number: int) -> None:
-    """Raises where the number is too small."""
+    """Raise ValueError for a number below 1."""
     if number < 1:
         raise ValueError("too small")
 

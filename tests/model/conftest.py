@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Matrices of tiny models are slower on two, and much slower on a machine that does other work."""
+    """One torch thread: tiny matrices are slower on two, and much slower beside other work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

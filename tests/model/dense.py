@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.layers import HeadNorms, plain_norm
-from ramify.runtime.model.load import Model
+from ramify.runtime.model.loading.load import Model
 from ramify.runtime.model.rope import rotate_
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class DenseAttend:

@@ -1,4 +1,4 @@
-"""Whether a model on our KV pages computes what transformers computes itself."""
+"""Checks that a model on our KV pages computes what transformers computes itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from ramify.engine_messages import LoadLora
+from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_shape
+from ramify.runtime.model.loading.load import load_model, read_shape
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import assert_same, greedy
 
@@ -23,7 +24,7 @@ PAGE = 4
 STOPS = [0, 11, 12, 17, 18, 30]
 """Prefill, chunks, and single tokens."""
 TOLERANCE = 2e-4
-"""Of float32 logits whose standard deviation is about 1.6."""
+"""Tolerance of float32 logits whose standard deviation is about 1.6."""
 
 
 def prompts() -> list[list[int]]:
@@ -46,13 +47,22 @@ def loaded(folder: Path) -> CausalLM:
 def native(weights: Path, **options: Any) -> Model:
     """The checkpoint or GGUF file at `weights`, by our own code."""
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
-    model = load_model(files, dtype=torch.float32, **options)
+    model = load_model(files, **{"dtype": torch.float32, **options})
     assert isinstance(model, Model)
     return model
 
 
+def compiled(weights: Path, quantization: str, **options: Any) -> Model:
+    """`native` with the compiled kernels for packed weights."""
+    model = native(weights, quantization=quantization, **options)
+    linear = ops("cpu").linear
+    assert linear is not None
+    model.use_linear(linear)
+    return model
+
+
 def assert_logits_equal(reference: Any, model: CausalLM) -> None:
-    """Two packed requests in chunks, on pages and states that begin as NaN, with all logits of both."""
+    """Compare all logits of two packed requests in chunks, on pages and states that begin as NaN."""
     states = (None, None) if model.config.states is None else (2, 1)
     runner = LocalScheduler(model, page_size=PAGE, num_pages=20).runner
     ids = torch.tensor([prompt[: STOPS[-1]] for prompt in (PROMPTS[2], PROMPTS[5] * 2)])
@@ -72,8 +82,8 @@ def assert_logits_equal(reference: Any, model: CausalLM) -> None:
 
 
 def assert_engine_equal(reference: Any, model: CausalLM, *, adapter: Path | None = None) -> None:
-    """Cold, chunked, forked, retracted and from the cache: the tokens of the library's own lone run. With an
-    `adapter`, which is loaded then, all requests are its own."""
+    """Compare tokens of cold, chunked, forked, retracted and cached requests with the library's own lone run.
+    With an `adapter`, which is loaded then, all requests are its own."""
     # A state is kept where it saves 64 tokens or more. The pages are few enough for a retraction.
     start, pages = ([], 28) if model.config.states is None else (PROMPTS[4] * 2, 36)
     prompts = [start + prompt for prompt in PROMPTS]

@@ -30,7 +30,7 @@ SCALES_AT = {
     name: [at for at, names in _HALVES.items() if name in names.split()]
     for name in sorted({"MXFP4", "NVFP4", "IQ1_M"}.union(*(names.split() for names in _HALVES.values())))
 }
-"""Where each type's blocks hold their float16 scales; all other bytes may be anything."""
+"""Type → offsets of the float16 scales in its blocks; all other bytes may be anything."""
 
 
 def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, *, rms: float = 0.0) -> np.ndarray:

@@ -27,7 +27,7 @@ EXPERTS |= {"shared_expert_intermediate_size": 16}
 NEXT = Case(
     "qwen3_next", "qwen3_next", {**LINEAR, **EXPERTS, "rope_parameters": ROPE, "mlp_only_layers": [1]}
 )
-"""The layer with attention has an MLP, those with states have mixtures."""
+"""Qwen3-Next: an MLP in the layer with attention, mixtures in those with states."""
 MOE = Case("qwen3_5_moe", "qwen3_5_moe_text", {**LINEAR, **EXPERTS, "rope_parameters": ROPE})
 DENSE = Case(
     "qwen3_5",
@@ -44,7 +44,8 @@ DENSE = Case(
 
 
 def build_hybrid(case: Case, **options: Any) -> Any:
-    """As `build`, with further options; decays differ between heads, and states last for tens of tokens."""
+    """A hybrid model with further options: decays differ between heads, and states last for tens of
+    tokens."""
     model = build(replace(case, options=case.options | options))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

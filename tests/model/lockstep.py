@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Reduce
-from ramify.runtime.model.load import load_model, read_config
-from ramify.runtime.model.shard import part_of
+from ramify.runtime.model.loading.load import load_model, read_config
+from ramify.runtime.model.shape.shard import part_of
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Lockstep:
         return reduce
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
-        """What the bodies return, each run by the thread of a rank. Raises the first error of any."""
+        """The results of the bodies, each run by the thread of a rank. Raises the first error of any."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 

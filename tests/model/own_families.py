@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ramify.runtime.model.config import Family
+from ramify.runtime.model.shape.config import Family
 from tests.runtime.oracle import greedy
 
 from . import hybrids
@@ -27,13 +27,13 @@ class Gguf:
     architecture: str
     metadata: dict[str, int | float | str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the model, where files cannot say what the family's own options say."""
+    """Options of the model, where files cannot say what the family's own options say."""
 
 
 @dataclass(frozen=True)
 class Own:
     gguf: Gguf
-    """Of architectures that are refused there is the name alone."""
+    """The form as a GGUF file; the name alone of architectures that are refused."""
     options: dict[str, Any] = field(default_factory=dict)
     adapted: tuple[str, ...] = ALL
     """The modules that a LoRA adapter may change: all projections but those of experts."""
@@ -134,7 +134,8 @@ def write_gguf_of(family: Family, path: Path) -> Any:
 
 
 def assert_gguf_equal(family: Family, folder: Path) -> None:
-    """Raises `UnsupportedField` for an architecture that is not read."""
+    """Compare logits of the family's GGUF file. Raises `UnsupportedField` for an architecture that is not
+    read."""
     path = folder / "tiny.gguf"
     reference = write_gguf_of(family, path)
     assert_logits_equal(reference, native(path))
@@ -148,11 +149,11 @@ SCHEMES: tuple[tuple[dict[str, Any], Quantise, str], ...] = (
     ),
     (compressed("pack-quantized", integers(4, 32)), packed(4, 32, symmetric=True), "int4"),
 )
-"""Of compressed-tensors: FP8 with a scale for each output, and W4A16 in groups of 32."""
+"""Schemes of compressed-tensors: FP8 with a scale for each output, and W4A16 in groups of 32."""
 
 
 def assert_quantised_equal(family: Family, folder: Path) -> None:
-    """Checkpoints by `SCHEMES`, of gpt-oss in MXFP4: kept packed, with the logits of their values."""
+    """Compare checkpoints by `SCHEMES` (gpt-oss: in MXFP4), kept packed, with the logits of their values."""
     if family == "gpt_oss":
         reference = reference_of(family)
         write_mxfp4(reference, folder)
@@ -172,7 +173,7 @@ def assert_packed_equal(reference: Any, folder: Path, form: str) -> None:
 
 
 def assert_lora_equal(family: Family, folder: Path, *, packed: bool = False) -> None:
-    """The whole engine with a random adapter gives the tokens of transformers with the merged weights."""
+    """Compare the engine with a random adapter with transformers on the merged weights."""
     base = folder / "base"
     reference = reference_of(family, base)
     adapter = write_adapter(folder / "adapter", base, seed=1, targets=FAMILIES[family].adapted, size=0.15)

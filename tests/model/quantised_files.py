@@ -19,7 +19,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Parts = dict[str, Tensor]
 Quantise = Callable[[Tensor], tuple[Parts, Tensor]]
-"""(outputs, inputs) float32 to the tensors of a checkpoint, and the dequantised values."""
+"""A matrix, (outputs, inputs) float32 → the tensors of a checkpoint, and the dequantised values."""
 
 
 _LEFT_ALONE = re.compile(r"(\.gate|_gate|\.router(\.layer)?)\.weight$")
@@ -166,7 +166,7 @@ def codes_of(
 
 
 def packed(bits: int, group: int, *, symmetric: bool, ordered: bool = False) -> Quantise:
-    """compressed-tensors, pack-quantized."""
+    """Quantise as compressed-tensors' pack-quantized."""
 
     def quantise(weight: Tensor) -> tuple[Parts, Tensor]:
         outputs, inputs = weight.shape

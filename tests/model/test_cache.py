@@ -101,7 +101,7 @@ def test_entries_that_vanish_are_skipped(tmp_path: Path, monkeypatch: pytest.Mon
     stat = os.stat
 
     def late(path: object, **options: bool) -> os.stat_result:
-        """Another process is quicker."""
+        """Stat after another process has moved or removed the file."""
         if str(path).endswith("renamed/model.pt"):
             Path(str(path)).rename(tmp_path / "elsewhere")
         if str(path).endswith("gone"):

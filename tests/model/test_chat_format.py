@@ -122,7 +122,7 @@ def test_no_system_role() -> None:
 
 
 def test_no_generation_prompt() -> None:
-    """Without one, what precedes an old answer precedes a new one."""
+    """Text that precedes an old answer precedes a new one, if the template has no generation prompt."""
     pieces = chat_format(tokenizer(CHATML.partition("{% if add_generation_prompt")[0]))
     assert pieces is not None
     assert pieces.exact

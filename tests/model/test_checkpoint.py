@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
-from ramify.runtime.model.load import dummy_model, load_model
+from ramify.runtime.model.loading.load import dummy_model, load_model
+from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
 from .checkpoints import GEMMA2, Case, build, expected, prompt, save
 from .dense import logits
@@ -54,7 +54,7 @@ def test_shards(tmp_path: Path) -> None:
     "case", [LLAMA, Case("qwen3", "qwen3", {"head_dim": 16}), GEMMA2], ids=lambda case: case.name
 )
 def test_bfloat16_errs_no_more_than_transformers_does(case: Case, tmp_path: Path) -> None:
-    """Both against float32 arithmetic on the same rounded weights; twice its error is allowed."""
+    """Errors against float32 arithmetic on the same rounded weights: at most twice transformers'."""
     half = build(case, dtype=torch.bfloat16)
     files = save(half, tmp_path)
     ids = prompt()
@@ -191,7 +191,7 @@ def test_gemma_3_as_it_is_published() -> None:
 
 
 def test_phi_4_mini_as_it_is_published() -> None:
-    """Of its config.json what concerns positions."""
+    """The fields of its config.json that concern positions."""
     factors = [1.0 + index for index in range(48)]
     config = config_from_hf(
         SMALL

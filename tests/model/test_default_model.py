@@ -7,8 +7,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
-from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import Model, load_model
 from ramify.runtime.model.tokenizer.chat_format import chat_format, compose
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 

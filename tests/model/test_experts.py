@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.routing import Routing
-from ramify.runtime.model.config import Experts, Family
+from ramify.kernels.weights.routing import Routing
 from ramify.runtime.model.experts import MixtureOfExperts
+from ramify.runtime.model.shape.config import Experts, Family
 
 from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal, native
@@ -30,7 +30,7 @@ MIXTURES = [family for family, own in FAMILIES.items() if "expert_count" in own.
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_logits_equal_transformers(family: Family, tmp_path: Path) -> None:
-    """With experts that are not packed, and by packed ones in the compiled layer stack."""
+    """Experts that are not packed, and packed ones in the compiled layer stack."""
     reference = reference_of(family, tmp_path)
     for packed in (False, True):
         model = native(tmp_path, packed=packed, deterministic=packed)
@@ -53,7 +53,7 @@ def test_experts_in_one_tensor_are_read_like_one_tensor_for_each(tmp_path: Path)
 
 
 def test_the_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    """Cold, chunked, forked, retracted and from the cache, with all layers in one compiled call."""
+    """Requests that are cold, chunked, forked, retracted and cached, with all layers in one compiled call."""
     reference = reference_of("qwen2_moe", tmp_path)
     model = native(tmp_path, packed=True, deterministic=True)
     assert model.layer_weights() is not None
@@ -134,14 +134,14 @@ def test_experts_of_gguf_files_stay_packed_from_the_file_on(
     write_gguf(reference, path, "qwen3moe", matrices=GGMLQuantizationType.Q4_0, others=kinds, metadata=counts)
     wanted = logits(native(path), torch.arange(20))
     held: list[int] = []
-    keep = MixtureOfExperts._keep
+    keep = MixtureOfExperts.keep_rows
 
     def counting(self: MixtureOfExperts, *args: Any) -> bool:
         done = keep(self, *args)
         held.append(len(self._rows))
         return done
 
-    monkeypatch.setattr(MixtureOfExperts, "_keep", counting)
+    monkeypatch.setattr(MixtureOfExperts, "keep_rows", counting)
     model = native(path, quantization="gguf")
     assert len(held) == 2 * 8 * 3
     assert max(held) == 8  # the gates' 4-bit codes, until the up projections come

@@ -16,7 +16,7 @@ from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.model.loading.load import Model, load_model
 
 from .checkpoints import CASES, Case, build, expected, prompt, save
 from .dense import logits
@@ -58,7 +58,7 @@ def paged(model: Model, ids: torch.Tensor, kernels: Any) -> torch.Tensor:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", UNLIKE_LLAMA, ids=lambda case: case.name)
 def test_logits_from_pages_equal_transformers(case: Case, packed: bool, tmp_path: Path) -> None:
-    """By the compiled kernels, weights as they are and packed; by their twins."""
+    """Compiled kernels, with weights as they are and packed, and their twins."""
     reference = build(case)
     ids = prompt()
     wanted = expected(reference, ids)

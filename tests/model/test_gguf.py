@@ -15,18 +15,14 @@ from transformers import PreTrainedModel
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.model.gguf import blocks, weights
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.loading.load import read_config
 
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
+from .equality import native
 from .gguf_files import write_gguf
 
 LLAMA = Case("llama", "llama")
-
-
-def load(path: Path) -> torch.nn.Module:
-    return load_model(ModelFiles(name="tiny", weights=path, tokenizer=path.parent), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +43,7 @@ def test_logits_equal_transformers(case: Case, architecture: str, tmp_path: Path
     reference = build(case)
     write_gguf(reference, tmp_path / "tiny.gguf", architecture)
     ids = prompt()
-    model = load(tmp_path / "tiny.gguf")
+    model = native(tmp_path / "tiny.gguf")
     torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
     assert model.config.eos_token_ids == (2, 3)
     assert model.config.bos_token_id == 1
@@ -140,7 +136,7 @@ def test_metadata_that_changes_the_model(
     architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(case.model_type, case.model_type)
     write_gguf(reference, tmp_path / "tiny.gguf", architecture, metadata=metadata)
     ids = prompt()
-    model = load(tmp_path / "tiny.gguf")
+    model = native(tmp_path / "tiny.gguf")
     torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
 
 
@@ -151,7 +147,7 @@ def test_rope_factors_are_read_from_their_tensor(tmp_path: Path) -> None:
     )
     write_gguf(scaled, tmp_path / "tiny.gguf", "llama", rope_factors=np.full(4, 3.0))
     ids = prompt()
-    model = load(tmp_path / "tiny.gguf")
+    model = native(tmp_path / "tiny.gguf")
     assert model.config.rope.factors == (3.0,) * 4
     torch.testing.assert_close(logits(model, ids), expected(scaled, ids), atol=1e-4, rtol=0)
 
@@ -231,7 +227,7 @@ def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path) -> No
     ids = prompt()
     for name in names[:2]:
         torch.testing.assert_close(
-            logits(load(tmp_path / name), ids), expected(reference, ids), atol=1e-4, rtol=0
+            logits(native(tmp_path / name), ids), expected(reference, ids), atol=1e-4, rtol=0
         )
     (tmp_path / names[0]).rename(tmp_path / "alone.gguf")
     with pytest.raises(InvalidRequest, match="one of 3 files of a model, and is not named so"):
@@ -243,7 +239,7 @@ def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path) -> No
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "llama", drop="blk.1.attn_v.weight")
     with pytest.raises(InvalidRequest, match=r"lacks 1 of .* model\.layers\.1\.self_attn\.v_proj\.weight"):
-        load(tmp_path / "tiny.gguf")
+        native(tmp_path / "tiny.gguf")
 
 
 def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path) -> None:
@@ -253,10 +249,10 @@ def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     for size in (0, 3, 20, 1000, 60_000, len(whole) - 5000, len(whole) - 5):
         path.write_bytes(whole[:size])
         with pytest.raises(InvalidRequest, match=r"tiny\.gguf|ends inside"):
-            load(path)
+            native(path)
     path.write_bytes(b"PK\x03\x04" + whole[4:])
     with pytest.raises(InvalidRequest, match="not GGUF"):
-        load(path)
+        native(path)
 
 
 def test_a_relative_path_is_read_from_where_it_was_given(
@@ -266,7 +262,7 @@ def test_a_relative_path_is_read_from_where_it_was_given(
     write_gguf(reference, tmp_path / "tiny.gguf", "llama")
     monkeypatch.chdir(tmp_path)
     torch.testing.assert_close(
-        logits(load(Path("tiny.gguf")), prompt()), expected(reference, prompt()), atol=1e-4, rtol=0
+        logits(native(Path("tiny.gguf")), prompt()), expected(reference, prompt()), atol=1e-4, rtol=0
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ramify.runtime.model.experts import MixtureOfExperts
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.model.equality import assert_engine_equal, assert_logits_equal, native
 from tests.model.own_families import reference_of, write_gguf_of
 from tests.model.quantised_files import write_mxfp4
@@ -32,7 +32,7 @@ def test_logits_equal_transformers(saved: tuple[Any, Path]) -> None:
 
 
 def test_the_engine_gives_the_tokens_of_transformers(saved: tuple[Any, Path]) -> None:
-    """Cold, chunked, forked, retracted and from the cache, with all layers in one compiled call."""
+    """Requests that are cold, chunked, forked, retracted and cached, with all layers in one compiled call."""
     reference, folder = saved
     model = native(folder, packed=True, deterministic=True)
     assert model.layer_weights() is not None
@@ -41,7 +41,8 @@ def test_the_engine_gives_the_tokens_of_transformers(saved: tuple[Any, Path]) ->
 
 
 def test_a_folder_in_mxfp4_stays_packed(tmp_path: Path) -> None:
-    """As published: blocks, scales and biases of all experts of a layer. The values are the library's own."""
+    """The published form: blocks, scales and biases of all experts of a layer. The values are the library's
+    own."""
     reference = reference_of("gpt_oss")
     write_mxfp4(reference, tmp_path)
     model = native(tmp_path, quantization="checkpoint", packed=True, deterministic=True)
@@ -64,7 +65,7 @@ def test_gguf_files_with_sinks_and_packed_experts(tmp_path: Path) -> None:
 
 
 def test_the_published_config() -> None:
-    """Of gpt-oss-20b, without its quantisation."""
+    """The config of gpt-oss-20b, without its quantisation."""
     published = {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,

@@ -1,4 +1,4 @@
-"""gpt-oss's chat format: what is learned of its template, and how prompts are made by it."""
+"""gpt-oss's chat format: the pieces of its template, and the prompts made of them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 
 from ramify.errors import EngineError, InvalidRequest, NotFound, Unauthorized
-from ramify.runtime.model.hub import resolve
+from ramify.runtime.inspect import resolve
 from ramify.runtime.model.hub.names import HubName, by_preference, named, parsed, quants_of
 
 from ..hub_server import COMMIT, HubServer, hub_server
@@ -196,7 +196,7 @@ def test_what_the_hub_refuses_is_said(hub: HubServer, monkeypatch: pytest.Monkey
 
 def test_the_environment_names_another_hub(hub: HubServer, tmp_path: Path) -> None:
     code = (
-        "import sys; from ramify.runtime.model.hub import resolve; resolve.tokenizer_of = lambda path: path; "
+        "import sys; from ramify.runtime.inspect import resolve; resolve.tokenizer_of = lambda path: path; "
     )
     code += "print(resolve.resolve(sys.argv[1]).weights)"
     hub.gated["someone/tiny-GGUF"] = "hf_other"

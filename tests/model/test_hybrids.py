@@ -20,10 +20,10 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.config import Family, ModelConfig
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.config import Family, ModelConfig
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 from . import quantised_files as files
 from .checkpoints import expected, save
@@ -106,7 +106,7 @@ def test_int8_weights_stay_close(checkpoint: tuple[Any, ModelFiles]) -> None:
 
 
 def test_the_engine_gives_transformers_tokens(tmp_path: Path) -> None:
-    """Cold, chunked, forked, retracted and from the cache."""
+    """Requests that are cold, chunked, forked, retracted and from the cache."""
     reference = build_hybrid(DENSE)
     reference.save_pretrained(tmp_path)
     assert_engine_equal(reference, native(tmp_path))
@@ -118,7 +118,7 @@ def test_adapters_of_all_projections_equal_merged_weights(tmp_path: Path) -> Non
 
 
 def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
-    """And without the layers that predict further tokens."""
+    """The checkpoint has layers that predict further tokens as well, which are left out."""
     text = build_hybrid(DENSE)
     saved = save(text, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -141,12 +141,12 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "shared_expert_intermediat
 def from_gguf(reference: Any, path: Path, architecture: str, form: Any = "none", **options: Any) -> Any:
     path.unlink(missing_ok=True)
     write_gguf(reference, path, architecture, nextn=True, **options)
-    return load_model(ModelFiles("tiny", path, path.parent), dtype=torch.float32, quantization=form)
+    return native(path, quantization=form)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_gguf_files(family: Family, tmp_path: Path) -> None:
-    """Without their layers for multi-token prediction."""
+    """Files whose layers for multi-token prediction are left out."""
     form = FAMILIES[family].gguf
     architecture, reference = form.architecture, reference_of(family, **BLOCKS, **form.options)
     path, alone = tmp_path / "tiny.gguf", [[0, 40], [0, 26]]
@@ -163,7 +163,7 @@ def test_gguf_files(family: Family, tmp_path: Path) -> None:
     }
     wanted = logits(from_gguf(reference, path, architecture, **types), ops("cpu"), alone)[0]
     model = from_gguf(reference, path, architecture, "gguf", **types)
-    model.use(ops("cpu"))
+    model.use_kernels(ops("cpu"))
     first = model.get_submodule("layers.0")
     assert [part.format for part in first.projection.packed] == ["int4", "int8"]
     assert len(first.output.packed[0].order) == (0 if architecture == "qwen3next" else 128)
@@ -181,9 +181,7 @@ def test_rows_in_another_order_keep_their_scales(method: str, tmp_path: Path) ->
         quantise = files.gptq(4, 32, symmetric=False, ordered=True)
     reference = build_hybrid(NEXT, **BLOCKS, num_experts=0)
     reference = files.write(reference, tmp_path, config, quantise)
-    model = load_model(
-        ModelFiles("tiny", tmp_path, tmp_path), dtype=torch.float32, quantization="checkpoint", packed=True
-    )
+    model = native(tmp_path, quantization="checkpoint", packed=True)
     (projection,) = model.get_submodule("layers.0").projection.packed
     assert projection.format == ("fp8" if method == "fp8" else "int4")
     got = logits(model, ops("cpu"), [[0, 40], [0, 26]])[0]

@@ -18,17 +18,16 @@ from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_dtype
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, CPU_BYTES, states_in
-from ramify.runtime.inspect import fit, report
+from ramify.runtime.inspect import fit, report, resolve
 from ramify.runtime.inspect.machine import Machine, bytes_of, this_machine
 from ramify.runtime.inspect.report import WORKSPACE, Inspection, inspected
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub import resolve
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import load_model, read_config
-from ramify.runtime.model.shard import part_of
-from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.loading.load import load_model, read_config
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.shard import part_of
+from ramify.runtime.model.shape.state_shape import StateShape
 from ramify.runtime.quantize.folder import write_folder
 
 from ..hub_server import HubServer
@@ -42,7 +41,7 @@ from .test_resolve import save_tokenizer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"head_dim": 32, "vocab_size": 320, "num_hidden_layers": 2}
-"""Multiples of a panel, so that nothing is padded."""
+"""Sizes that are multiples of a panel, so that nothing is padded."""
 CPU = Machine("cpu", "a CPU", 8 << 30, "bfloat16")
 CUDA = Machine("cuda", "a GPU", 8 << 30, "bfloat16")
 
@@ -178,7 +177,7 @@ def test_states_are_counted_as_the_engine_makes_them() -> None:
         context_length=1 << 18, windows=(0,) * 12, states=states,
     )  # fmt: skip
     slots = states_in(EngineConfig(max_running=128), shape, CPU_BYTES, torch.device("cpu"))
-    facts, problem = report._kv(shape, CPU, EngineConfig(max_running=128, page_size=16), "bfloat16", 0)
+    facts, problem = report.kv_facts(shape, CPU, EngineConfig(max_running=128, page_size=16), "bfloat16", 0)
     room = int(0.9 * CPU.memory) - WORKSPACE - (slots + 1) * states.bytes
     assert (problem, slots) == (None, 13)
     assert facts["kv_tokens_at_most"] == room // facts["kv_bytes_per_token"]

@@ -1,4 +1,4 @@
-"""Which adapters are read, and what is refused by name."""
+"""Adapters that are read, and refusals by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.lora_names import same_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.model.lora.peft import read_adapter
 from tests.model.adapters import write_adapter
 from tests.runtime.tiny import write_model

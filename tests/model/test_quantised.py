@@ -14,23 +14,20 @@ import pytest
 import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.packed import pack, unpack
-from ramify.kernels.quantised import QuantisedWeight, multiplies_float8
 from ramify.kernels.reference.float8 import float8_matmul
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
-from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.kernels.weights.packed import pack, unpack
+from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import load_model
 from ramify.runtime.model.quantised import reader, schemes
-from ramify.runtime.model.quantised.config import quantised_of
 from ramify.runtime.model.quantization import resolve_quantization
+from ramify.runtime.model.shape.quantised_config import quantised_of
 
 from . import quantised_files as files
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
+from .equality import compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -102,32 +99,18 @@ SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
 LLAMA = Case("", "llama", {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4})
 
 
-def loaded(folder: Path, quantization: str, *, for_gpu: bool = False) -> Model:
-    model = load_model(
-        ModelFiles("tiny", folder, folder),
-        dtype=torch.float32,
-        quantization=quantization,  # type: ignore[arg-type]
-        packed=not for_gpu,
-        quantised=for_gpu,
-    )
-    linear = ops("cpu").linear
-    assert linear is not None
-    assert isinstance(model, Model)
-    model.use_linear(linear)
-    return model
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
-    """Packed, laid out for a GPU and dequantised, as transformers computes with the formula's values. One is
-    left alone."""
+    """Logits of packed, laid out and dequantised weights are transformers' with the formula's values.
+
+    One matrix is left unquantised."""
     config, quantise, form = SCHEMES[name]
     reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
     ids = prompt()
     wanted = expected(reference, ids)
     deviation = wanted.std().item()
-    packed, plain = loaded(tmp_path, "checkpoint"), loaded(tmp_path, "none")
-    for_gpu = loaded(tmp_path, "checkpoint", for_gpu=True)
+    packed, plain = compiled(tmp_path, "checkpoint", packed=True), compiled(tmp_path, "none", packed=True)
+    for_gpu = compiled(tmp_path, "checkpoint", quantised=True)
     for layer in packed.layers:
         (attention,) = layer.qkv.packed
         assert attention.format == form
@@ -148,7 +131,7 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path
 
 
 def rounding(x: torch.Tensor, weight: QuantisedWeight, *given: Any, **options: Any) -> torch.Tensor:
-    """As the kernel of this name, by the twins."""
+    """Rounding of activations as the kernel of this name has it, by the twins."""
     chosen = float8_matmul if multiplies_float8(weight) else quantised_matmul
     return chosen(x, weight, *given, **options)
 
@@ -159,7 +142,7 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(name: str, tmp_pat
     deviation, whatever the noise is."""
     config, quantise, _ = SCHEMES[name]
     reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
-    model, ids = loaded(tmp_path, "checkpoint", for_gpu=True), prompt()
+    model, ids = compiled(tmp_path, "checkpoint", quantised=True), prompt()
     wanted = expected(reference, ids)
     seen = {
         multiplies_float8(weight)
@@ -175,7 +158,8 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(name: str, tmp_pat
 
 
 def test_a_checkpoint_of_weights_alone_keeps_its_activations() -> None:
-    """FP8 without activations (W8A16), int8, and of two groups the one that says so."""
+    """Activations stay with FP8 weights alone (W8A16), with int8, and in a group without input
+    activations."""
     weights_only = files.compressed("float-quantized", {**files.FLOAT, "strategy": "channel"})
     groups = {
         "a": {"targets": ["Linear"], "weights": files.FLOAT, "input_activations": DYNAMIC},
@@ -248,8 +232,9 @@ def test_a_packed_model_is_never_expanded_as_a_whole(tmp_path: Path) -> None:
     code = """
 import resource, sys, torch
 from pathlib import Path
-from ramify.runtime.model import load, packed_cache
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model import packed_cache
+from ramify.runtime.model.loading import load
+from ramify.runtime.model.checkpoint import ModelFiles
 packed_cache.CACHED_FROM = 1 << 60
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -304,7 +289,7 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
 
 
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """A group size that is not the matrices', and an order whose groups are not of that size."""
+    """Refusals of a group size other than the matrices', and of an order whose groups have another size."""
     for config, quantise, words in (
         (
             files.compressed("pack-quantized", files.integers(4, 128)),
@@ -315,7 +300,7 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         files.write(build(LLAMA), tmp_path, config, quantise)
         with pytest.raises(InvalidRequest, match=words):
-            loaded(tmp_path, "checkpoint")
+            compiled(tmp_path, "checkpoint", packed=True)
 
 
 Parts = dict[str, torch.Tensor]
@@ -325,7 +310,7 @@ def rows_of(name: str, parts: Parts, config: dict[str, Any]) -> Rows:
     known = quantised_of({"quantization_config": config})
     assert known is not None
     names = {part: f"{name}.{part}" for part in parts}
-    ((_, rows), *_) = reader._module(name, names, lambda full: parts[full.rpartition(".")[2]], known)
+    ((_, rows), *_) = reader.matrix_tensors(name, names, lambda full: parts[full.rpartition(".")[2]], known)
     assert isinstance(rows, Rows)
     return rows
 

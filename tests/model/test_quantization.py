@@ -16,21 +16,22 @@ from gguf.quants import dequantize
 
 from ramify import cache
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.kernels.packed import pack, unpack
-from ramify.kernels.registry import ops
-from ramify.kernels.rows import Rows
-from ramify.runtime.model import load, packed_cache
+from ramify.kernels.weights.packed import pack, unpack
+from ramify.kernels.weights.rows import Rows
+from ramify.runtime.model import packed_cache
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf import blocks
 from ramify.runtime.model.gguf.blocks import rows_of
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.weights import tensors_in_file
-from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.model.loading import load
+from ramify.runtime.model.loading.load import Model, load_model
 from ramify.runtime.model.quantization import resolve_quantization
 
 from .checkpoints import Case, build, expected, prompt, save
 from .dense import logits
+from .equality import compiled, native
 from .gguf_files import SCALES_AT, random_blocks, write_gguf
 
 pytestmark = pytest.mark.slow
@@ -44,7 +45,7 @@ GEMMA2 = Case("gemma2", "gemma2", {**SHAPE, "head_dim": 16, "initializer_range":
 
 @pytest.mark.parametrize("kind", SCALES_AT)
 def test_blocks_stand_for_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any bytes at all give, to the bit, what `gguf` makes of them."""
+    """Random bytes give the same numbers as `gguf` makes of them, to the bit."""
     monkeypatch.setattr(blocks, "CHUNK", 1024)
     type_ = GGMLQuantizationType[kind]
     shape = (40, 3 * GGML_QUANT_SIZES[type_][0])
@@ -97,16 +98,10 @@ def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
         assert isinstance(entry, torch.Tensor if plain else Rows), name
 
 
-def loaded(
-    path: Path, quantization: str, dtype: torch.dtype = torch.float32, *, flushed: bool = True, **options: Any
-) -> Model:
-    files = ModelFiles(name="tiny", weights=path, tokenizer=path.parent)
-    model = load_model(files, dtype=dtype, quantization=quantization, packed=True, **options)
-    if flushed:
-        cache.finish()
-    linear = ops("cpu").linear
-    assert linear is not None
-    model.use_linear(linear)
+def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+    """The packed model, once its copy is on disk."""
+    model = compiled(path, quantization, dtype=dtype, packed=True, **options)
+    cache.finish()
     return model
 
 
@@ -126,7 +121,7 @@ def test_a_gguf_file_as_it_is(case: Case, kind: str, mix: dict, tmp_path: Path) 
     write_gguf(build(case), path, case.model_type, matrices=GGMLQuantizationType[kind], others=mix)
     ids = prompt()
     model = loaded(path, "gguf")
-    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    wanted = logits(native(path), ids)
     torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
     assert model.packed_head is not None
     assert model.packed_head.format == ("int4" if kind.startswith("Q4") else "int8")
@@ -156,7 +151,7 @@ def test_a_gguf_file_of_many_types(tied: bool, tmp_path: Path) -> None:
     write_gguf(reference, path, "llama", others=types, random=True)
     ids = prompt()
     wanted = expected(reference, ids)
-    plain = load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32)
+    plain = native(path)
     deviation = wanted.std().item()
     torch.testing.assert_close(logits(plain, ids), wanted, atol=1e-4 * deviation, rtol=0)
     model = loaded(path, "gguf")
@@ -169,13 +164,13 @@ def test_a_gguf_file_of_many_types(tied: bool, tmp_path: Path) -> None:
 
 
 def test_a_gelu_gate_is_no_part_of_its_packed_product(tmp_path: Path) -> None:
-    """Norms come with an offset, and the gate is not the one that the kernels know."""
+    """Gemma 2: norms with an offset, and a gate that the kernels do not have."""
     path = tmp_path / "tiny.gguf"
     write_gguf(build(GEMMA2), path, "gemma2", matrices=GGMLQuantizationType.Q8_0)
     ids = prompt()
     model = loaded(path, "gguf")
     assert [weight.gated for weight in model.layers[0].mlp.gate_up.packed] == [False]
-    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    wanted = logits(native(path), ids)
     torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
 
 
@@ -186,7 +181,7 @@ def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
     path = save(build(case), tmp_path).weights
     ids = prompt()
     model = loaded(path, form)
-    plain = load_model(ModelFiles("tiny", path, path), dtype=torch.float32)
+    plain = native(path)
     exact = logits(plain, ids)
     for ours, theirs in zip(model.modules(), plain.modules(), strict=True):
         if isinstance(ours, Linear):
@@ -202,7 +197,7 @@ def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
 def test_bfloat16_is_packed_and_changes_nothing_else(tmp_path: Path) -> None:
     path = save(build(QWEN2), tmp_path).weights
     ids = prompt()
-    exact = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.float32), ids)
+    exact = logits(native(path), ids)
     plain = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.bfloat16), ids)
     model = loaded(path, "none", torch.bfloat16)
     assert model.packed_head is not None
@@ -280,7 +275,7 @@ def test_a_model_does_not_wait_for_the_disk(
 ) -> None:
     go_on, flush = threading.Event(), cache._flush
     monkeypatch.setattr(cache, "_flush", lambda path: (go_on.wait(30), flush(path)))
-    model = loaded(written(LLAMA, tmp_path), "gguf", flushed=False)
+    model = compiled(written(LLAMA, tmp_path), "gguf", packed=True)
     (unfinished,) = entries(home)
     assert unfinished.name.startswith("."), "it is not on disk yet"
     go_on.set()

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from ramify.cli.main import FAILED, main
 from ramify.errors import UnsupportedField
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.header import raw_fields, read_header
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import read_config
+from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.quantize import folder, gguf_file, quality
 from ramify.runtime.quantize.errors import class_of
 from ramify.runtime.quantize.folder import write_folder
@@ -81,7 +81,7 @@ def test_metadata_and_tokenizer_come_along(source: Path, tmp_path: Path) -> None
 
 
 def unpacked(tensors: dict[str, torch.Tensor], name: str, bits: int, group: int) -> torch.Tensor:
-    """By compressed-tensors' description of pack-quantized, number by number."""
+    """The numbers of a tensor by compressed-tensors' description of pack-quantized, one by one."""
     outputs, inputs = tensors[f"{name}_shape"].tolist()
     words = tensors[f"{name}_packed"].numpy().view(np.uint32)
     scale, zeros = tensors[f"{name}_scale"].float(), tensors.get(f"{name}_zero_point")

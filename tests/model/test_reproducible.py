@@ -1,4 +1,4 @@
-"""By default on the CPU the bits of an output are those of the request alone: eight families, eight formats.
+"""The default on the CPU: bits of an output depend on the request alone, in eight families and eight formats.
 
 Requests of six kinds come one after the other while others run. The pages are few, the chunks short, prefixes
 shared, some requests aborted, others retracted, and speculation drafts.
@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ramify.engine_messages import Abort, ChoiceTokens, LoadLora
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
 
@@ -65,7 +65,8 @@ CASES: dict[str, tuple[str, Write, str, Quantization]] = {
 
 
 def requests() -> list[dict[str, Any]]:
-    """Six kinds over prompts that share beginnings, some of which repeat themselves, for prompt lookup."""
+    """Requests of six kinds, over prompts that share beginnings; some repeat themselves, for prompt
+    lookup."""
     rng = random.Random(3)
 
     def ids(count: int) -> list[int]:
@@ -96,7 +97,7 @@ def bits(result: Result) -> tuple[Any, ...]:
 
 
 def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> list[Result]:
-    """All of them, six at a time; every sixth is aborted soon after, and submitted once more."""
+    """Answers to all requests, six at a time; every sixth is aborted soon after, and submitted once more."""
     rng = random.Random(seed)
     order = list(range(len(wanted)))
     rng.shuffle(order)

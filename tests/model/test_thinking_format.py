@@ -1,4 +1,4 @@
-"""What is learned of a template's thinking, for the templates of well-known families."""
+"""Marks of thinking that are learned from the templates of well-known families."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_templates_without_a_sign_of_thinking(name: str) -> None:
 
 
 def test_a_template_that_only_strips_thoughts() -> None:
-    """Models without a switch, whose thoughts begin when they like."""
+    """Templates without a switch: their models begin thoughts by themselves."""
     source = TEMPLATES["smollm2"].replace("message['content']", "message['content'].split('</think>')[-1]")
     found = chat_format(tokenizer(source))
     assert found is not None

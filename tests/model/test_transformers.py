@@ -1,4 +1,4 @@
-"""Models whose code is in transformers, on our KV pages: what the library computes itself."""
+"""Models whose code is in transformers compute on our KV pages what the library computes itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import Family, ModelConfig
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.config import ARCHITECTURES
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape
+from ramify.runtime.model.loading.load import check_transformers, dummy_model, load_model, read_shape
+from ramify.runtime.model.shape.config import Family, ModelConfig
 from ramify.runtime.model.transformers.trace import shape_of
 from tests.model.architectures import save_tiny, tiny_config
 from tests.model.equality import assert_engine_equal, assert_logits_equal, loaded
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("model_type", DENSE + MOE + OURS + SINKS)
 def test_equal_to_transformers(model_type: str, tmp_path: Path) -> None:
-    """All logits of packed chunks, and the tokens of the whole engine."""
+    """Logits of packed chunks, and the tokens of the whole engine."""
     reference = save_tiny(tiny_config(model_type), tmp_path)
     model = loaded(tmp_path)
     assert_logits_equal(reference, model)
@@ -163,7 +163,8 @@ def test_a_shorter_context(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_says_what_is_refused() -> None:
-    """Its tables are checked by the runs that wrote them; here only that nothing moved between them."""
+    """The page's tables are checked by the runs that wrote them; here only that nothing moved between
+    them."""
     page = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
     own, others = page.partition("<!-- models:")[2].split("| family by transformers' code |")
     served, refused = others.split("| refused, because | families |")

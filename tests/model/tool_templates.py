@@ -68,4 +68,4 @@ TOOL_TEMPLATES = {
     "mistral-spaced": MISTRAL_SPACED,
     "generic": QWEN_CODER,
 }
-"""By the name of the format that they are written in."""
+"""Format of tool calls → a template that writes it."""

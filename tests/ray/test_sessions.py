@@ -32,7 +32,7 @@ from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import EngineHost
 from ramify.ray.remote_engine import RemoteEngine
 from ramify.ray.snapshots import RemoteSnapshots
-from ramify.ray.wire import NoSession, decode_item, encode_message, session_id
+from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents
 
@@ -181,9 +181,10 @@ class Reader:
         )
 
 
-async def opened(calls: Calls, *names: str) -> tuple[FakeEngine, list[Reader]]:
+async def opened(calls: Calls, *frontends: str) -> tuple[FakeEngine, list[Reader]]:
+    """An engine core, and the first session of each frontend."""
     engine = await calls.add("a")
-    readers = [Reader(calls.hosts["a"], name) for name in names]
+    readers = [Reader(calls.hosts["a"], session_id(name, 0)) for name in frontends]
     await until(lambda: all(reader.got for reader in readers))
     return engine, readers
 
@@ -282,7 +283,7 @@ async def test_clients_may_give_the_ids_of_heartbeats_and_of_other_frontends_req
 
 async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
     """A stream that breaks on the frontend's side alone leaves its session behind on the replica."""
-    engine, (old, other) = await opened(Calls(), session_id("f", 0), session_id("g", 0))
+    engine, (old, other) = await opened(Calls(), "f", "g")
     old.send(Generate(rid="r"))
     other.send(Generate(rid="s"))
     await until(lambda: engine.rids() == ["r", "s"])
@@ -303,6 +304,24 @@ async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
         reader.task.cancel()
 
 
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+async def test_of_sessions_that_wait_for_the_engine_only_the_newest_lives(numbers: tuple[int, int]) -> None:
+    """Both were opened while the engine core was down; the calls may overtake one another."""
+    calls = Calls()
+    engine = await calls.add("a")
+    engine.died(WorkerDied("dead"))
+    readers = {number: Reader(calls.hosts["a"], session_id("f", number)) for number in numbers}
+    await asyncio.sleep(0)
+    engine.restarted()
+    await readers[0].task
+    await until(lambda: readers[1].got)
+    assert readers[0].got[-1] == Goodbye(reason="The frontend has a newer session.")
+    engine.receive(TreeChange(epoch=1, number=1, added=(5,)))
+    await until(lambda: len(readers[1].got) == 2)
+    assert not await calls.hosts["a"].send(readers[0].name, 1, encode_message(GetTree()))
+    readers[1].task.cancel()
+
+
 async def test_an_engine_that_is_gone_fails_the_health_check() -> None:
     calls = Calls()
     engine = await calls.add("a")
@@ -318,7 +337,7 @@ async def test_an_engine_that_is_gone_fails_the_health_check() -> None:
 async def test_what_is_no_message_is_refused() -> None:
     _, (one,) = await opened(Calls(), "one")
     wrong = msgspec.msgpack.encode({"type": "Generate", "rid": "wrong", "scope": 7})
-    assert await one.host.send("one", 1, wrong)
+    assert await one.host.send(one.name, 1, wrong)
     await until(lambda: len(one.got) == 2)
     assert isinstance(one.got[1], Failed)
     assert (one.got[1].rid, "scope" in one.got[1].error.message) == ("wrong", True)

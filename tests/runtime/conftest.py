@@ -19,8 +19,8 @@ def tiny_model(tiny_folder: Path) -> Any:
     """The tiny model, as the engine loads it, in float32."""
     import torch
 
-    from ramify.runtime.model.hub.resolve import ModelFiles
-    from ramify.runtime.model.load import load_model
+    from ramify.runtime.model.checkpoint import ModelFiles
+    from ramify.runtime.model.loading.load import load_model
 
     return load_model(
         ModelFiles(name="tiny", weights=tiny_folder, tokenizer=tiny_folder), dtype=torch.float32

@@ -24,8 +24,8 @@ from ramify.runtime.executor.memory import states_in
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler

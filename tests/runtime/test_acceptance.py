@@ -1,4 +1,4 @@
-"""When a draft token is worth its row."""
+"""Acceptance rates, by which a draft token is worth its row or not."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.runtime.local import LocalScheduler
 
 DECODING = 8
 Machine = Callable[[int, int], float]
-"""The seconds of a step of some rows of decoding requests and some prompt tokens."""
+"""(decoding rows, prompt tokens) → seconds of a step."""
 
 
 def plain(rows: int, prompt: int) -> float:
@@ -78,7 +78,7 @@ def test_a_machine_that_slows_down_gets_shorter_chunks() -> None:
 
 
 class Clock:
-    """Seconds of a machine on which a step takes `plain` seconds."""
+    """The clock of a machine on which a step takes `plain` seconds."""
 
     now = 0.0
 

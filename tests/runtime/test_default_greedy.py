@@ -1,4 +1,4 @@
-"""On the default model's real weights in float32, logits and greedy output are transformers'."""
+"""Logits and greedy output of the default model's real weights in float32 are transformers'."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.engine import Engine
-from ramify.runtime.model.hub.resolve import resolve
-from ramify.runtime.model.load import load_model
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
 from tests.model.checkpoints import expected as expected_logits
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(400)]
 
 TOKENS = 16
 FEW_PAGES = 30
-"""Of 8 tokens: room for the longest request, and for little beside it."""
+"""Pages of 8 tokens: room for the longest request, and for little beside it."""
 STORY = "Once upon a time there was a lighthouse keeper who collected clocks. " * 6
 TEXTS = [
     "The capital of France is",

@@ -1,4 +1,4 @@
-"""With `deterministic`, an output has the same bits whatever runs beside it, in any chunks, cached or not."""
+"""Deterministic mode: an output has the same bits whatever runs beside it, in any chunks, cached or not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
 
@@ -23,7 +23,7 @@ FORMATS: list[tuple[str, Quantization]] = [("float32", "none"), ("bfloat16", "no
 
 
 def make_prompts() -> list[list[int]]:
-    """Forks of one prompt at odd places, one a prefix of another, and strangers."""
+    """Prompts: forks of one at odd places, one that is a prefix of another, and unrelated ones."""
     rng = random.Random(5)
     trunk = [rng.randrange(256) for _ in range(90)]
     forks = [trunk[:length] + [rng.randrange(256) for _ in range(3)] for length in (17, 41, 64)]
@@ -38,7 +38,7 @@ def local(model: Any, dtype: str, **options: Any) -> LocalScheduler:
 
 
 def bits(results: Sequence[Result]) -> list[tuple[list[int], list[Any]]]:
-    """Tokens with their log-probabilities to the last bit: more than that no token changes."""
+    """Tokens and log-probabilities to the last bit, which is stricter than equal tokens."""
     return [(result.ids, result.logprobs) for result in results]
 
 

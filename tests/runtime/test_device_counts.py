@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels import device_counts, sampling_inputs
-from ramify.kernels.device_counts import DeviceCounts
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, TokenCounts
-from ramify.kernels.transfers import to_device
-from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.sampler import HostSampler
+from ramify.kernels.arguments import device_counts, sampling_inputs
+from ramify.kernels.arguments.device_counts import DeviceCounts
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, TokenCounts
+from ramify.kernels.machine.transfers import to_device
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
 from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_healing import vocabulary
@@ -43,7 +42,7 @@ class Text:
 
 
 def edited(edits: LogitEdits | None, rows: int) -> torch.Tensor:
-    """The three amounts of each logit, (3, rows, VOCAB): what an edit is, whatever the order."""
+    """Edits as amounts of each logit, (3, rows, VOCAB), which do not depend on their order."""
     found = torch.full((3, rows, VOCAB), torch.nan)
     if edits is not None:
         row, token = edits.places.long()
@@ -72,7 +71,7 @@ def test_edits_are_those_of_the_host(seed: int) -> None:
             rows += [row, *([None] if rng.random() < 0.2 else [])]
         found = device.edits(rows)
         assert (found is None) == all(row is None for row in rows)
-        expected = LogitEdits.of([row or RowEdits() for row in rows])
+        expected = LogitEdits.from_rows([row or RowEdits() for row in rows])
         torch.testing.assert_close(
             edited(found, len(rows)), edited(expected, len(rows)), rtol=0, atol=0, equal_nan=True
         )
@@ -114,7 +113,7 @@ def test_the_pool_holds_what_lives(monkeypatch: pytest.MonkeyPatch) -> None:
             device.edits([text.row()])
         once: list[RowEdits | None] = [Text(rng, 100, repetition_penalty=1.2).row() for _ in range(4)]
         device.edits(once)
-    assert device._pool.shape[1] <= 4 * 2 * 110
+    assert device.pool.shape[1] <= 4 * 2 * 110
 
 
 def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
@@ -131,7 +130,7 @@ def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
         local.run()
         if sampler is None:
             assert isinstance(local.runner.sampler, DeviceSampler)
-            assert local.runner.sampler._counts._pool.numel()
+            assert local.runner.sampler.counts.pool.numel()
         found.append([(each.ids, each.finish) for each in local.results.values()])
     assert found[0] == found[1]
 

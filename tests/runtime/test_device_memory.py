@@ -1,4 +1,4 @@
-"""Devices, backends and memory: what a configuration comes to, and what is refused by name."""
+"""Devices, backends and memory: the numbers that a configuration gives, and refusals by name."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_fp8_pages_are_where_there_is_float8(
 
 
 def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> None:
-    """In the same memory, against pages of bfloat16; and logits near those of float32 pages."""
+    """Twice the pages of bfloat16 in the same memory, with logits near those of float32 pages."""
     shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
     assert 2 * page_bytes(shape, 16, torch.float8_e4m3fn) == page_bytes(shape, 16, torch.bfloat16)
     for kept in ("auto", "fp8"):
@@ -172,7 +172,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
 
 
 def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a device's counters that charge a byte for every token of a pass."""
+    """A device whose counters charge a byte for every token of a pass."""
     peak = [0]
     forward = Runner.forward
 
@@ -192,7 +192,7 @@ def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.Mon
         monkeypatch.setattr(torch.cuda, name, value)
     for chunk, prefill in ((100, 100), (4096, tiny_model.config.context_length)):
         config = EngineConfig(dtype="float32", chunk_tokens=chunk, max_running=24, page_size=16)
-        memory = build._measured(config, tiny_model, ops("cpu"), torch.float32, CPU)
+        memory = build.measured_memory(config, tiny_model, ops("cpu"), torch.float32, CPU)
         assert memory == DeviceMemory(total=100, used=70, workspace=prefill + 24)
 
 

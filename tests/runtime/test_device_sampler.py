@@ -1,4 +1,4 @@
-"""Sampling where the logits are, beside sampling on the host: the same tokens and log-probabilities."""
+"""Sampling on the device gives the tokens and log-probabilities of sampling on the host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling_inputs import TokenCounts
-from ramify.runtime.executor.device_sampler import DeviceSampler
-from ramify.runtime.executor.sampler import HostSampler, SamplingRow
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, SamplingRow
 from ramify.sampling_params import SamplingParams
 
 VOCAB = 700
@@ -33,7 +32,7 @@ def rows_of(options: list[dict[str, Any]], *, masked: bool, banned: bool) -> lis
         SamplingRow(
             params=SamplingParams(**each).check(),
             uniform=rng.random(),
-            counts=TokenCounts.of(numbers.integers(0, VOCAB, 30).astype(np.int32), 11),
+            counts=TokenCounts.from_ids(numbers.integers(0, VOCAB, 30).astype(np.int32), 11),
             mask=mask[index] if masked and index % 2 else None,
             banned=(5, 6) if banned and index % 3 == 0 else (),
         )
@@ -49,7 +48,7 @@ def test_as_on_the_host(options: list[dict[str, Any]], masked: bool, banned: boo
     device = DeviceSampler(ops("torch").sampling, torch.device("cpu"))  # type: ignore[arg-type]
     logits = 3 * torch.randn(len(rows), VOCAB)
     asked = list(range(0, len(rows), 2))
-    drawings = [sampler.begin(logits.clone(), rows, asked, 4) for sampler in (HostSampler(), device)]
+    drawings = [sampler.begin_draw(logits.clone(), rows, asked, 4) for sampler in (HostSampler(), device)]
     assert torch.equal(drawings[0].tokens, drawings[1].tokens)
     (expected, expected_logprobs), (tokens, logprobs) = (drawing.result() for drawing in drawings)
     assert tokens == expected
@@ -75,4 +74,4 @@ def test_known_tokens() -> None:
 def test_without_log_probabilities_none_come() -> None:
     rows = rows_of(OPTIONS[:2], masked=False, banned=False)
     device = DeviceSampler(ops("torch").sampling, torch.device("cpu"))  # type: ignore[arg-type]
-    assert device.begin(torch.randn(2, VOCAB), rows, [], 0).result()[1] == []
+    assert device.begin_draw(torch.randn(2, VOCAB), rows, [], 0).result()[1] == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ramify.errors import NotFound
-from ramify.runtime.engine import Engine
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.engine.engine import Engine
+from ramify.runtime.inspect.resolve import resolve
 
 pytestmark = pytest.mark.slow
 

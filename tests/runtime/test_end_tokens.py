@@ -12,11 +12,11 @@ import torch
 
 from ramify.constraint import json_schema
 from ramify.errors import UnsupportedField
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.report import inspected
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model, read_shape
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model, read_shape
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from tests.runtime.local import LocalScheduler
 

@@ -29,7 +29,7 @@ from ramify.errors import (
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet import supervisor
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.prestart import ROLES
@@ -335,7 +335,7 @@ SCRIPT = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from ramify.runtime.processes.chunks import joined
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
 print(engine._frontend._ring._ring._directory, flush=True)
 engine.complete("x", max_tokens=2)

@@ -26,7 +26,7 @@ from ramify.errors import (
 )
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.loras import LoadedLora

@@ -15,7 +15,8 @@ TOKENS = 24
 
 
 def make_prompts() -> list[list[int]]:
-    """Short and long ones, some sharing prefixes at odd lengths, one a prefix of another, two equal."""
+    """Prompts, short and long: some share prefixes at odd lengths, one is a prefix of another, two are
+    equal."""
     rng = random.Random(7)
     base = [rng.randrange(256) for _ in range(120)]
     prompts = [[rng.randrange(256) for _ in range(length)] for length in (1, 2, 15, 16, 17, 63, 130)]

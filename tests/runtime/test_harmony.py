@@ -105,7 +105,7 @@ def test_a_format_is_that_of_the_final_channel(local: Local) -> None:
 
 @pytest.mark.parametrize("effort", [None, "none"])
 def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
-    """Its arguments keep to their schema, with thoughts before it and without."""
+    """The call's arguments keep to their schema, with thoughts before it and without."""
     more = {} if effort is None else {"reasoning_effort": effort}
     text, turn = local.chat(
         messages=MESSAGES,
@@ -123,7 +123,7 @@ def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
 
 
 def test_a_short_turn_that_may_call_is_cut(local: Local) -> None:
-    """Nobody has asked for a whole answer, so that few tokens are no error. Each token is a byte."""
+    """A turn without constraint may end early: few tokens are no error. Each token is a byte."""
     _, turn = local.chat(most=len("_analysis_") + 4, messages=MESSAGES, tools=[TOOL])
     assert not turn.called
     assert local.results[f"c{len(local.results) - 1}"].finish == Finish(reason="length")
@@ -184,7 +184,7 @@ def alphabet(text: str) -> str:
 @pytest.mark.parametrize("case", QUOTED)
 @pytest.mark.parametrize("stop", [(), ("<|en!", "ed|>")])
 def test_text_that_spells_marks_is_text(local: Local, case: str, stop: tuple[str, ...]) -> None:
-    """However the output is cut, and where stop strings hold text back."""
+    """Marks in text stay text however the output is cut, also where stop strings hold text back."""
     kind = TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY)
     for size in (1, 5, 10_000):
         chunks = chunks_of(local, case, size, stop)
@@ -220,7 +220,7 @@ def test_a_turn_that_goes_on_after_a_death_keeps_its_marks(local: Local) -> None
 
 
 def test_only_the_control_tokens_are_marks(local: Local) -> None:
-    """Not the same characters in text, and none where special tokens are left out."""
+    """The same characters in text are no marks, and nothing is where special tokens are left out."""
     (chunk,) = chunks_of(local, "arguments", 10_000)
     marks = [next(mark for mark in SPECIAL if chunk.text.startswith(mark, at)) for at in chunk.controls]
     assert marks == ["<|channel|>", "<|message|>", "<|call|>"]

@@ -20,10 +20,10 @@ from ramify.errors import EngineError
 from ramify.radix.cache import PrefixCache
 from ramify.radix.tree_log import TreeLog
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.kv_events import BlockStored, HeldBlocks, KVEvents
 from ramify.runtime.frontend.loras import LoadedLora
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.ipc import Publisher
 from ramify.runtime.scheduler.control import KVEventPublisher
 from tests.runtime.kv_subscriber import Prefix, Subscriber

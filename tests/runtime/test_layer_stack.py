@@ -1,4 +1,4 @@
-"""All layers in one call: the bits of one call for each kernel."""
+"""The layer stack in one call gives the bits of one call for each kernel."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from ramify.kernels.cpu import attention, experts, linear
 from ramify.kernels.registry import ops
-from ramify.kernels.rows import quantised
+from ramify.kernels.weights.rows import quantised
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import RMSNorm
-from ramify.runtime.model.load import FAMILIES
+from ramify.runtime.model.loading.load import FAMILIES
 from ramify.runtime.model.quantization import Quantization, packing
+from ramify.runtime.model.shape.hf_config import config_from_hf
 
 PAGE = 8
 PAGES = 24
@@ -140,7 +140,8 @@ def test_shared_prefixes_are_read_once_unless_told_otherwise(
 
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2_MOE], ids=["dense", "experts"])
 def test_it_goes_on_where_memory_was_short(shape: dict[str, Any]) -> None:
-    """Working memory grows between two operations of a step, none of which is done twice."""
+    """The stack goes on after its working memory has grown between two operations, none of which is
+    repeated."""
     model = model_of(shape, torch.bfloat16, "int4")
     results = []
     for size in (1 << 20, 512):

@@ -1,4 +1,4 @@
-"""LoRA adapters in the scheduler: several in one batch, and each as if its weights were the model's own."""
+"""LoRA adapters in the scheduler: several in one batch, each equal to a model with its merged weights."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_requests_outlive_the_unloading_of_their_adapter(tuned: Tuned) -> None:
     assert "attention, mixed" in str(error)
     del local.results[rid]
     gc.collect()
-    assert local.runner.adapters._slots == {1, 2, 3}
+    assert local.runner.adapters.slots == {1, 2, 3}
 
 
 def test_choices_are_scored_with_the_adapter(tuned: Tuned) -> None:
@@ -203,7 +203,7 @@ class FakeEngine:
         return answer
 
     async def answer(self, result: str | RamifyError) -> None:
-        """The oldest question."""
+        """Answer the oldest question."""
         _, answer = self.asked.pop(0)
         if not answer.done():
             if isinstance(result, str):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hf_config import config_from_hf
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.local import LocalScheduler
 

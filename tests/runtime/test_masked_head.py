@@ -15,9 +15,9 @@ from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.kernels.cpu import linear_masked
 from ramify.kernels.registry import ops
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.load import dummy_model
+from ramify.runtime.model.loading.load import dummy_model
+from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Generate, ToolCall
-from ramify.runtime.model.hub.resolve import DEFAULT_MODEL, resolve
+from ramify.runtime.inspect.resolve import DEFAULT_MODEL, resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.message_texts import MARK
 from ramify.runtime.processes.tokenizer import PromptTokenizer

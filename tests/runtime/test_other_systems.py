@@ -20,7 +20,7 @@ from ramify.runtime.executor import memory
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.inspect import machine
 from ramify.runtime.kv_transfer import files
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.processes import shares, worker_start
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -77,7 +77,7 @@ class ImitatedRunner:
     def logits(self, hidden: torch.Tensor, masks: object = ()) -> torch.Tensor:
         return hidden
 
-    def begin(self, logits: torch.Tensor, rows: Any, asked: Any, top: int) -> Drawing:
+    def begin_draw(self, logits: torch.Tensor, rows: Any, asked: Any, top: int) -> Drawing:
         tokens = 1 + logits[:, 0].long() % (VOCAB - 1)
         return Drawing(self.imitated, self.imitated.free, tokens)
 

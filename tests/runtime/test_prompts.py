@@ -16,7 +16,7 @@ from ramify.engine_messages import Abort, ToTokenizer
 from ramify.errors import InvalidConstraint, InvalidRequest, WorkerDied
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import prompts_of, segments_of

@@ -19,14 +19,14 @@ from ramify.errors import UnsupportedField, WorkerDied
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.kv_transfer.files import SnapshotFolder
 from ramify.runtime.processes.chunks import joined
-from ramify.runtime.server.app import create_app
+from ramify.runtime.server.app.app import create_app
 from ramify.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow

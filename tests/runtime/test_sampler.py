@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.cpu.sampling import sample_tokens
-from ramify.kernels.sampling_inputs import TokenCounts
 from ramify.runtime.executor import sampler
 from ramify.runtime.executor.sampler import SamplingRow, log_probabilities
 from ramify.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ def row(
     return SamplingRow(
         params=SamplingParams(**options).check(),
         uniform=uniform,
-        counts=None if ids is None else TokenCounts.of(np.array(ids, dtype=np.int32), prompt_len),
+        counts=None if ids is None else TokenCounts.from_ids(np.array(ids, dtype=np.int32), prompt_len),
         **extra,
     )
 
@@ -38,7 +38,7 @@ def logits_of(seed: int = 0, count: int = 1) -> torch.Tensor:
 
 
 def reachable(logits: torch.Tensor, **options: Any) -> dict[int, float]:
-    """Token to the share of evenly spaced uniforms that draw it."""
+    """Token → the share of evenly spaced uniforms that draw it."""
     steps = 4000
     rows = [row((i + 0.5) / steps, **options) for i in range(steps)]
     tokens = sample(logits.repeat(steps, 1), rows)

@@ -13,7 +13,7 @@ import pytest
 from ramify.engine_messages import Ready
 from ramify.errors import EngineError
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import ROLES, PrestartedWorkers
 

@@ -20,12 +20,12 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.shape.state_shape import StateShape
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Tuning
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.metrics import Metrics
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_healing import expected as healed_by_hand

@@ -22,11 +22,11 @@ from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.engine import Engine
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.batch import ForwardBatch
-from ramify.runtime.model.config import ModelConfig, Shard
-from ramify.runtime.model.load import read_config
-from ramify.runtime.model.quantised.config import Quantised
+from ramify.runtime.model.loading.load import read_config
+from ramify.runtime.model.shape.config import ModelConfig, Shard
+from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.parallel import checks
 from ramify.runtime.parallel.checks import check_ranks
 from ramify.runtime.parallel.ranks import Ranks
@@ -52,7 +52,7 @@ PROMPTS = forks()
 
 @pytest.fixture(scope="module")
 def engine(tiny_folder: Path) -> Iterator[Engine]:
-    """With few pages, so that requests are retracted, and with passes launched ahead."""
+    """An engine with few pages, so that requests are retracted, and with passes launched ahead."""
     options: dict[str, Any] = {"page_size": 4, "num_pages": 32, "chunk_tokens": 17, "overlap": True}
     with Engine(
         str(tiny_folder), dtype="float32", threads=1, tensor_parallel=2, check_pages=True, **options
@@ -74,7 +74,7 @@ def test_the_tokens_of_the_oracle(engine: Engine, tiny_oracle: Any) -> None:
 
 @pytest.mark.slow
 def test_log_probabilities_and_embeddings(engine: Engine, tiny_oracle: Any) -> None:
-    """Both are computed by the first rank, from states that all ranks have summed."""
+    """The first rank computes them, from states that all ranks have summed."""
     prompt = PROMPTS[0]
     with torch.inference_mode():
         states = tiny_oracle.model(torch.tensor([prompt])).last_hidden_state[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ramify.engine_messages import Submit
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.requests.sampling import uniform
 from ramify.sampling_params import SamplingParams

@@ -33,8 +33,8 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus, State
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
-from ramify.runtime.model.lora.names import unknown
-from ramify.runtime.server.serve import bind, run_server
+from ramify.runtime.lora_names import unknown
+from ramify.runtime.server.app.serve import bind, run_server
 from ramify.text import token_text
 from tests.model.harmony import marks_in
 

@@ -1,4 +1,4 @@
-"""What OpenAI's own types and its reference say of a response and its events, as checks."""
+"""Checks of a response and its events against OpenAI's own types and reference."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EVENTS: dict[str, type[pydantic.BaseModel]] = {
     for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 BEYOND = {"ramify", "store", "max_tokens"}
-"""What a response has and its type has not: OpenAI's own service answers `store` as well; `max_tokens` is of
-the reasoning, as it was asked for."""
+"""Fields of a response that its type lacks: OpenAI's own service answers `store` as well; `max_tokens` is the
+requested budget of the reasoning."""
 BEYOND_EVENTS = BEYOND | {"bytes", "name"}
 """`bytes` of tokens in deltas; the function's `name` with its arguments, as some versions have it."""
 

@@ -1,4 +1,4 @@
-"""What web pages can make a browser do to a server on the same machine."""
+"""Requests that web pages can make a browser send to a server on the same machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.access import RefuseWebPages
+from ramify.runtime.server.app.access import RefuseWebPages
 from tests.browser import needs_browser, rendered, words
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
@@ -393,7 +393,7 @@ def test_a_page_in_a_browser(tmp_path: Any, cors: bool) -> None:
         assert "read {" in said
         assert texts == [("stolen",)]
     else:
-        # What no-cors requests are answered is hidden from the page in any case.
+        # Browsers hide the answers to no-cors requests from the page in any case.
         assert "image failed, json failed, read failed" in said
         assert texts == []
 

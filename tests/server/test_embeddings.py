@@ -9,6 +9,7 @@ import numpy as np
 import openai
 import pytest
 
+from tests.server.conftest import refused
 from tests.server.fake_frontend import MODEL, FakeFrontend
 
 
@@ -55,5 +56,4 @@ def test_own_options(http: httpx.Client, frontend: FakeFrontend) -> None:
 )
 def test_refused_by_name(http: httpx.Client, fields: dict[str, object], named: str) -> None:
     answer = http.post("/v1/embeddings", json={"model": MODEL, "input": "abc", **fields})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == named
+    assert refused(answer)["param"] == named

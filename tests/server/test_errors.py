@@ -8,25 +8,17 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from ramify.errors import Overloaded, PromptTooLong, WorkerDied
 from ramify.runtime.server.body import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
+from ramify.runtime.server.openai.responses.endpoint import UNSUPPORTED_RESPONSE
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
-
-CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
-GENERATE: Any = {"text": "hi", "sampling_params": {"max_new_tokens": 2}}
-RESPONSE: Any = {"model": MODEL, "input": "hi", "max_output_tokens": 2}
-BODIES = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/v1/responses": RESPONSE,
-    "/generate": GENERATE,
-}
+from tests.server.conftest import BODIES, CHAT, COMPLETION, GENERATE, RESPONSE, refused
+from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 
 
 @pytest.fixture(autouse=True)
@@ -38,37 +30,27 @@ def still_serving(http: httpx.Client, frontend: FakeFrontend) -> Any:
     assert frontend.running == set()
 
 
-def refused(response: httpx.Response, status: int = 400) -> Any:
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert error.keys() >= {"message", "type", "param", "code"}
-    assert error["message"]
-    assert "Traceback" not in response.text
-    return error
+UNSUPPORTED_BY = {
+    "/v1/chat/completions": UNSUPPORTED_CHAT,
+    "/v1/completions": UNSUPPORTED_COMPLETION,
+    "/v1/responses": UNSUPPORTED_RESPONSE,
+    "/generate": UNSUPPORTED,
+}
 
 
-@pytest.mark.parametrize("field", UNSUPPORTED_CHAT)
-def test_unsupported_chat_field(http: httpx.Client, field: str) -> None:
-    error = refused(http.post("/v1/chat/completions", json=CHAT | {field: ["x"]}))
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, fields in UNSUPPORTED_BY.items() for field in fields]
+)
+def test_an_unsupported_field(http: httpx.Client, path: str, field: str) -> None:
+    error = refused(http.post(path, json=BODIES[path] | {field: ["x"]}))
     assert (error["param"], error["code"]) == (field, "unsupported_field")
     assert field in error["message"]
-    assert http.post("/v1/chat/completions", json=CHAT | {field: None}).status_code == 200
-
-
-@pytest.mark.parametrize("field", UNSUPPORTED_COMPLETION)
-def test_unsupported_completion_field(http: httpx.Client, field: str) -> None:
-    error = refused(http.post("/v1/completions", json=COMPLETION | {field: "x"}))
-    assert (error["param"], error["code"]) == (field, "unsupported_field")
-
-
-@pytest.mark.parametrize("field", UNSUPPORTED)
-def test_unsupported_native_field(http: httpx.Client, field: str) -> None:
-    error = refused(http.post("/generate", json=GENERATE | {field: "x"}))
-    assert (error["param"], error["code"]) == (field, "unsupported_field")
+    assert error.get("remedy", "") == UNSUPPORTED_BY[path][field]
+    assert http.post(path, json=BODIES[path] | {field: None}).status_code == 200
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED_SAMPLING)
-def test_unsupported_native_option(http: httpx.Client, field: str) -> None:
+def test_an_unsupported_option(http: httpx.Client, field: str) -> None:
     error = refused(http.post("/generate", json={"text": "hi", "sampling_params": {field: "x"}}))
     assert (error["param"], error["code"]) == (f"sampling_params.{field}", "unsupported_field")
 
@@ -390,13 +372,12 @@ def test_unknown_model(http: httpx.Client) -> None:
     assert (error["param"], error["code"]) == ("model", "not_found")
 
 
-def test_no_chat_template(
-    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import msgspec
-
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=None))
-    assert refused(http.post("/v1/chat/completions", json=CHAT))["param"] == "messages"
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/responses", "input")]
+)
+def test_no_chat_template(http: httpx.Client, frontend: FakeFrontend, path: str, field: str) -> None:
+    frontend.info = msgspec.structs.replace(frontend.info, chat_format=None)
+    assert refused(http.post(path, json=BODIES[path]))["param"] == field
 
 
 @pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/rerank", "/docs"])

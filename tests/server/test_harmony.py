@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import httpx
-import msgspec
 import openai
 import pytest
 
-from ramify.messages import ChatFormat, ThinkingFormat
+from ramify.messages import ThinkingFormat
 from ramify.runtime.server.openai.turn_parser import (
     TurnEvent,
     TurnFormat,
@@ -21,6 +20,7 @@ from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.formats import HARMONY
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 from tests.model.harmony import marks_in
+from tests.server.conftest import speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -40,7 +40,7 @@ TOOLS: Any = [{"type": "function", "function": ADD}]
 
 
 @pytest.fixture
-def harmony(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> FakeFrontend:
+def harmony(frontend: FakeFrontend) -> FakeFrontend:
     thinking = ThinkingFormat(
         start=ANALYSIS,
         end="<|end|>",
@@ -52,16 +52,7 @@ def harmony(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> FakeFron
         channels=True,
         kept="user",
     )
-    found = ChatFormat(
-        prefix={},
-        suffix={"user": ""},
-        exact=True,
-        tool_format="harmony",
-        variables=("reasoning_effort",),
-        thinking=thinking,
-    )
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
-    return frontend
+    return speak(frontend, tool_format="harmony", variables=("reasoning_effort",), thinking=thinking)
 
 
 def ends(frontend: FakeFrontend) -> list[tuple[str, int | None]]:

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from ramify.errors import InvalidConstraint, WorkerDied
-from ramify.kernels.lora import MOST_SLOTS
+from ramify.kernels.weights.lora import MOST_SLOTS
 from ramify.runtime.server.admin import health
-from ramify.runtime.server.admin.metrics import MOST_LORAS, Metrics
 from ramify.runtime.server.errors import log_error
+from ramify.runtime.server.metrics import MOST_LORAS, Metrics
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}

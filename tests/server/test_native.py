@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from ramify.constraint import json_object, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.messages import ModelInfo, Preamble, ProgramHint
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
+from ramify.runtime.server.sglang import endpoints
+from tests.server.conftest import refused
+from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 
 SRT_KWARGS = {
-    # What SGLang's frontend sends with every generation, given or not.
+    # Options that SGLang's frontend sends with every generation, given or not.
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "max_new_tokens": 8,
@@ -147,7 +150,7 @@ def stream_with_logprobs(url: str) -> list[Any]:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_every_event_has_its_lengths(incremental: bool) -> None:
-    """What SGLang's `test_stream_logprobs` asks of a server that was started with the flag."""
+    """The lengths that SGLang's `test_stream_logprobs` asserts, of a server with and without its flag."""
     with LiveServer(FakeFrontend(), incremental_streaming_output=incremental) as server:
         chunks = stream_with_logprobs(server.url)
     for index, whole in enumerate(("LO W\xd6RL", "AND YOU ")):
@@ -223,8 +226,7 @@ def test_choices_are_scored_in_one_request(endpoint: SglangEndpoint) -> None:
 )
 def test_what_choices_exclude_is_refused_by_name(http: httpx.Client, more: Any, field: str) -> None:
     answer = http.post("/generate", json={"text": "ab", "choices": {"texts": ["a"]}} | more)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == field
+    assert refused(answer)["param"] == field
 
 
 def test_output_logprobs_only_unless_asked(endpoint: SglangEndpoint) -> None:
@@ -336,6 +338,11 @@ def test_our_fields(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     assert request.scope == "tenant"
 
 
+def test_the_docstring_names_every_field_of_a_hint() -> None:
+    (said,) = re.findall(r"``program`` \{(.*?)\}", endpoints.__doc__ or "", re.DOTALL)
+    assert tuple(re.findall(r"\w+", said)) == ProgramHint.__struct_fields__
+
+
 @pytest.mark.parametrize(
     ("option", "kind"),
     [
@@ -389,10 +396,6 @@ def test_abort_request(http: httpx.Client, frontend: FakeFrontend, body: dict[st
 def test_abort_needs_to_say_what(http: httpx.Client) -> None:
     response = http.post("/abort_request", json={"rid": ""})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "rid")
-
-
-def test_model_name_is_listed(endpoint: SglangEndpoint) -> None:
-    assert endpoint.model_info["served_model_name"] == MODEL
 
 
 def test_a_refused_constraint_names_its_field(http: httpx.Client, frontend: FakeFrontend) -> None:

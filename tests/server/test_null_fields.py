@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
-from ramify.messages import ChatFormat, ThinkingFormat
-from ramify.runtime.server.fields import Fields
+from ramify.messages import ThinkingFormat
+from tests.server.conftest import speak
 from tests.server.fake_frontend import MODEL, FakeFrontend
 
 SCHEMA: Any = {"type": "object"}
@@ -149,16 +148,13 @@ EMPTY = [
 
 
 @pytest.fixture
-def thinker(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> FakeFrontend:
-    found = ChatFormat(
-        prefix={},
+def thinker(frontend: FakeFrontend) -> FakeFrontend:
+    return speak(
+        frontend,
         suffix={"user": "", "assistant": "", "tool": "", "system": ""},
-        exact=True,
         variables=("enable_thinking", "reasoning_effort", "tone"),
         thinking=ThinkingFormat(),
     )
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
-    return frontend
 
 
 class Sender:
@@ -194,24 +190,15 @@ def objects(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_null_is_as_if_left_out(
-    http: httpx.Client, thinker: FakeFrontend, monkeypatch: pytest.MonkeyPatch, name: str
+    http: httpx.Client, thinker: FakeFrontend, taken: dict[str, tuple[set[str], set[str]]], name: str
 ) -> None:
     path, body = BODIES[name]
-    seen: dict[str, set[str]] = {}
-    refuse_rest = Fields.refuse_rest
-
-    def noting(fields: Fields, unsupported: Mapping[str, str] | None = None) -> None:
-        place = fields.path("x").removesuffix("x").removesuffix(".")
-        seen.setdefault(place, set()).update(fields._taken, unsupported or ())
-        refuse_rest(fields, unsupported)
-
-    monkeypatch.setattr(Fields, "refuse_rest", noting)
     sender = Sender(http, thinker)
     status, problem, _, _ = sender.outcome(path, body)
     assert (status, problem) == (200, None)
     checked = 0
     for place, _ in objects(body):
-        for field in sorted(seen.get(place, ())):
+        for field in sorted(set().union(*taken.get(place, ()))):
             if f"{place}.{field}" in EXCEPTIONS:
                 continue
             with_null, without = copy.deepcopy(body), copy.deepcopy(body)

@@ -13,8 +13,9 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.messages import Enforcement, Finish, TextChunk, Unenforced
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.openai.protocol import choice_extras
-from ramify.runtime.server.streams import GenerationResult
+from tests.server.conftest import refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -162,9 +163,7 @@ def test_what_is_wrong_is_named(
     if param is None:
         frontend.fail_first = InvalidConstraint("It is no JSON.", field="json_schema")
         param = "guided_json"
-    response = http.post("/v1/chat/completions", json=CHAT | fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
+    assert refused(http.post("/v1/chat/completions", json=CHAT | fields))["param"] == param
 
 
 @pytest.mark.parametrize("field", ["whitespace", "any_order", "strict", "definitions"])
@@ -240,7 +239,7 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
         TextChunk(rid="r", text='"a', enforcement=Enforcement(unenforced=(left_out,))),
         TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),
     ):
-        collected.add(chunk)
+        collected.add_chunk(chunk)
     said = choice_extras(collected)
     assert msgspec.to_builtins(said) == {
         "unenforced": [{"schema": "/pattern", "message": "A lookahead is not supported."}],

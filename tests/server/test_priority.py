@@ -10,22 +10,21 @@ import msgspec
 import openai
 import pytest
 
-from ramify import program_route
 from ramify.messages import Generate
 from ramify.priority import BATCH, MOST
+from ramify.programs import route as program_route
 from ramify.sampling_params import SamplingParams
+from tests.server.conftest import BODIES as GENERATING
+from tests.server.conftest import CHAT, COMPLETION, GENERATE
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_programs import GRAPH, gen, graph
 
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 CALL = msgspec.to_builtins(
     {"request": Generate(rid="r", prompt=("hi",), sampling=SamplingParams(max_tokens=2))}
 )
-BODIES: dict[str, Any] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"model": MODEL, "prompt": ["hi", "you"], "n": 2, "max_tokens": 2},
-    "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 2},
-    "/generate": {"text": ["hi", "you"], "sampling_params": {"max_new_tokens": 2}},
+BODIES = GENERATING | {
+    "/v1/completions": COMPLETION | {"prompt": ["hi", "you"], "n": 2},
+    "/generate": GENERATE | {"text": ["hi", "you"]},
     "/v1/programs": {"graph": GRAPH, "arguments": {"topic": "tea"}},
     "/v1/calls": CALL,
 }

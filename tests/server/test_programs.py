@@ -15,9 +15,9 @@ import pytest
 
 import ramify as rm
 import ramify.graph
-from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
 from ramify.lang.graph import execute
+from ramify.programs import route as program_route
 from tests.lang.remote import RawServer, answer
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events, raw_post
 

@@ -10,24 +10,22 @@ import msgspec
 import openai
 import pytest
 
-from ramify.messages import ChatFormat, Preamble, ThinkingFormat
+from ramify.messages import Preamble, ThinkingFormat
+from tests.server.conftest import refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
 ON: Any = {"reasoning": {"max_tokens": 1024}}
 THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
-"""Of a model that does not think, which reasons within a budget alone."""
+"""The reasoning of a model that does not think, which reasons within a budget alone."""
 TURN = "hm </th 日</think>\n\nFour."
 
 
 @pytest.fixture
-def thinker(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> FakeFrontend:
+def thinker(frontend: FakeFrontend) -> FakeFrontend:
     """A model whose template reads enable_thinking, reasoning_effort and tone."""
-    variables = ("enable_thinking", "reasoning_effort", "tone")
-    found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=variables)
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
-    return frontend
+    return speak(frontend, variables=("enable_thinking", "reasoning_effort", "tone"))
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
@@ -178,11 +176,10 @@ def test_what_the_template_is_given(
 
 
 def test_the_marks_and_the_switch_are_those_of_the_template(
-    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI, frontend: FakeFrontend
 ) -> None:
     marks = ThinkingFormat(start="[THINK]", end="[/THINK]", gap="")
-    found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=("thinking",), thinking=marks)
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
+    speak(frontend, variables=("thinking",), thinking=marks)
     for fields in (
         {"reasoning": {"enabled": True}},
         {"reasoning": {"effort": "low"}},
@@ -235,9 +232,7 @@ def test_reasoning_of_earlier_turns(client: openai.OpenAI, frontend: FakeFronten
     ],
 )
 def test_what_is_wrong_is_named(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
-    response = http.post("/v1/chat/completions", json=ASK | fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
+    assert refused(http.post("/v1/chat/completions", json=ASK | fields))["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ramify.messages import Finish, Generate, ProgramHint, TextChunk, Usage
-from ramify.runtime.server.admin.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
+from ramify.runtime.server.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
 
 
 def record(**options: bool) -> Recent:
@@ -24,30 +24,30 @@ def last(text: str = "", **usage: int) -> TextChunk:
 
 def test_programs_that_have_ended_are_forgotten_before_those_that_run() -> None:
     recent = record()
-    running = recent.begin(request("kept"), "/generate")
+    running = recent.record_request(request("kept"), "/generate")
     for number in range(2 * PROGRAMS):
-        recent.begin(request(f"p{number}"), "/generate").end("stop")
+        recent.record_request(request(f"p{number}"), "/generate").end_request("stop")
     assert [one.id for one in recent] == [f"p{2 * PROGRAMS - 1 - i}" for i in range(PROGRAMS - 1)] + ["kept"]
-    running.end("stop")
+    running.end_request("stop")
 
 
 def test_more_programs_run_than_are_remembered() -> None:
     recent = record()
-    recordings = [recent.begin(request(f"p{number}"), "/generate") for number in range(2 * PROGRAMS)]
+    recordings = [recent.record_request(request(f"p{number}"), "/generate") for number in range(2 * PROGRAMS)]
     assert len(list(recent)) == PROGRAMS
     assert recent.get("p0") is None
     for recording in recordings:
-        recording.add(last("so"))
-        recording.end("stop")
+        recording.add_chunk(last("so"))
+        recording.end_request("stop")
     assert all(one.running == 0 for one in recent)
 
 
 def test_sums_outlive_the_requests_that_are_forgotten() -> None:
     recent = record()
     for _ in range(REQUESTS + 10):
-        recording = recent.begin(request("p"), "/generate")
-        recording.add(last(prompt_tokens=3, cached_tokens=1, evicted_tokens=1))
-        recording.end("stop")
+        recording = recent.record_request(request("p"), "/generate")
+        recording.add_chunk(last(prompt_tokens=3, cached_tokens=1, evicted_tokens=1))
+        recording.end_request("stop")
     (program,) = recent
     found = program.details(0.0)
     assert (found["requests"], len(found["calls"])) == (REQUESTS + 10, REQUESTS)
@@ -56,8 +56,10 @@ def test_sums_outlive_the_requests_that_are_forgotten() -> None:
 
 def test_texts_and_names_are_cut() -> None:
     recent = record()
-    recording = recent.begin(request("p" * 1000, "x" * 1000 + "!", path=("n" * 1000,) * 1000), "/generate")
-    recording.add(last("y" * 1000))
+    recording = recent.record_request(
+        request("p" * 1000, "x" * 1000 + "!", path=("n" * 1000,) * 1000), "/generate"
+    )
+    recording.add_chunk(last("y" * 1000))
     (program,) = recent
     (call,) = program.requests
     assert (len(program.id), len(call.path[0])) == (NAME, NAME)
@@ -71,11 +73,11 @@ def test_texts_and_names_are_cut() -> None:
 
 def test_the_time_of_a_request() -> None:
     recent = record()
-    recording = recent.begin(request("p"), "/generate")
-    recording.add(TextChunk(rid="", text="a", ids=(1,)))
+    recording = recent.record_request(request("p"), "/generate")
+    recording.add_chunk(TextChunk(rid="", text="a", ids=(1,)))
     (program,) = recent
     call = program.details(9.0)["calls"][0]
     assert (call["start"], call["first"], call["end"], call["out"]) == (0.0, 1.0, None, 1)
-    recording.end("length")
+    recording.end_request("length")
     call = program.details(9.0)["calls"][0]
     assert (call["end"], call["outcome"]) == (2.0, "length")

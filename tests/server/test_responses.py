@@ -12,17 +12,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from ramify.errors import InvalidConstraint, Overloaded, WorkerDied
+from ramify.errors import Overloaded, WorkerDied
 from ramify.messages import Generate, Preamble, TextChunk
 from ramify.runtime.processes.chunks import joined
+from tests.server.conftest import ONE, PARAMETERS, TWO
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.responses_contract import check_events, check_response
 
-PARAMETERS: Any = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
-    "required": ["city"],
-}
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
 TIME: Any = {
     "type": "function",
@@ -32,8 +28,6 @@ TIME: Any = {
     "strict": None,
 }
 ASK: Any = {"model": MODEL, "input": "hello world"}
-ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u00e9"}}\n</tool_call>'
-TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 EVERYTHING = "hm 日</think>Let me see …\n" + TWO
 REASONING: Any = {"reasoning": {"max_tokens": 50}}
 
@@ -157,7 +151,7 @@ def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, frontend: Fak
 
 
 def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """What there is of each item, whole and streamed alike, and nothing made up."""
+    """Each item as far as it came, whole and streamed alike, and nothing made up."""
     body = ASK | {"tools": [WEATHER, TIME]} | REASONING
     for length in range(1, len(EVERYTHING), 3):
         frontend.script = [EVERYTHING] * 2
@@ -172,23 +166,27 @@ def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
         assert "tool_call>" not in json.dumps(final["output"])
 
 
-def test_however_many_tokens_come_at_once(
-    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Together(FakeFrontend):
+    """A frontend whose chunks come `size` at a time."""
+
+    size = 1
+
+    async def generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
+        chunks = [chunk async for chunk in super().generate(request)]
+        for at in range(0, len(chunks), self.size):
+            yield joined(chunks[at : at + self.size])
+
+
+def test_however_many_tokens_come_at_once() -> None:
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
-    frontend.script = [EVERYTHING]
-    one_by_one = check_events(stream(http, body))
-    generate = frontend.generate
-    for size in (2, 7, 50, 1000):
-
-        async def together(request: Generate, size: int = size) -> AsyncGenerator[TextChunk, None]:
-            chunks = [chunk async for chunk in generate(request)]
-            for at in range(0, len(chunks), size):
-                yield joined(chunks[at : at + size])
-
-        monkeypatch.setattr(frontend, "generate", together)
-        frontend.script = [EVERYTHING]
-        final = check_events(stream(http, body))
+    found = []
+    with LiveServer(Together()) as server, httpx.Client(base_url=server.url) as http:
+        for size in (1, 2, 7, 50, 1000):
+            server.frontend.size = size  # type: ignore[attr-defined]
+            server.frontend.script = [EVERYTHING]
+            found.append(check_events(stream(http, body)))
+    one_by_one = found[0]
+    for final in found[1:]:
         assert parts(final["output"]) == parts(one_by_one["output"])
         assert final["output"][1]["content"] == one_by_one["output"][1]["content"]
         assert final["usage"] == one_by_one["usage"] | {"input_tokens_details": ANY, "ramify": ANY}
@@ -284,11 +282,6 @@ def test_formats(http: httpx.Client, frontend: FakeFrontend, fields: Any, kind: 
     assert wanted.kind == kind
 
 
-def test_a_text_format_of_text_is_no_constraint(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    client.responses.create(**ASK, text={"format": {"type": "text"}}, max_output_tokens=1)
-    assert frontend.requests[-1].constraint is None
-
-
 def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"zeta": {"type": "integer"}}, "maxProperties": 0}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": "validate"}
@@ -296,76 +289,6 @@ def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
     (violation,) = http.post("/v1/responses", json=body).json()["ramify"]["violations"]
     assert violation["schema"] == "/maxProperties"
     assert stream(http, body)[-1]["response"]["ramify"]["violations"] == [violation]
-
-
-# --- tools --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "names", "optional", "parallel"),
-    [
-        ({}, ["get_weather", "get_time"], True, True),
-        ({"tool_choice": "auto", "parallel_tool_calls": False}, ["get_weather", "get_time"], True, False),
-        ({"tool_choice": "required"}, ["get_weather", "get_time"], False, True),
-        ({"tool_choice": {"type": "function", "name": "get_time"}}, ["get_time"], False, False),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "required",
-                    "tools": [{"type": "function", "name": "get_time"}],
-                }
-            },
-            ["get_time"],
-            False,
-            True,
-        ),
-    ],
-)
-def test_what_may_be_called(
-    client: openai.OpenAI,
-    frontend: FakeFrontend,
-    change: Any,
-    names: list[str],
-    optional: bool,
-    parallel: bool,
-) -> None:
-    frontend.script = [ONE]
-    answer = client.responses.create(**ASK, tools=[WEATHER, TIME], **change)
-    check_response(answer.model_dump(exclude_unset=True, by_alias=True))
-    assert answer.parallel_tool_calls == change.get("parallel_tool_calls", True)
-    wanted = frontend.requests[-1].constraint
-    assert wanted is not None
-    _, calls, *rest = json.loads(wanted.source)["format"]["elements"]
-    assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == names
-    assert calls["elements"][0]["content"]["json_schema"] == (
-        PARAMETERS
-        if names[0] == "get_weather"
-        else {"type": "object", "properties": {}, "additionalProperties": False}
-    )
-    assert bool(rest) == parallel
-    (preamble,) = frontend.requests[-1].preambles
-    assert preamble.optional == optional
-
-
-def test_none_shows_no_tools(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    frontend.script = [ONE]
-    answer = client.responses.create(**ASK, tools=[WEATHER], tool_choice="none")
-    assert answer.output_text == ONE
-    assert frontend.requests[-1].constraint is None
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_refused_schema_names_its_tool(http: httpx.Client, frontend: FakeFrontend, streamed: bool) -> None:
-    frontend.fail_first = InvalidConstraint(
-        "The keyword not is not supported.",
-        field="structural_tag",
-        pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
-    )
-    response = http.post("/v1/responses", json=ASK | {"tools": [WEATHER, TIME], "stream": streamed})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["param"], error["pointer"]) == ("tools[1].parameters", "/properties/a/not")
 
 
 # --- log-probabilities --------------------------------------------------------------------------------
@@ -384,7 +307,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_are_those_of_the_message(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Neither those of the reasoning nor those of a call, the beginning of its tag included."""
+    """Log-probabilities of the message alone: none of the reasoning, of a call, or of the beginning of its
+    tag."""
     frontend.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))
@@ -447,19 +371,3 @@ def test_an_abort_fails_the_stream(http: httpx.Client, frontend: FakeFrontend) -
         *_, last = events(response)
     assert last["response"]["error"]["message"] == "The request was aborted."
     frontend.hold_after = None
-
-
-def test_metrics_log_and_live_page(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        LiveServer(FakeFrontend()) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
-        caplog.at_level("INFO", "ramify.server"),
-    ):
-        client.responses.create(**ASK, max_output_tokens=2, safety_identifier="somebody")
-        metrics = httpx.get(server.url + "/metrics").text
-        live = httpx.get(server.url + "/live").json()
-    assert 'ramify_generations_total{endpoint="/v1/responses",finish="length",status="200"} 1.0' in metrics
-    assert 'ramify_http_responses_total{endpoint="/v1/responses",status="200"} 1.0' in metrics
-    assert [program["name"] for program in live["programs"]] == ["/v1/responses"]
-    assert "endpoint=/v1/responses" in caplog.text
-    assert "user='somebody'" in caplog.text

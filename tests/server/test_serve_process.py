@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.serve import PORT_IN_USE, bind, serve
+from ramify.runtime.server.app.serve import PORT_IN_USE, bind, serve
 
 SCRIPT = """
 import asyncio, sys
@@ -32,7 +32,7 @@ class StubFrontend(FakeFrontend):
     async def aclose(self): print("closed", flush=True)
 
 frontend.Frontend = StubFrontend
-from ramify.runtime.server.serve import serve
+from ramify.runtime.server.app.serve import serve
 sys.exit(serve(ServerConfig(port=0, drain_s=10)))
 """
 

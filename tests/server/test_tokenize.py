@@ -86,7 +86,7 @@ def test_what_is_refused(http: httpx.Client, path: str, body: Any, param: str) -
 def test_many_texts_are_asked_for_in_parts(
     http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In between, other requests have their turn."""
+    """Other requests have their turn between the parts."""
     monkeypatch.setattr(tokenize, "PART_TEXTS", 3)
     monkeypatch.setattr(tokenize, "PART_SIZE", 5)
     sizes: list[int] = []

@@ -15,38 +15,33 @@ import pytest
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
-from ramify.messages import ChatFormat, ChatMessage, Enforcement, Preamble, TextChunk, Unenforced
+from ramify.messages import ChatMessage, Enforcement, Generate, Preamble, TextChunk, Unenforced
 from ramify.runtime.server.openai.formatters import ChatFormatter
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.tool_calls.formats import FORMATS, GENERIC
 from ramify.tool_calls.grammar import Tool, calls_after_trigger, naming_tools, tool_at
 from tests.grammar.vocabularies import tiny
-from tests.server.fake_frontend import MODEL, FakeFrontend, events
+from tests.server.conftest import ONE, PARAMETERS, TWO, refused, speak
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
+from tests.server.responses_contract import check_response
 
 WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
-            "required": ["city"],
-        },
+        "parameters": PARAMETERS,
     },
 }
 TIME: Any = {"type": "function", "function": {"name": "get_time"}}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 USER: Any = [{"role": "user", "content": "Weather?"}]
 ASK: Any = {"model": MODEL, "messages": USER, "tools": [WEATHER, TIME]}
-ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u00e9"}}\n</tool_call>'
-TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 
-def speak(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
+def render_tools(frontend: FakeFrontend, name: str, **fields: Any) -> None:
     """Let the frontend's model have a template with this tool format."""
-    prefix = {">system": "", ">user": ""}
-    found = ChatFormat(prefix=prefix, suffix={"user": ""}, exact=True, tool_format=name, **changes)
-    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
+    speak(frontend, prefix={">system": "", ">user": ""}, tool_format=name, **fields)
 
 
 def tag_of(frontend: FakeFrontend) -> Any:
@@ -169,9 +164,9 @@ def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, frontend: FakeFr
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if not form.answer])
 def test_auto_is_free_text_up_to_the_trigger(
-    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, name: str
+    client: openai.OpenAI, frontend: FakeFrontend, name: str
 ) -> None:
-    speak(frontend, monkeypatch, name)
+    render_tools(frontend, name)
     form = FORMATS[name]
     before, between, after = form.call
     frontend.script = [f"Well. {form.begin}{before}get_time{between}{{}}{after}{form.end}"]
@@ -196,45 +191,56 @@ def test_auto_is_free_text_up_to_the_trigger(
         assert "The weather of a city." in request.chat[0].content
 
 
+def asked(endpoint: str, **fields: Any) -> dict[str, Any]:
+    """A body with WEATHER and TIME; a tool_choice is given as the Responses API writes it."""
+    if endpoint == "/v1/responses":
+        tools = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
+        return {"model": MODEL, "input": "Weather?", "tools": tools, **fields}
+    match fields.get("tool_choice"):
+        case {"type": "function", "name": name}:
+            fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            inner = [{"type": "function", "function": {"name": tool["name"]}} for tool in tools]
+            fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": inner}}
+    return ASK | fields
+
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize(
-    ("change", "callable_names", "optional", "parallel"),
+    ("change", "names", "optional", "parallel"),
     [
         ({}, ["get_weather", "get_time"], True, True),
         ({"tool_choice": "auto", "parallel_tool_calls": False}, ["get_weather", "get_time"], True, False),
         ({"tool_choice": "required"}, ["get_weather", "get_time"], False, True),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, ["get_time"], False, False),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "required",
-                        "tools": [{"type": "function", "function": {"name": "get_time"}}],
-                    },
-                }
-            },
-            ["get_time"],
-            False,
-            True,
-        ),
+        ({"tool_choice": {"type": "function", "name": "get_time"}}, ["get_time"], False, False),
+        ({"tool_choice": ALLOWED}, ["get_time"], False, True),
     ],
 )
 def test_what_may_be_called(
-    client: openai.OpenAI,
+    http: httpx.Client,
     frontend: FakeFrontend,
+    endpoint: str,
     change: dict[str, Any],
-    callable_names: list[str],
+    names: list[str],
     optional: bool,
     parallel: bool,
 ) -> None:
     frontend.script = [ONE]
-    client.chat.completions.create(**ASK | change)
+    answer = http.post(endpoint, json=asked(endpoint, **change)).raise_for_status().json()
+    if endpoint == "/v1/responses":
+        check_response(answer)
+        assert answer["parallel_tool_calls"] == change.get("parallel_tool_calls", True)
     _, calls, *rest = tag_of(frontend)["elements"]
-    assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == callable_names
+    assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == names
+    schemas = {"get_weather": PARAMETERS, "get_time": NO_PARAMETERS}
+    assert [tag["content"]["json_schema"] for tag in calls["elements"]] == [schemas[name] for name in names]
     assert bool(rest) == parallel
     (preamble,) = frontend.requests[-1].preambles
-    assert preamble.optional == optional
-    assert preamble.max_tokens == (None if optional else 0)
+    assert (preamble.optional, preamble.max_tokens) == (optional, None if optional else 0)
 
 
 def test_none_shows_no_tools(client: openai.OpenAI, frontend: FakeFrontend) -> None:
@@ -245,12 +251,6 @@ def test_none_shows_no_tools(client: openai.OpenAI, frontend: FakeFrontend) -> N
     request = frontend.requests[-1]
     assert (request.tools, request.preambles, request.constraint) == ("", (), None)
     assert request.chat == (ChatMessage(role="user", content="Weather?"),)
-
-
-def test_parameters_that_are_left_out_are_none(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    client.chat.completions.create(**ASK, tool_choice="required", max_tokens=1)
-    schema = tag_of(frontend)["elements"][1]["elements"][1]["content"]["json_schema"]
-    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, frontend: FakeFrontend) -> None:
@@ -264,11 +264,9 @@ def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, fronte
     assert '{"type":"object","$ref":"#/$defs/a",' in wanted.source
 
 
-def test_results_go_back(
-    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_go_back(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     """The answer of one turn, as the client has it, and the results of its calls."""
-    speak(frontend, monkeypatch, "generic")
+    render_tools(frontend, "generic")
     frontend.script = [TWO]
     message = client.chat.completions.create(**ASK).choices[0].message
     first, second = message.tool_calls or []
@@ -284,7 +282,7 @@ def test_results_go_back(
     assert plain[3].content == (
         "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     )
-    speak(frontend, monkeypatch, "hermes")
+    render_tools(frontend, "hermes")
     client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
     native = frontend.requests[-1].chat or ()
     assert [turn.role for turn in native] == ["user", "assistant", "tool", "tool"]
@@ -295,10 +293,8 @@ def test_results_go_back(
     ]
 
 
-def test_the_generic_description_joins_the_system_turn(
-    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speak(frontend, monkeypatch, "generic")
+def test_the_generic_description_joins_the_system_turn(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    render_tools(frontend, "generic")
     system: Any = [{"role": "system", "content": "Be brief."}]
     client.chat.completions.create(**ASK | {"messages": system + USER, "max_tokens": 1})
     first, second = frontend.requests[-1].chat or ()
@@ -308,7 +304,7 @@ def test_the_generic_description_joins_the_system_turn(
 
 
 def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """With a response_format the answer is a call, or content of that format."""
+    """The answer is a call, or content of the response_format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     frontend.script = ['{"a": 1}', ONE]
@@ -367,31 +363,32 @@ def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None
     ],
 )
 def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
-    response = http.post("/v1/chat/completions", json=ASK | change)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
+    assert refused(http.post("/v1/chat/completions", json=ASK | change))["param"] == param
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_schema_names_its_tool(http: httpx.Client, frontend: FakeFrontend, stream: bool) -> None:
+def test_a_refused_schema_names_its_tool(
+    http: httpx.Client, frontend: FakeFrontend, endpoint: str, stream: bool
+) -> None:
     frontend.fail_first = InvalidConstraint(
         "The keyword not is not supported.",
         field="structural_tag",
         pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
         remedy="Say what is allowed instead.",
     )
-    response = http.post("/v1/chat/completions", json=ASK | {"stream": stream})
+    response = http.post(endpoint, json=asked(endpoint, stream=stream))
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["param"] == "tools[1].function.parameters"
-    assert error["pointer"] == "/properties/a/not"
+    inside = ".function" if "chat" in endpoint else ""
+    assert (error["param"], error["pointer"]) == (f"tools[1]{inside}.parameters", "/properties/a/not")
     assert error["remedy"] == "Say what is allowed instead."
 
 
 def test_a_control_token_cannot_be_one_of_two_alternatives(
-    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, frontend: FakeFrontend
 ) -> None:
-    speak(frontend, monkeypatch, "mistral")
+    render_tools(frontend, "mistral")
     wanted = {"response_format": {"type": "json_object"}}
     response = http.post("/v1/chat/completions", json=ASK | wanted)
     assert response.json()["error"]["param"] == "response_format.type"
@@ -450,57 +447,46 @@ def named(strict: bool | None, parameters: Any = WORD) -> dict[str, Any]:
     return {"name": "say", "parameters": parameters} | ({} if strict is None else {"strict": strict})
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "strict", "enforced"),
-    [
-        ("/v1/chat/completions", None, False),
-        ("/v1/chat/completions", False, False),
-        ("/v1/chat/completions", True, True),
-        ("/v1/responses", None, True),
-        ("/v1/responses", False, False),
-        ("/v1/responses", True, True),
-    ],
-)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("strict", [None, False, True])
 def test_strict_is_what_the_apis_make_of_it(
-    http: httpx.Client, frontend: FakeFrontend, endpoint: str, strict: bool | None, enforced: bool
+    http: httpx.Client, frontend: FakeFrontend, endpoint: str, strict: bool | None
 ) -> None:
-    chat = endpoint == "/v1/chat/completions"
+    chat = "chat" in endpoint
     tool = {"type": "function"} | ({"function": named(strict)} if chat else named(strict))
-    turns = {"messages": USER} if chat else {"input": "Weather?"}
     frontend.script = [ONE]
-    assert http.post(endpoint, json={"model": MODEL, "tools": [tool]} | turns).status_code == 200
+    assert http.post(endpoint, json=asked(endpoint) | {"tools": [tool]}).status_code == 200
     (form,) = tag_of(frontend)["elements"][1]["elements"]
-    assert form["content"].get("strict", True) == enforced
+    assert form["content"].get("strict", True) == (not chat if strict is None else strict)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_left_out_is_told_with_the_tool(
-    http: httpx.Client, frontend: FakeFrontend, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = frontend.generate
+class Telling(FakeFrontend):
+    """A frontend whose first chunks say what the grammar leaves out."""
 
-    async def telling(*args: Any, **options: Any) -> AsyncGenerator[TextChunk, None]:
+    async def generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         told: Enforcement | None = LEFT_OUT
-        async for chunk in whole(*args, **options):
+        async for chunk in super().generate(request):
             yield msgspec.structs.replace(chunk, enforcement=told)
             told = None
 
-    monkeypatch.setattr(frontend, "generate", telling)
-    frontend.script = [ONE]
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_left_out_is_told_with_the_tool(stream: bool) -> None:
     tools = [WEATHER, {"type": "function", "function": named(False)}]
-    body = ASK | {"tools": tools, "stream": stream}
+    with LiveServer(Telling()) as server:
+        server.frontend.script = [ONE]
+        response = httpx.post(server.url + ENDPOINTS[0], json=ASK | {"tools": tools, "stream": stream})
     if stream:
-        with http.stream("POST", "/v1/chat/completions", json=body) as response:
-            choices = [chunk["choices"][0] for chunk in events(response) if chunk != "[DONE]"]
+        choices = [chunk["choices"][0] for chunk in events(response) if chunk != "[DONE]"]
     else:
-        choices = http.post("/v1/chat/completions", json=body).json()["choices"]
+        choices = response.json()["choices"]
     found = [choice["ramify"] for choice in choices if "ramify" in choice]
     told = {"schema": "/properties/word/pattern", "message": "No.", "tool": "say"}
     assert found == [{"unenforced": [told]}]
 
 
 def test_what_is_left_out_is_told_in_the_first_event() -> None:
-    """Also where the text of one chunk is several events."""
+    """The enforcement is told once, also where the text of one chunk is several events."""
     form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
     text = '<tool_call>\n{"name": "say", "arguments": {"word'
     chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)

@@ -45,7 +45,7 @@ def whole(figures: Figures, sizes: Sizes, device: torch.device, shared: list[Row
 
 
 def without_cascade(figures: Figures, sizes: Sizes, shared: list[Row]) -> None:
-    """As `whole`, beside the rows with cascade."""
+    """The engine without cascade, beside the rows with it."""
     engine = build(figures, "without cascade", sizes, cascade=False)
     for row, flat in zip(shared, branches(engine, sizes), strict=True):
         add_row(figures, compared(flat, row, "the speed with it"), of="without ")

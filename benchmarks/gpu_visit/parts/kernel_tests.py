@@ -1,4 +1,4 @@
-"""All other tests of the GPU, shared out among processes: most of their time is Triton's compiling."""
+"""The other tests of the GPU, shared out among processes: most of their time is Triton's compiling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.gpu_visit.pytest_runs import run_tests
 
 FOLDER = Path("tests/gpu")
 FIRST = ("attention", "attention_cascade", "float8_pages", "quantised", "float8", "ops", "matmul", "sampling")
-"""In the order of what their failure would mean, as the last may be cut. Others follow."""
+"""Test files in the order of what their failure would mean, as the last may be cut. Others follow."""
 INTERPRETED = [f"tests/kernels/interpreted/test_{name}.py" for name in ("ops_cases", "matmul")]
 SHARES = 12
 

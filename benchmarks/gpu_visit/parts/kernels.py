@@ -35,9 +35,9 @@ FIRST = (
 )
 """Beginnings of names, in order; all others come after them."""
 SECONDS = 0.1
-"""Of measuring each call."""
+"""Seconds of measuring each call."""
 BESIDE_S = 15
-"""Of the part's time: imports, ceilings, and the case that runs when the time is up."""
+"""Seconds of the part's time for the rest: imports, ceilings, and the case that runs when the time is up."""
 TINY_S = 5.0
 
 

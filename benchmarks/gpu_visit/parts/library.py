@@ -25,15 +25,15 @@ from benchmarks.gpu_visit.device import device_of, free
 from benchmarks.gpu_visit.engines import TINY, add_decodes, add_row, build, shape_of
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.shape.config import ModelConfig
+from ramify.runtime.model.shape.hf_config import config_from_hf
 from tests.kernels.kernel_cases.attention import BACKENDS
 from tests.kernels.kernel_cases.base import difference, reason
 
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
 MOST_ERROR = 0.05
-"""Of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often itself. A backend
-with more is wrong and not timed."""
+"""Largest error of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often
+itself. A backend with more is wrong and not timed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Library:
 
 
 class Attention:
-    """Of one step: from a layer's fused queries, keys and values, (tokens, all heads), to (tokens, heads).
+    """The attention of one step: from a layer's fused queries, keys and values, (tokens, all heads), to
+    (tokens, heads).
 
     compared : tokens, the first ones, of which backends are compared with the plain one; None: all
     """
@@ -165,7 +166,7 @@ class Attention:
 
 
 class Cached(Attention):
-    """Of a decode, over contiguous keys and values of its own for each layer."""
+    """The attention of a decode, over contiguous keys and values of its own for each layer."""
 
     compared = 8
 
@@ -186,7 +187,7 @@ class Cached(Attention):
 
 
 class Causal(Attention):
-    """Of a prompt."""
+    """The attention of a prompt."""
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in self._split(qkv))

@@ -27,7 +27,7 @@ SHAPES = {
 ROWS = (1, 256, 32, 16, 4096)
 TINY_SHAPES, TINY_ROWS = {"qkv": (96, 64), "head": (200, 64)}, (1, 3)
 ROTATED_BYTES = 256 << 20
-"""Of the matrices of one graph: five times the cache of an H100."""
+"""Bytes of the matrices of one graph: five times the cache of an H100."""
 
 
 @torch.inference_mode()

@@ -91,7 +91,7 @@ SCHEMAS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
 
 @dataclasses.dataclass
 class Answer:
-    """One streamed answer; `first_s` and `total_s` from the sending on."""
+    """A streamed answer; `first_s` and `total_s` from the sending on."""
 
     schema: int | None
     text: str = ""
@@ -229,7 +229,8 @@ async def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
 
 
 async def _answer(client: httpx.AsyncClient, model: str, load: Load, index: int) -> Answer:
-    """One request; every second one has a schema. Raises RuntimeError for a status other than 200."""
+    """The answer to one request; every second one has a schema. Raises RuntimeError for a status other than
+    200."""
     answer = Answer(schema=index // 2 % len(SCHEMAS) if index % 2 else None)
     text = " ".join(f"word{(index * 31 + word * 7) % 997}" for word in range(load.words))
     body: dict[str, Any] = {

@@ -31,7 +31,7 @@ from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 from tests.kernels.sampling_cases import Row
 
 MOST_ERROR = 1e-2
-"""Of ‖out - twin‖ / ‖twin‖: bfloat16 operands give 1e-3 to 1e-2."""
+"""Largest ‖out - twin‖ / ‖twin‖: bfloat16 operands give 1e-3 to 1e-2."""
 
 Pair = tuple[Tensor, Tensor]
 """A kernel's output, and its twin's."""
@@ -58,7 +58,7 @@ class Sizes:
     forms: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (16, True))
     """Page sizes of attention, and whether it is deterministic."""
     dtype: torch.dtype = torch.bfloat16
-    """Of products."""
+    """The dtype of products."""
 
     def model(self, page_size: int) -> Model:
         return Model(self.heads, self.kv_heads, self.head_dim, page_size)
@@ -146,7 +146,7 @@ def kernels(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare]]
 
 
 def last(sizes: Sizes) -> Iterator[tuple[str, Compare]]:
-    """As `kernels`: a case that compiles 8 s for the CPU first, on a host where nothing is compiled yet."""
+    """The last case: it compiles 8 s for the CPU first, on a host where nothing is compiled yet."""
     yield "W4A16 product", partial(_quantised, sizes)
 
 
@@ -277,7 +277,7 @@ def _both(
     given: tuple[object, ...],
     shape: tuple[int, ...],
 ) -> list[Pair]:
-    """Of functions of the same arguments, with columns behind the result's that nobody may write."""
+    """Results of functions of the same arguments, with columns behind them that nobody may write."""
     x = given[0]
     assert isinstance(x, Tensor)
     wide = [_poisoned(x.device, *shape[:-1], shape[-1] + 8, dtype=x.dtype) for _ in range(2)]

@@ -12,7 +12,8 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from ramify.grammar.rules.term import term
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.document.json_values import Value, is_multiple, type_of
+from ramify.grammar.schema.document.string_patterns import matches_regular
 from ramify.grammar.schema.logic.formula import (
     FALSE,
     TRUE,
@@ -24,7 +25,6 @@ from ramify.grammar.schema.logic.formula import (
     disjunction,
     negation,
 )
-from ramify.grammar.schema.values.string_patterns import matches_regular
 
 NUMBERS = frozenset(["integer", "fraction"])
 SCALARS = frozenset(["null", "boolean", "integer", "fraction", "string"])
@@ -178,24 +178,6 @@ class MultipleOf(_OfKinds):
 
     def holds(self, value: Any, test: Test) -> bool:
         return is_multiple(value, self.divisor) == self.positive
-
-
-def is_multiple(value: int | Decimal, divisor: Decimal) -> bool:
-    """Whether `value` / `divisor` is whole: exactly, in time that depends on their digits and not on their
-    exponents. 12e9 is a multiple of 7 where 12 % 7 * (10**9 % 7) is one."""
-    digits, length, exponent = _integer(Decimal(value))
-    unit, _, scale = _integer(divisor)
-    if digits == 0 or exponent >= scale:
-        return digits % unit * pow(10, max(0, exponent - scale), unit) % unit == 0
-    # The last digits of a multiple are zeros, one for each place that the divisor does not have.
-    places = scale - exponent
-    return places < length and digits % (unit * 10**places) == 0
-
-
-def _integer(number: Decimal) -> tuple[int, int, int]:
-    """n, its count of digits, and e of the number n * 10**e."""
-    sign, digits, exponent = number.as_tuple()
-    return int(Decimal((sign, digits, 0))), len(digits), int(exponent)
 
 
 # --- strings ------------------------------------------------------------------------------------

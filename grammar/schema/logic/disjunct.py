@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from typing import TypeVar
 
-from ramify.grammar.schema.json_values import Value
+from ramify.grammar.schema.document.json_values import Value
 from ramify.grammar.schema.logic.assertions import (
     ItemCount,
     Items,

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, place
+from ramify.grammar.schema.document import formats
+from ramify.grammar.schema.document.check import ANY_DRAFT, SchemaDocument, place
+from ramify.grammar.schema.document.string_patterns import without_lookaheads
 from ramify.grammar.schema.logic.assertions import (
     OBJECT,
     STRING,
@@ -42,8 +44,6 @@ from ramify.grammar.schema.logic.formula import (
     negation,
 )
 from ramify.grammar.schema.logic.unevaluated import Unevaluated
-from ramify.grammar.schema.values import formats
-from ramify.grammar.schema.values.string_patterns import without_lookaheads
 from ramify.json_text import escape
 
 Shared = Callable[[Formula, Formula], frozenset[str]]

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.document.json_values import Value, type_of
+from ramify.grammar.schema.document.unenforceable import Unenforceable, refuse
 from ramify.grammar.schema.logic.assertions import (
     NUMBERS,
     OBJECT,
@@ -54,7 +55,6 @@ from ramify.grammar.schema.logic.formula import (
 )
 from ramify.grammar.schema.logic.keywords import SchemaFormulas
 from ramify.grammar.schema.logic.simplify import simplified
-from ramify.grammar.schema.unenforceable import Unenforceable, refuse
 
 MAX_DISJUNCTS = 300
 MAX_MULTIPLIED = 24

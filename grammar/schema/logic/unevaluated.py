@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.logic.assertions import OBJECT, Items, Properties, Required, Types, absent
 from ramify.grammar.schema.logic.formula import FALSE, TRUE, Formula, conjunction, disjunction, negation
-from ramify.grammar.schema.unenforceable import refuse
 from ramify.json_text import escape
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""The rules of each JSON type: what the disjuncts of a schema become.
+"""Grammar rules for each JSON type, made of the disjuncts of a schema.
 
-    scalars     numbers (`decimal_language`); strings (`string_language`, `string_patterns`, `formats`)
-    arrays      `unique_arrays` where items must differ
-    objects     `object_members`: what is between the braces
-
-`json_text` says how values are spelled, `json_rules` has the rules of any value, and `punctuation` what
-stands between values.
+schema_grammar  the grammar under construction, which all of these write into
+scalars         numbers (`number_text`, `decimal_language`) and strings (`string_language`)
+arrays          arrays; `unique_arrays` where items must differ
+objects         objects; `object_members` writes the members between the braces
+json_text       the spelling of strings, `punctuation` between values, and `json_rules` of any value
 """

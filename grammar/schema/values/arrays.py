@@ -11,19 +11,16 @@ Items that ``contains`` counts take one rule for each position and count, and un
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, repeat, seq
+from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.logic.assertions import Contains, ItemCount, UniqueItems, within
 from ramify.grammar.schema.logic.disjunct import Disjunct, counts
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction, negation
-from ramify.grammar.schema.unenforceable import refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
+from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.unique_arrays import unique_arrays
-
-if TYPE_CHECKING:
-    from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_COUNTED = 1_000_000
 """A greater minItems is refused; a maxItems may be greater."""

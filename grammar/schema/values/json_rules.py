@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from ramify.constraint import Whitespace
 from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, optional, repeat, seq
-from ramify.grammar.schema.values import json_text
-from ramify.grammar.schema.values.json_text import QUOTE
+from ramify.grammar.schema.values import number_text
+from ramify.grammar.schema.values.json_text import QUOTE, free_character
 from ramify.grammar.schema.values.punctuation import Punctuation, punctuation
 
 VALUE = Call("json_value")
@@ -31,9 +31,9 @@ def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
         ARRAY.rule: enclosed("[", any_number(VALUE, marks), "]", marks),
         MEMBER.rule: member,
         STRING.rule: seq(QUOTE, CHARACTERS, QUOTE),
-        CHARACTERS.rule: repeat(json_text.free_character(), 0, None),
-        NUMBER.rule: json_text.any_number(),
-        INTEGER.rule: json_text.any_integer(),
+        CHARACTERS.rule: repeat(free_character(), 0, None),
+        NUMBER.rule: number_text.any_number(),
+        INTEGER.rule: number_text.any_integer(),
     }
 
 

@@ -10,7 +10,7 @@ of conditions that no member satisfies yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ramify.grammar.rules.expression import (
     EMPTY,
@@ -25,11 +25,9 @@ from ramify.grammar.rules.expression import (
     repeat,
     seq,
 )
-from ramify.grammar.schema.unenforceable import refuse
+from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.values.json_rules import any_number
-
-if TYPE_CHECKING:
-    from ramify.grammar.schema.compiler import SchemaGrammar
+from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_ORDERS = 1 << 12
 """Most states, one for each set of members written so far, where they come in any order."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
-from ramify.grammar.schema.json_values import Value
+from ramify.grammar.schema.document.json_values import Value
+from ramify.grammar.schema.document.string_patterns import search_pattern
+from ramify.grammar.schema.document.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.logic.assertions import (
     STRING,
     HasProperty,
@@ -30,17 +32,13 @@ from ramify.grammar.schema.logic.assertions import (
 from ramify.grammar.schema.logic.clauses import AnyProperty
 from ramify.grammar.schema.logic.disjunct import Disjunct, counts
 from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, conjunction, negation
-from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
 from ramify.grammar.schema.values.object_members import Conditions, Member, MemberSequence, Way
 from ramify.grammar.schema.values.scalars import keys
+from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.string_language import combinations
-from ramify.grammar.schema.values.string_patterns import search_pattern
-
-if TYPE_CHECKING:
-    from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_COUNTED = 1000
 """Most properties that are counted: maxProperties is lowered to it, and a greater minProperties refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ramify.constraint import Whitespace
-from ramify.grammar.rules.expression import EMPTY, Expression, Text, chars, repeat, seq, text
+from ramify.grammar.rules.expression import EMPTY, Expression, Text, chars_of, repeat, seq, text
 from ramify.grammar.schema.values.json_text import COLON, COMMA, spelled
 
 
@@ -35,7 +35,7 @@ def punctuation(whitespace: Whitespace) -> Punctuation:
     if whitespace == "compact" or whitespace == 0:
         return Punctuation(Text(","), Text(":"), EMPTY, EMPTY, EMPTY, EMPTY)
     assert isinstance(whitespace, int)
-    gap = repeat(chars((ord(char), ord(char)) for char in " \n\t"), 0, whitespace)
+    gap = repeat(chars_of(" \n\t"), 0, whitespace)
     return Punctuation(seq(gap, Text(","), gap), seq(gap, Text(":"), gap), gap, gap, gap, gap)
 
 

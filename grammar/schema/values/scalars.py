@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from ramify.grammar.rules.derivative import minimal
 from ramify.grammar.rules.expression import NOTHING, Expression, accepted, alt, seq, text
-from ramify.grammar.schema.json_values import type_of
+from ramify.grammar.schema.document.json_values import type_of
+from ramify.grammar.schema.document.string_patterns import search_pattern
+from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.logic.assertions import Length, Matches, MultipleOf, NotInEnum
 from ramify.grammar.schema.logic.disjunct import Disjunct, bounds, counts
-from ramify.grammar.schema.unenforceable import refuse
-from ramify.grammar.schema.values import json_rules, json_text
+from ramify.grammar.schema.values import json_rules, number_text
 from ramify.grammar.schema.values.decimal_language import (
     MAX_REMAINDERS,
     Divisor,
@@ -26,12 +26,10 @@ from ramify.grammar.schema.values.decimal_language import (
     decimals_automaton,
     with_fraction,
 )
-from ramify.grammar.schema.values.json_text import QUOTE, Bound, plain_number
+from ramify.grammar.schema.values.json_text import QUOTE, plain_number, spelled
+from ramify.grammar.schema.values.number_text import Bound
+from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.string_language import StringLanguage
-from ramify.grammar.schema.values.string_patterns import search_pattern
-
-if TYPE_CHECKING:
-    from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
@@ -59,17 +57,17 @@ def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     if excluded:
         further.append((alt(*map(all_spellings, excluded)), False))
     if low is None and high is None and not divisors and not further:
-        once = json_text.decimal_once(json_text.MOST_DIGITS)
+        once = number_text.decimal_once(number_text.MOST_DIGITS)
         return grammar.rules.define(once) if grammar.canonical else json_rules.NUMBER
     low, high = _limited(low, high, divisors)
     if grammar.canonical:
-        further.append((json_text.decimal_once(), True))
+        further.append((number_text.decimal_once(), True))
     written_out = _few(disjunct, low, high, divisors)
     if written_out is not None:
         kept = [value for value in written_out if value not in excluded and (integers or value != int(value))]
         return _written_out(grammar, kept)
     places = next((divisor.places for divisor in divisors if divisor.positive), None)
-    expression = json_text.decimals(low, high, places)
+    expression = number_text.decimals(low, high, places)
     if expression != NOTHING and (
         further or any(not divisor.positive or divisor.unit > 1 for divisor in divisors)
     ):
@@ -100,7 +98,7 @@ def _integers(
     written_out = _few(disjunct, *bounds_of_few, [*divisors, Divisor(1, 0, True)])
     if written_out is not None and (divisors or excluded):
         return _written_out(grammar, [value for value in written_out if value not in excluded])
-    expression = json_text.integers(first, last)
+    expression = number_text.integers(first, last)
     if not divisors and not excluded:
         return grammar.define(expression, "no integer lies between the bounds")
     further = [(alt(*(text(str(int(value))) for value in excluded)), False)] if excluded else []
@@ -116,7 +114,7 @@ def _limited(low: Bound | None, high: Bound | None, divisors: list[Divisor]) -> 
     remainders = [len(after_digits(divisor.unit) or ()) for divisor in divisors]
     states = max(1, math.prod(remainders))
     possible = MAX_STATES // states + len(str(states)) - 2  # the first digits lead to fewer states
-    digits = min(json_text.MOST_DIGITS, max(FEWEST_DIGITS, COUNTED_STATES // states), possible)
+    digits = min(number_text.MOST_DIGITS, max(FEWEST_DIGITS, COUNTED_STATES // states), possible)
     named = [bound.value.adjusted() + 1 for bound in (low, high) if bound is not None]
     named += [len(str(divisor.unit)) - divisor.places for divisor in divisors]
     limit = Bound(Decimal(10) ** max(digits, *(length + 1 for length in named), 1), False)
@@ -253,7 +251,7 @@ def keys(grammar: SchemaGrammar, disjuncts: list[Disjunct], *, canonical: bool) 
     options = []
     for disjunct in disjuncts:
         if disjunct.values is not None:
-            options += [text(json_text.spelled(value.value)) for value in disjunct.values]
+            options += [text(spelled(value.value)) for value in disjunct.values]
         elif "string" in disjunct.types:
             options.append(strings(grammar, disjunct, canonical=canonical))
     return alt(*options)

@@ -26,12 +26,12 @@ from ramify.grammar.rules.expression import (
     accepted,
     alt,
     complement,
-    normal_ranges,
     nullable,
+    ranges_of,
     repeat,
     text,
 )
-from ramify.grammar.schema.unenforceable import refuse
+from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.values.json_text import escaped, escaped_automaton, free_character
 
 MAX_STATES = 6000
@@ -151,7 +151,7 @@ def others_than(strings: tuple[str, ...], canonical: bool) -> Expression:
 
 @lru_cache(maxsize=2048)
 def _outside(letters: frozenset[str]) -> Ranges:
-    return complement(normal_ranges((ord(char), ord(char)) for char in letters))
+    return complement(ranges_of(letters))
 
 
 @lru_cache(maxsize=1)

@@ -6,19 +6,17 @@ their text (`expression.UniqueItem`), so each value must have exactly one text (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, UniqueItem, alt, repeat, seq
-from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.document.json_values import Value, type_of
+from ramify.grammar.schema.document.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.logic.assertions import Contains, Items, UniqueItems
 from ramify.grammar.schema.logic.disjunct import Disjunct, bounds
 from ramify.grammar.schema.logic.formula import Formula, conjunction
-from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.punctuation import value_text
-
-if TYPE_CHECKING:
-    from ramify.grammar.schema.compiler import SchemaGrammar
+from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_VALUES = 9
 """Most values of items for which there is a rule for each set of those used."""
@@ -104,23 +102,6 @@ def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
             return None
         values |= set(disjunct.values)
     return len(values)
-
-
-def require_one_order(disjuncts: list[Disjunct]) -> None:
-    """Raise `NotCanonical` if an object may satisfy two disjuncts that order its properties differently."""
-    orders: list[list[str]] = []
-    for disjunct in disjuncts:
-        if disjunct.values is not None:
-            orders += [list(value.value) for value in disjunct.values if isinstance(value.value, dict)]
-        elif "object" in disjunct.types:
-            orders.append(list(disjunct.named_properties))
-    for i, order in enumerate(orders):
-        for other in orders[:i]:
-            shared = set(order) & set(other)
-            if [n for n in order if n in shared] != [n for n in other if n in shared]:
-                raise NotCanonical(
-                    "objects whose options name properties in different orders", "Name them in one order"
-                )
 
 
 class _EnumeratedItems:

@@ -15,7 +15,7 @@ import numba
 import numba.extending
 from numba.core.errors import NumbaError
 
-from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.machine_code import keep_outside_the_package
 
 Decorator = Callable[[Callable[..., Any]], Any]
@@ -29,7 +29,7 @@ _REMEDY = "The torch attention backend needs no compiler."
 def lanes() -> int:
     """float32 lanes of one vector register: 16 with AVX-512, 8 with AVX, else 4 (SSE, NEON).
 
-    Those of the processor, or of NUMBA_CPU_FEATURES ("+avx,+fma,...") where that is set.
+    NUMBA_CPU_FEATURES ("+avx,+fma,..."), where it is set, overrides the processor's.
     """
     found = features()
     if "+avx512f" in found:
@@ -38,13 +38,14 @@ def lanes() -> int:
 
 
 def features() -> frozenset[str]:
-    """What kernels are compiled for, as LLVM writes it: "+avx2" where it is there, "-avx2" where not."""
+    """The instruction sets that kernels are compiled for, as LLVM writes them: "+avx2" or, where missing,
+    "-avx2"."""
     chosen = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
     return frozenset((chosen or llvm.get_host_cpu_features().flatten()).split(","))
 
 
 def processor() -> str:
-    """LLVM's name of what kernels are compiled for: this processor, or NUMBA_CPU_NAME."""
+    """LLVM's name of the processor that kernels are compiled for: this one, or NUMBA_CPU_NAME."""
     return numba.config.CPU_NAME or llvm.get_host_cpu_name()  # type: ignore[attr-defined]
 
 
@@ -59,13 +60,13 @@ def callback(signature: Any) -> Decorator:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """For a function that only kernels call: without the wrappers for Python and C, it compiles faster."""
+    """Decorates a function that only kernels call: without wrappers for Python and C it compiles faster."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return numba.njit(**options)(function)  # type: ignore[call-overload]
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """For a function that emits LLVM code. Inside kernels it takes what its inner types say."""
+    """Decorates a function that emits LLVM code, typed by numba's rules for intrinsics."""
     return numba.extending.intrinsic(function)
 
 

@@ -45,3 +45,20 @@ def llvm_function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
         return types.int64(a, b, c, d, e, f, g, h), emit
 
     return {1: call1, 5: call5, 8: call8}[arguments]
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
+    """memcpy."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        byte, integer = ir.IntType(8).as_pointer(), ir.IntType(64)
+        function = builder.module.declare_intrinsic(
+            "llvm.memcpy.p0.p0.i64", (), ir.FunctionType(ir.VoidType(), [byte, byte, integer, ir.IntType(1)])
+        )
+        target, source, size = args
+        pointers = [builder.inttoptr(target, byte), builder.inttoptr(source, byte)]
+        builder.call(function, [*pointers, size, ir.IntType(1)(0)])
+        return integer(0)
+
+    return types.int64(target, source, size), emit

@@ -290,13 +290,13 @@ fetch_increment = _op1(
     types.int64,
     lambda builder, address: builder.atomic_rmw("add", pointer(builder, address, _i64), _i64(1), "acq_rel"),
 )
-"""Atomic fetch-and-add of 1 to the int64 at an address: threads take work items by it, and count what they
-have done."""
+"""Atomic fetch-and-add of 1 to the int64 at an address. Threads take work items by it, and count finished
+ones."""
 
 
 SPINS = 2000
-"""Rounds of waiting for another thread (about 30 us) before this one offers its core: what the other needs to
-go on may be a core."""
+"""Rounds of waiting for another thread (about 30 us) before this one offers its core, which the other may
+need."""
 
 
 def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:

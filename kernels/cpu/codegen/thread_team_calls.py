@@ -7,11 +7,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ramify.kernels.cpu.codegen.compiler import intrinsic
+from ramify.kernels.cpu.codegen.compiler import intrinsic, part
 
 
 @intrinsic
-def call_address(typing: Any, body: Any, data: Any) -> Any:
+def _call_address(typing: Any, body: Any, data: Any) -> Any:
     """Call the C function at `body`: body(data)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -25,8 +25,8 @@ def call_address(typing: Any, body: Any, data: Any) -> Any:
 
 
 @intrinsic
-def run_on_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
-    """Run body(data) on `threads` threads: call the C function at `entry` (`team.team_entry`)."""
+def _call_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
+    """Run body(data) on `threads` threads: call the C function at `entry` (`threads.team_entry`)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         void, integer = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -38,3 +38,12 @@ def run_on_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> 
         return ir.IntType(64)(0)
 
     return types.int64(entry, body, data, threads), emit
+
+
+@part
+def run_body(frame, data, threads):  # type: ignore[no-untyped-def]
+    """Run the C function at `frame.body` on `threads` threads of the team at `frame.team`, with `data`."""
+    if threads > 1:
+        _call_team(frame.team, frame.body, data, threads)
+    else:
+        _call_address(frame.body, data)  # a team of one would cost 0.8 us

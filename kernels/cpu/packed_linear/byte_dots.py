@@ -34,9 +34,10 @@ INSTRUCTION = (
     if "+avx2" in _HAS and LANES < WIDTH
     else ""
 )
-"""Empty where the processor has none, and with AVX-512 without VNNI, which multiplies in float32."""
+"""The processor's dot product of bytes; empty without one, and for AVX-512 without VNNI, which multiplies in
+float32."""
 UNSIGNED = INSTRUCTION == "vpdpbusd"
-"""Whether all weights must be unsigned: those that are not are raised by `packed.RAISED`."""
+"""Whether the instruction needs unsigned weights: signed ones are raised by `packed.RAISED`."""
 FORMS: tuple[str, ...] = {"": (), "vpmaddubsw": ("int4",)}.get(INSTRUCTION, ("int8", "int4"))
 """Formats of weights that are multiplied by x in int8. int8 by vpmaddubsw gains nothing over float32."""
 INT16_X = "+avx2" in _HAS and LANES < WIDTH
@@ -45,7 +46,7 @@ SHORT_INPUTS = 32
 """Inputs whose products with codes below 16 are added in int16."""
 
 _BYTES = 64 if _WHOLE else 16 if INSTRUCTION == "sdot" else 32
-"""Of an operand of the instruction."""
+"""Bytes of an operand of the instruction."""
 _i1, _i8, _i16, _i32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 ints = ir.VectorType(_i32, WIDTH)
 """A vector of sums, or of weights or x by fours."""
@@ -120,8 +121,8 @@ def add_signed(
 def short_sums(
     builder: ir.IRBuilder, weights: list[ir.Value], inputs: ir.Value, rows: int, steps: int
 ) -> list[list[ir.Value]]:
-    """By row and panel: the products of codes of four bits with x, by vpmaddubsw, added in int16 over `steps`
-    steps of eight inputs.
+    """Products of 4-bit codes with x by vpmaddubsw, added in int16 over `steps` steps of eight inputs: by row
+    and panel.
 
     weights : the addresses of the codes of up to two panels
     inputs : the address of x, with the rows interleaved

@@ -1,7 +1,4 @@
-"""The arguments of the inner loops of products with packed weights, and LLVM code that the loops share.
-
-An inner loop takes the address of a block of int64 arguments; the constants below are places in that block.
-"""
+"""The arguments of the inner loops of products with packed weights, and LLVM code that the loops share."""
 
 from __future__ import annotations
 
@@ -10,25 +7,41 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import features
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.compiler import carray, features, part
+from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import pointer
 
 WIDTH = 16
 """Outputs of a panel."""
 
-Q, S = 0, 4  # the weights and the scales of up to four panels
-AHEAD = 8  # for each of them, the distance in bytes from a weight to the one to prefetch
-X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
-SUMS, SUMS_ROW = 14, 15  # what is kept of each group of x: its sum, or for int8 three numbers (`int8.py`)
-C, C_ROW = 16, 17  # float32 results: (rows, panels * 16); for the rounding of x, int8 numbers
-GROUPS, STEPS = 18, 19  # groups of inputs, and eights of inputs in a group
-SCALE_KIND = 20  # of a weight's scales: F16, F32 or BF16
-B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
-TABLES = 23  # what the codes of int4 stand for: `packed.tables`
-OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
-RAISED = 25  # what was added to the weights to make them unsigned, for int8 x
-FOUR_BYTES = 26  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
-BLOCK_BYTES = 8 * 32
+BLOCK = record(
+    "weights0", "weights1", "weights2", "weights3",  # up to four panels
+    "scales0", "scales1", "scales2", "scales3",
+    "ahead0", "ahead1", "ahead2", "ahead3",  # bytes from a panel's weight to the one to prefetch
+    "x", "x_row",  # the first row, prepared; bytes from row to row
+    "sums", "sums_row",  # of each group of x: its sum, or for int8 three numbers (`int8.py`)
+    "c", "c_row",  # float32 results: (rows, panels * 16); for the rounding of x, int8 numbers
+    "groups", "steps",  # groups of inputs, and eights of inputs in a group
+    "scale_kind",  # F16, F32 or BF16
+    "b0", "b1",  # two panels of bfloat16 weights, for tiles
+    "tables",  # the numbers of int4 codes: `packed.tables`
+    "offsets",  # 1 if each group of a panel has offsets after its factors, else 0
+    "raised",  # added to the weights to make them unsigned, for int8 x
+    "four_bytes",  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
+)  # fmt: skip
+"""The arguments of an inner loop, which takes the address of such a record."""
+BLOCK_BYTES = 256
+
+
+def _offset_of(name: str) -> int:
+    assert BLOCK.fields is not None
+    return int(BLOCK.fields[name][1])
+
+
+WEIGHTS_AT, SCALES_AT, AHEAD_AT = _offset_of("weights0"), _offset_of("scales0"), _offset_of("ahead0")
+"""Bytes of a `BLOCK` before its four addresses of weights and of scales, and its four distances."""
+assert BLOCK.itemsize <= BLOCK_BYTES
 
 F16, F32, BF16 = 0, 1, 2
 """Kinds of scales."""
@@ -40,15 +53,20 @@ _i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Floa
 _floats, _ints, _halves = (ir.VectorType(kind, WIDTH) for kind in (_f32, _i32, _i16))
 
 
-def argument_at(builder: ir.IRBuilder, block: ir.Value, place: int) -> ir.Value:
-    """The argument at a place in the block."""
-    return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
+@part
+def block_at(address):  # type: ignore[no-untyped-def]
+    """The `BLOCK` at an address."""
+    return carray(vl.as_pointer(address), 1, BLOCK)[0]
 
 
-def row_address(builder: ir.IRBuilder, block: ir.Value, first: int, stride: int, index: int) -> ir.Value:
-    """The address of row `index`; `first` and `stride` are the places of the first row's address and of the
-    bytes between rows."""
-    offset = builder.mul(argument_at(builder, block, stride), _i64(index))
+def argument_at(builder: ir.IRBuilder, block: ir.Value, name: str) -> ir.Value:
+    """The field `name` of the `BLOCK` at an address."""
+    return builder.load(pointer(builder, builder.add(block, _i64(_offset_of(name))), _i64))
+
+
+def row_address(builder: ir.IRBuilder, block: ir.Value, first: str, index: int) -> ir.Value:
+    """The address of row `index`, where the field `first` has that of row 0."""
+    offset = builder.mul(argument_at(builder, block, f"{first}_row"), _i64(index))
     return builder.add(argument_at(builder, block, first), offset)
 
 
@@ -91,10 +109,10 @@ def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 
 
 class Scales:
-    """The scales of groups of inputs: 16 factors a group and, where OFFSETS is set, then 16 offsets."""
+    """The scales of groups of inputs: 16 factors a group and, with `offsets`, then 16 offsets."""
 
     def __init__(self, builder: ir.IRBuilder, kind: ir.Value, offsets: ir.Value) -> None:
-        """`kind` and `offsets` as SCALE_KIND and OFFSETS: arguments of a block, or constants."""
+        """`kind` and `offsets` as `scale_kind` and `offsets` of a `BLOCK`, or constants."""
         self._builder = builder
         self._kind = kind
         self.has_offsets = builder.icmp_unsigned("!=", offsets, _i64(0))

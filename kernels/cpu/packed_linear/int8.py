@@ -6,8 +6,8 @@ exact (`byte_dots.py`). Sums of groups are scaled and added in float32, in ascen
 rows and panels that a kernel handles at once.
 
 vpdpbusd needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by 128.
-Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. SUMS has
-three numbers for each group of a row: the step; -RAISED times the int32 sum of the int8 numbers, where the
+Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. `sums` has
+three numbers for each group of a row: the step; -`raised` times the int32 sum of the int8 numbers, where the
 accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
 
 With AVX2, int8 weights are multiplied by x in int16 (vpmaddwd), with the largest magnitude equal to 32,767
@@ -45,7 +45,7 @@ from ramify.kernels.cpu.packed_linear.code import (
     multiply_add,
     splatted,
 )
-from ramify.kernels.packed import TABLE_BYTES_AT
+from ramify.kernels.weights.packed import TABLE_BYTES_AT
 
 PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2} if LANES == WIDTH else {1: 2, 2: 1, 4: 1}
 """Panels of a kernel by its number of rows, so that the sums of a group stay in registers."""
@@ -67,10 +67,10 @@ GROUP_BYTES = 12
 _UNROLLED = 2
 """Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
 _TOGETHER = byte_dots.SHORT_INPUTS // 8
-"""As many where sums are taken in assembly, for groups of a multiple of 32 inputs."""
+"""Steps without a loop where sums are taken in assembly, for groups of a multiple of 32 inputs."""
 _STRAIGHT = {"int4": ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4)), "int8": ((code.F16, 0, 4),)}
-"""Kinds of scales, offsets and steps of a group that have code without branches inside of a group, where sums
-are taken in assembly: those of Q4_0, Q4_1 and Q4_K, and of Q8_0."""
+"""(kind of scales, offsets, steps of a group) of the assembly loops that have no branches inside a group:
+Q4_0, Q4_1 and Q4_K, and Q8_0."""
 MOST_INT16_GROUP = 512
 """Inputs of a group whose products with x in int16, 128 * 32,767 at most, are added in int32."""
 _MAGIC = 1.5 * 2**23
@@ -79,8 +79,8 @@ _MAGIC_BITS = 0x4B400000
 
 
 def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
-    """The weights of a panel for eight inputs as two vectors of bytes, four inputs an output. Those of int8
-    and of a table are raised where they must be unsigned."""
+    """The weights of a panel for eight inputs as two vectors of bytes, four inputs an output. Weights of int8
+    and of a table are raised where the instruction needs unsigned ones."""
     raised = constant(_ints, 0x80808080)
     if form != "int8":
         packed = loaded(builder, at, _ints)
@@ -112,12 +112,12 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(code.argument_at, builder, block)
         place = functools.partial(code.row_address, builder, block)
-        weights = [argument(code.Q + panel) for panel in range(panels)]
-        scales = [argument(code.S + panel) for panel in range(panels)]
-        ahead = [argument(code.AHEAD + panel) for panel in range(panels)]
-        inputs, sums_of_x = argument(code.X), argument(code.SUMS)
-        outputs = [place(code.C, code.C_ROW, row) for row in range(rows)]
-        tables = argument(code.TABLES)
+        weights = [argument(f"weights{panel}") for panel in range(panels)]
+        scales = [argument(f"scales{panel}") for panel in range(panels)]
+        ahead = [argument(f"ahead{panel}") for panel in range(panels)]
+        inputs, sums_of_x = argument("x"), argument("sums")
+        outputs = [place("c", row) for row in range(rows)]
+        tables = argument("tables")
         cell: Any = cgutils.alloca_once_value
         sums = {spot: cell(builder, constant(_ints, 0)) for spot in grid}
         totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
@@ -186,7 +186,7 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
 
         def multiply_groups(kind: ir.Value, offsets: ir.Value, steps: ir.Value) -> None:
             group_scales = Scales(builder, kind, offsets)
-            with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
+            with cgutils.for_range(builder, argument("groups")) as groups:
                 of_group = builder.add(sums_of_x, builder.mul(groups.index, _i64(GROUP_BYTES * rows)))
                 for row in range(rows):
                     begin = of_row(of_group, _BEGIN, row, _i32)
@@ -222,7 +222,7 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
                         total = multiply_add(builder, builder.fmul(factors[panel], step_of_x), sum_, total)
                         builder.store(total, totals[row, panel])
 
-        given = argument(code.SCALE_KIND), argument(code.OFFSETS), argument(code.STEPS)
+        given = argument("scale_kind"), argument("offsets"), argument("steps")
 
         def choose(straight: Sequence[tuple[int, int, int]]) -> None:
             if not straight:
@@ -251,8 +251,8 @@ def products(form: str, int16_x: bool = False) -> dict[int, Any]:
 
 
 def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
-    """Rounds the row of `kind` ("bf16" or "f32") at X to int8 at C, or with `int16_x` to int16, and writes
-    the steps and corrections of its groups to SUMS.
+    """Rounds the row of `kind` ("bf16" or "f32") at `x` to int8 at `c`, or with `int16_x` to int16, and
+    writes the steps and corrections of its groups to `sums`.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
@@ -267,10 +267,10 @@ def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
         def reduced(name: str, vector: ir.Value) -> ir.Value:
             return called(builder, f"llvm.vector.reduce.{name}", vector.type.element, vector)
 
-        x, to, sums = argument(code.X), argument(code.C), argument(code.SUMS)
-        four_bytes, raised = argument(code.FOUR_BYTES), argument(code.RAISED)
+        x, to, sums = argument("x"), argument("c"), argument("sums")
+        four_bytes, raised = argument("four_bytes"), argument("raised")
         group_bytes = builder.mul(four_bytes, _i64(GROUP_BYTES // 4))
-        vectors = builder.lshr(argument(code.STEPS), _i64(1))
+        vectors = builder.lshr(argument("steps"), _i64(1))
         cell: Any = cgutils.alloca_once_value
         largest, total = cell(builder, constant(numbers_of_x, 0)), cell(builder, constant(_ints, 0))
 
@@ -278,7 +278,7 @@ def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
             """WIDTH numbers of the row as integers."""
             return loaded(builder, builder.add(x, builder.mul(place, _i64(size * WIDTH))), numbers_of_x)
 
-        with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
+        with cgutils.for_range(builder, argument("groups")) as groups:
             before = builder.mul(groups.index, vectors)
             builder.store(constant(numbers_of_x, 0), largest)
             with cgutils.for_range(builder, vectors) as loop:

@@ -18,17 +18,33 @@ from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
 from ramify.kernels.cpu.packed_linear.code import WIDTH
-from ramify.kernels.packed import PANEL_MULTIPLE, RAISED
+from ramify.kernels.weights.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
 BY_F32, BY_DOTS, BY_TILES, BY_INT8, BY_INT16 = 0, 1, 2, 3, 4
 """The ways to multiply; see `cpu/linear.py`."""
 
 FRAME = record(
-    "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
-    "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
-    "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at", "x_rows_at",
-    "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room", "extra", "extra_from",
+    # Arguments.
+    "layout",  # address of a `packed.LAYOUT`
+    "way",
+    "from_x", "from_row", "from_bf16",
+    "rows",
+    "out", "out_row", "out_bf16", "add",
+    "norm_at",  # the weight of an RMS norm of x; 0: none
+    "chosen", "chosen_count",  # int32, the panels to compute; 0: all
+    "rows_at",  # int64, the rows of x and out to compute; 0: the first
+    "extra", "extra_from",  # for each row the address of float32 terms less `extra_from`; 0: none
+    "threads", "team", "body", "arena", "arena_bytes",
+    # Set by the call.
+    "panels",
+    "block_rows", "row_blocks", "items",  # rows of an item, and how rows and panels are divided
+    "prepared", "prepared_row",  # rows of x as the inner loops read them, from row `first` on, `room` of them
+    "first", "room", "x_rows_at",
+    "x", "x_row",  # the rows that are multiplied; by tiles those from `tail_from` on lie at `tail`
+    "tail", "tail_from",
+    "sums", "sums_row",
+    "counters", "scratch", "scratch_bytes",
     "prepare_end", "end", "prepare_total", "total", "frames",
     floats=("eps",),
 )  # fmt: skip
@@ -36,8 +52,8 @@ FRAME = record(
 
 Several products of one form and size, by different matrices, run as one call: their frames lie one after the
 other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; those of
-a frame end at `prepare_end` and `end`. These totals, `frames` (its own address), `counters`, `scratch` and
-`scratch_bytes` of the first frame count for all.
+a frame end at `prepare_end` and `end`. The first frame has these totals, `frames` (its own address), `team`,
+`body`, `counters`, `scratch` and `scratch_bytes` for all.
 """
 
 MOST_ROWS = max(tiles.ROWS)
@@ -78,9 +94,10 @@ def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
             for i in range(panels):
                 panel = panel_at(frame, start + i)
                 later = panel_at(frame, min(start + panels + i, frame.panels - 1))
-                vl.write_i64(block + 8 * (code.Q + i), layout.panels_at + panel * layout.panel_bytes)
-                vl.write_i64(block + 8 * (code.S + i), layout.scales_at + panel * layout.scale_bytes)
-                vl.write_i64(block + 8 * (code.AHEAD + i), (later - panel) * layout.panel_bytes)
+                at = block + 8 * i
+                vl.write_i64(at + code.WEIGHTS_AT, layout.panels_at + panel * layout.panel_bytes)
+                vl.write_i64(at + code.SCALES_AT, layout.scales_at + panel * layout.scale_bytes)
+                vl.write_i64(at + code.AHEAD_AT, (later - panel) * layout.panel_bytes)
             if rows == 1:
                 one(block)
             elif rows == 2:
@@ -89,7 +106,7 @@ def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
                 four(block)
             else:
                 eight(block)
-            vl.write_i64(block + 8 * code.C, vl.read_i64(block + 8 * code.C) + 4 * WIDTH * panels)
+            code.block_at(block).c += 4 * WIDTH * panels
 
     return choose
 
@@ -194,15 +211,16 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
 def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
     """One item by the float32, dot, int8 or int16 kernels, up to eight rows at a time."""
     block, c = scratch, scratch + code.BLOCK_BYTES
+    arguments = code.block_at(block)
     first = item // frame.row_blocks * ITEM_PANELS
     dots = frame.way == BY_DOTS
     row = item % frame.row_blocks * frame.block_rows
     stop = min(row + frame.block_rows, frame.rows)
     while row < stop:
         rows = kernel_rows(stop - row)
-        vl.write_i64(block + 8 * code.X, frame.x + row * frame.x_row)
-        vl.write_i64(block + 8 * code.SUMS, frame.sums + row * frame.sums_row)
-        vl.write_i64(block + 8 * code.C, c)
+        arguments.x = frame.x + row * frame.x_row
+        arguments.sums = frame.sums + row * frame.sums_row
+        arguments.c = c
         if layout.form == 0:
             if dots:
                 _bf16_dots(frame, layout, block, first, rows)
@@ -254,6 +272,7 @@ def _tile_item() -> Any:
     def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
         """One item by tiles: two panels at a time, each pair against all rows."""
         block, c = scratch, scratch + code.BLOCK_BYTES
+        arguments = code.block_at(block)
         decoded = c + C_BYTES + CONFIG_BYTES
         decoded_bytes = 2 * WIDTH * layout.padded
         ahead = 0 if frame.chosen else 2 * layout.panel_bytes
@@ -262,31 +281,31 @@ def _tile_item() -> Any:
                 chosen = panel_at(frame, panel + other)
                 at = layout.panels_at + chosen * layout.panel_bytes
                 if layout.form:
-                    vl.write_i64(block + 8 * code.Q, at)
-                    vl.write_i64(block + 8 * code.S, layout.scales_at + chosen * layout.scale_bytes)
-                    vl.write_i64(block + 8 * code.STEPS, layout.group // 8)
-                    vl.write_i64(block + 8 * code.AHEAD, ahead)
+                    arguments.weights0 = at
+                    arguments.scales0 = layout.scales_at + chosen * layout.scale_bytes
+                    arguments.steps, arguments.ahead0 = layout.group // 8, ahead
                     at = decoded + other * decoded_bytes
-                    vl.write_i64(block + 8 * code.B, at)
+                    arguments.b0 = at
                     if layout.form == 1:
                         decode_int8(block)
                     elif layout.form == 4:
                         decode_fp8(block)
                     else:
                         decode_int4(block)
-                vl.write_i64(block + 8 * (code.B + other), at)
+                if other:
+                    arguments.b1 = at
+                else:
+                    arguments.b0 = at
             if layout.form:
-                vl.write_i64(block + 8 * code.B, decoded)
-            vl.write_i64(block + 8 * code.STEPS, layout.padded // 32)
-            vl.write_i64(block + 8 * code.C, c)
-            vl.write_i64(block + 8 * code.AHEAD, 0 if layout.form else ahead)
+                arguments.b0 = decoded
+            arguments.steps, arguments.c = layout.padded // 32, c
+            arguments.ahead0 = 0 if layout.form else ahead
             row = 0
             while row < frame.rows:
                 at, x_row = frame.x + row * frame.x_row, frame.x_row
                 if row >= frame.tail_from:
                     at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
-                vl.write_i64(block + 8 * code.X, at)
-                vl.write_i64(block + 8 * code.X_ROW, x_row)
+                arguments.x, arguments.x_row = at, x_row
                 rows = 32
                 if frame.rows - row > 16:
                     thirty_two(block)

@@ -9,9 +9,8 @@ import numpy as np
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
+from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.int8 import (
     round_int4,
@@ -22,12 +21,13 @@ from ramify.kernels.cpu.packed_linear.int8 import (
     round_wide_int16,
 )
 from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, BY_INT16, MOST_ROWS, kernel_rows
+from ramify.kernels.cpu.parts.norm import normalise
 
 
 @part
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
     """Copy a row to `to`: normed if the call has a norm, in the weight's order of inputs, float32 for BY_F32
-    and else in its own dtype, and padded with zeros. `at` 0 gives zeros; `spare` has room for a row."""
+    and else in its own dtype, and padded with zeros. An `at` of 0 gives zeros. `spare` has room for a row."""
     wide = frame.way == BY_F32 or not frame.from_bf16
     size = 4 if wide else 2
     filled = 0
@@ -97,10 +97,11 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     first = place - place % MOST_ROWS
     rows = kernel_rows(frame.rows - first)
     inside = place - first
-    vl.write_i64(block + 8 * code.X, at)
-    vl.write_i64(block + 8 * code.C, frame.prepared + first * frame.prepared_row + 4 * inside)
-    vl.write_i64(block + 8 * code.SUMS, frame.sums + first * frame.sums_row + 4 * inside)
-    vl.write_i64(block + 8 * code.FOUR_BYTES, 4 * rows)
+    arguments = code.block_at(block)
+    arguments.x = at
+    arguments.c = frame.prepared + first * frame.prepared_row + 4 * inside
+    arguments.sums = frame.sums + first * frame.sums_row + 4 * inside
+    arguments.four_bytes = 4 * rows
     if frame.way == BY_INT16:
         if frame.from_bf16:
             round_int16(block)

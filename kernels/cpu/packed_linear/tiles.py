@@ -1,9 +1,9 @@
 """The inner loops of products with packed weights as LLVM code: rows of x against panels of 16 outputs.
 
-A panel's weights lie in the order in which they are used (`kernels.packed`), so a kernel reads them as one
-stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added across
-lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs of
-inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
+A panel's weights lie in the order in which they are used (`kernels.weights.packed`), so a kernel reads them
+as one stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added
+across lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs
+of inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
 number of rows and panels that a kernel handles at once, so the number changes the speed and no bit of the
 result.
 
@@ -19,30 +19,13 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ramify.kernels import packed as packed_weights
 from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.dots import dot, pairs
 from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import BF16, LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear.code import (
-    AHEAD,
-    B_OTHER,
-    C_ROW,
-    GROUPS,
-    OFFSETS,
-    SCALE_KIND,
-    STEPS,
-    SUMS,
-    SUMS_ROW,
-    TABLES,
     WIDTH,
-    X_ROW,
-    B,
-    C,
-    Q,
-    S,
     Scales,
-    X,
     argument_at,
     called,
     constant,
@@ -52,6 +35,7 @@ from ramify.kernels.cpu.packed_linear.code import (
     splatted,
     widened,
 )
+from ramify.kernels.weights import packed as packed_weights
 
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""
@@ -70,8 +54,8 @@ _halves = ir.VectorType(_i16, WIDTH)
 FORMS = (
     ("bf16", "int8", "int4", "f32", "fp8") if LANES == 16 else ("bf16", "int8", "int4", "table", "f32", "fp8")
 )
-"""What there are inner loops for. With AVX-512 the codes of int4 are always looked up in a table. Without, a
-look-up costs more than a conversion, so weights with a table have loops of their own."""
+"""Formats of weights that have inner loops. With AVX-512 the codes of int4 are always looked up in a table.
+Without it a look-up costs more than a conversion, so weights with a table have loops of their own."""
 FP8_FACTOR = 256.0
 """The loops read float8_e4m3fn as a float16 with three bits more of exponent: divided by 2**8."""
 
@@ -178,14 +162,14 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
         argument = functools.partial(argument_at, builder, block)
         place = functools.partial(row_address, builder, block)
         zero = constant(_floats, 0.0)
-        weights = [argument(Q + panel) for panel in range(panels)]
-        scales = [argument(S + panel) for panel in range(panels)]
-        ahead = [argument(AHEAD + panel) for panel in range(panels)]
-        inputs = [place(X, X_ROW, row) for row in range(rows)]
-        sums = [place(SUMS, SUMS_ROW, row) for row in range(rows)]
-        outputs = [place(C, C_ROW, row) for row in range(rows)]
-        steps, tables = argument(STEPS), argument(TABLES)
-        group_scales = Scales(builder, argument(SCALE_KIND), argument(OFFSETS))
+        weights = [argument(f"weights{panel}") for panel in range(panels)]
+        scales = [argument(f"scales{panel}") for panel in range(panels)]
+        ahead = [argument(f"ahead{panel}") for panel in range(panels)]
+        inputs = [place("x", row) for row in range(rows)]
+        sums = [place("sums", row) for row in range(rows)]
+        outputs = [place("c", row) for row in range(rows)]
+        steps, tables = argument("steps"), argument("tables")
+        group_scales = Scales(builder, argument("scale_kind"), argument("offsets"))
         cell: Any = cgutils.alloca_once_value
         chains = {spot: [cell(builder, zero) for _ in range(CHAINS)] for spot in grid}
         totals = {spot: cell(builder, zero) for spot in grid}
@@ -193,7 +177,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
         def summed(cells: list[Any]) -> ir.Value:
             return functools.reduce(builder.fadd, [builder.load(chain) for chain in cells])
 
-        with cgutils.for_range(builder, argument(GROUPS)) as groups:
+        with cgutils.for_range(builder, argument("groups")) as groups:
             if scaled:
                 for spot in grid:
                     for chain in chains[spot]:
@@ -260,17 +244,22 @@ def products(form: str, dots: bool) -> dict[int, Any]:
 
 
 def decoder(form: str) -> Any:
-    """A function that writes a panel's weights to B as pairs of bfloat16, each rounded to nearest."""
+    """A function that writes a panel's weights to `b0` as pairs of bfloat16, each rounded to nearest."""
     step_bytes = _STEP_BYTES[form] * WIDTH
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
-        weights, scales, to, tables = argument(Q), argument(S), argument(B), argument(TABLES)
-        steps, ahead = argument(STEPS), argument(AHEAD)
-        group_scales = Scales(builder, argument(SCALE_KIND), argument(OFFSETS))
+        weights, scales, to, tables = (
+            argument("weights0"),
+            argument("scales0"),
+            argument("b0"),
+            argument("tables"),
+        )
+        steps, ahead = argument("steps"), argument("ahead0")
+        group_scales = Scales(builder, argument("scale_kind"), argument("offsets"))
         cell: Any = cgutils.alloca_once
         offset_cell = cell(builder, _floats)
-        with cgutils.for_range(builder, argument(GROUPS)) as groups:
+        with cgutils.for_range(builder, argument("groups")) as groups:
             at = group_scales.address(scales, groups.index)
             factors = _factors(builder, form, group_scales, at)
             builder.store(constant(_floats, 0.0), offset_cell)
@@ -299,7 +288,7 @@ def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
 
 
 def _tile_product(row_tiles: int) -> Any:
-    """C = x Wᵀ by AMX for 16 or 32 rows and two panels. Here STEPS counts tiles of 32 inputs."""
+    """C = x Wᵀ by AMX for 16 or 32 rows and two panels. Here `steps` counts tiles of 32 inputs."""
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
@@ -307,13 +296,13 @@ def _tile_product(row_tiles: int) -> Any:
         def at(address: ir.Value) -> ir.Value:
             return pointer(builder, address, _i8)
 
-        x, x_row, c, c_row = (argument(place) for place in (X, X_ROW, C, C_ROW))
-        panels, ahead = [argument(B), argument(B_OTHER)], argument(AHEAD)
+        x, x_row, c, c_row = map(argument, ("x", "x_row", "c", "c_row"))
+        panels, ahead = [argument("b0"), argument("b1")], argument("ahead0")
         starts = [builder.add(x, builder.mul(x_row, _i64(16 * tile))) for tile in range(row_tiles)]
         # Registers: sums in 0 to 3, rows in 4 and 5, panels in 6 and 7.
         for sum_ in range(2 * row_tiles):
             _tile(builder, "tilezero", _i8(sum_))
-        with cgutils.for_range(builder, argument(STEPS)) as loop:
+        with cgutils.for_range(builder, argument("steps")) as loop:
             x_offset, w_offset = builder.shl(loop.index, _i64(6)), builder.shl(loop.index, _i64(10))
             for tile in range(row_tiles):
                 _tile(builder, "tileloadd64", _i8(4 + tile), at(builder.add(starts[tile], x_offset)), x_row)
@@ -335,8 +324,8 @@ def _tile_product(row_tiles: int) -> Any:
 
 
 def _configure(builder: ir.IRBuilder, block: ir.Value) -> None:
-    """Configure eight tiles of 16 rows of 64 bytes, from the 64 bytes of configuration at address B."""
-    address = builder.load(pointer(builder, builder.add(block, _i64(8 * B)), _i64))
+    """Configure eight tiles of 16 rows of 64 bytes, from the 64 bytes of configuration at `b0`."""
+    address = argument_at(builder, block, "b0")
     _tile(builder, "ldtilecfg", pointer(builder, address, _i8))
 
 

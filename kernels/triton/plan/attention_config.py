@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ramify.kernels.triton import interpret
+from ramify.kernels.triton.launching import interpret
 
 CHUNK = 512
 """Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""
@@ -93,16 +93,16 @@ def _found(device: torch.device) -> Device:
 
 
 _FLOPS = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
-"""Of 16-bit products of a multiprocessor a cycle, dense, by compute capability (NVIDIA's white papers)."""
+"""Dense 16-bit operations of a multiprocessor a cycle, by compute capability (NVIDIA's white papers)."""
 _REACHED = 0.9, 0.4
 """Shares of the peaks of memory and products that attention is taken to reach. Not measured: see
 docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Of the L2 cache, a cycle and multiprocessor. Not measured either."""
+"""Bytes from the L2 cache for each multiprocessor a cycle. Not measured either."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
-    """The figures of a device from its driver's: `found` is of Triton's, with rates in kHz."""
+    """The figures of a device, from the properties `found` of Triton's driver, with rates in kHz."""
     processors, cycles = found["multiprocessor_count"], 1e3 * found["sm_clock_rate"]
     memory = 2e3 * found["mem_clock_rate"] * found["mem_bus_width"] / 8  # two transfers a cycle
     plain = Device(processors, found["max_shared_mem"])

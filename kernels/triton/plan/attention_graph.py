@@ -44,7 +44,7 @@ class TokenForm(NamedTuple):
     """The launches of the plan of a step of any tokens, their sizes rounded up to powers of two.
 
     launches : (tile, listed, items)
-    listed_tokens : of the listed items
+    listed_tokens : tokens of the listed items
     states : of all tokens together, each with a row for each query head of a KV head; 0: none are merged
     """
 
@@ -54,7 +54,7 @@ class TokenForm(NamedTuple):
 
 
 LEAST_ITEMS = 16
-"""Room of a launch at the least, so that small steps have few forms."""
+"""The least room of a launch, so that small steps have few forms."""
 
 
 def token_form_of(plan: Plan, tokens: int) -> TokenForm:
@@ -72,7 +72,7 @@ def token_form_of(plan: Plan, tokens: int) -> TokenForm:
 
 
 def rounded_up(count: int) -> int:
-    """To a power of two; 0 stays 0."""
+    """`count` rounded up to a power of two; 0 stays 0."""
     return 1 << (count - 1).bit_length() if count else 0
 
 

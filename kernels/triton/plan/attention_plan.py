@@ -24,11 +24,11 @@ EVERY_POSITION = 1 << 30
 PROGRAMS_A_PROCESSOR = 2
 """Programs that run at once on a multiprocessor: more with small tiles, one with the largest."""
 STATE_BYTES = 256 << 20
-"""Most bytes of softmax states; parts are made no shorter than that allows."""
+"""Most bytes of softmax states: the limit to how short parts are made."""
 _SMALLEST = 256
-"""Positions of the shortest part, whose start and states are taken to cost a quarter of its time."""
+"""Positions of the shortest part. Its start and states are taken to cost a quarter of its time."""
 _MERGE = 256
-"""Positions whose time the merge's launch is taken to cost. Not measured: see docs/kernels.md."""
+"""The cost of the merge's launch, in positions. Not measured: see docs/kernels.md."""
 
 
 class Shape(NamedTuple):

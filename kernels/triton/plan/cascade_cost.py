@@ -1,4 +1,4 @@
-"""Which shared prefixes are worth reading once for all their branches: a cost model."""
+"""A cost model that chooses the shared prefixes worth reading once for all their branches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Costs:
     margin: float = 0.05
 
     @staticmethod
-    def of(device: Device) -> Costs:
+    def for_device(device: Device) -> Costs:
         return Costs(device.memory, device.cache, device.cache_bytes, device.flops)
 
     def choose(
@@ -51,7 +51,9 @@ class Costs:
         for group in groups:
             counts = [new[row] for row in group.members if new[row]]
             rest = sum(new[row] for row in group.members if new[row] and reached[row] < group.begin)
-            gain = self._read(counts, group.tokens, shape) - self._read([sum(counts)], group.tokens, shape)
+            gain = self.time_of(counts, group.tokens, shape) - self.time_of(
+                [sum(counts)], group.tokens, shape
+            )
             gain -= self._state(sum(counts) + rest, shape)
             if gain > 0:
                 chosen.append(group)
@@ -59,11 +61,11 @@ class Costs:
                 for row in group.members:
                     reached[row] = group.begin + group.tokens
         merged = sum(count for count, end in zip(new, reached, strict=True) if end)
-        flat = sum(self._read([count], length, shape) for count, length in zip(new, kv_lens, strict=True))
+        flat = sum(self.time_of([count], length, shape) for count, length in zip(new, kv_lens, strict=True))
         fixed = 2 * self.launch + self._state(merged, shape)
         return chosen if saved - fixed > self.margin * flat else []
 
-    def _read(self, counts: Sequence[int], tokens: int, shape: Shape) -> float:
+    def time_of(self, counts: Sequence[int], tokens: int, shape: Shape) -> float:
         """Seconds for tasks of `counts` queries each to attend to the same `tokens` positions."""
         group = shape.heads // shape.kv_heads
         sizes = [tile.rows for tile in shape.tiles]

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ramify.kernels.triton.interpret import jit
+from ramify.kernels.triton.launching.interpret import jit
 from ramify.kernels.triton.tiles.attention_tile import fold, sink_state
 
 AT_ONCE = (1, 2, 4, 8)

@@ -28,8 +28,8 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 )
 
 BASE = tl.constexpr(10)
-"""Of the digits. A larger base takes fewer passes, but each adds BASE - 1 times in float64, of which many
-GPUs have few units. Not measured: see docs/kernels.md."""
+"""The base of the digits. A larger base takes fewer passes, but each adds BASE - 1 times in float64, of which
+many GPUs have few units. Not measured: see docs/kernels.md."""
 PASSES = tl.constexpr(10)
 """Digits of an order: BASE**PASSES is above 2**32."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.families.qwen3 import Qwen3Layer
 from ramify.runtime.model.layers import Residual, RMSNorm
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Gemma2Layer(LlamaLayer):
@@ -27,7 +27,7 @@ class Gemma2Layer(LlamaLayer):
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
         x.add(self.attended_norm.forward(self.output.forward(self.attended(x, rotation, attend))))
-        x.add(self.mlp_out_norm.forward(self.mlp.of(x, self.mlp_norm)))
+        x.add(self.mlp_out_norm.forward(self.mlp.forward_normed(x, self.mlp_norm)))
 
     def weights(self) -> LayerWeights | None:
         return None
@@ -46,23 +46,22 @@ class Gemma3Layer(Qwen3Layer, Gemma2Layer):
 
 
 class Gemma2(Model):
+    layer_type = Gemma2Layer
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         # The model was trained with the scale rounded to its dtype: 34 instead of 33.94 in bfloat16.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device="cpu").item()
 
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Gemma2Layer(self.config, index, dtype)
-
 
 class Gemma3(Gemma2):
     """The text model, also of a multimodal checkpoint."""
 
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Gemma3Layer(self.config, index, dtype)
+    layer_type = Gemma3Layer
 
     def name_of(self, stored: str) -> str | None:
-        """Multimodal files: "language_model.…" before transformers 5, "model.language_model.…" since."""
+        """The tensor's name in a text model. Multimodal files have "language_model.…" or, since transformers
+        5, "model.language_model.…"."""
         if "vision_tower." in stored or "multi_modal_projector." in stored:
             return None
         if stored.startswith("model.language_model."):

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import torch
 
-from ramify.kernels.rows import Rows
-from ramify.runtime.model.decoder import Layer, Model
+from ramify.kernels.weights.rows import Rows
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import Entry
 from ramify.runtime.model.families.llama import LlamaLayer
 
 
 class GptOss(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return LlamaLayer(self.config, index, dtype)
+    layer_type = LlamaLayer
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """A folder has all experts of a layer in one tensor, with the rows of gate and up in turn.
+        """The slots of a tensor. A folder has all experts of a layer in one, with the rows of gate and up in
+        turn.
 
         Those of mxfp4 are rows, (experts * outputs, inputs). Others are (experts, inputs, outputs).
         """

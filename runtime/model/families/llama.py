@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
-from ramify.kernels.lora import LoraTable
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.lora import LoraTable
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.layers import (
@@ -23,6 +24,7 @@ from ramify.runtime.model.layers import (
     Slots,
     under,
 )
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class LlamaLayer(Layer):
@@ -63,7 +65,7 @@ class LlamaLayer(Layer):
 
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
         """Attention of norm(x), before the output projection: (T, heads · head_dim)."""
-        qkv = self.qkv.of(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
+        qkv = self.qkv.forward_normed(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         window, norms = self.window, self.head_norms()
         mixed = attend(self.index, q, k, v, rotation, window=window, norms=norms, sinks=self.sinks)
@@ -113,6 +115,23 @@ class LlamaLayer(Layer):
         yield from under("mlp.", self.mlp.slots())
 
 
+class NormedHeadsLayer(LlamaLayer):
+    """A Llama layer with norms over queries and keys, which its subclasses make."""
+
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+
+    def weights(self) -> LayerWeights | None:
+        weights = super().weights()
+        if weights is None:
+            return None
+        return dataclasses.replace(weights, q_norm=self.q_norm.fused, k_norm=self.k_norm.fused)
+
+    def slots(self) -> Slots:
+        yield from super().slots()
+        yield from under("self_attn.q_norm.", self.q_norm.slots())
+        yield from under("self_attn.k_norm.", self.k_norm.slots())
+
+
 class Llama(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return LlamaLayer(self.config, index, dtype)
+    layer_type = LlamaLayer

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import torch
 
-from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.layers import GatedMLP, Linear, Rotary
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class Phi3Layer(LlamaLayer):
-    """In checkpoints queries, keys and values are one tensor, and gate and up another."""
+    """Llama's layer, stored with queries, keys and values as one tensor, and gate and up as another."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)
@@ -24,5 +24,4 @@ class Phi3Layer(LlamaLayer):
 
 
 class Phi3(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Phi3Layer(self.config, index, dtype)
+    layer_type = Phi3Layer

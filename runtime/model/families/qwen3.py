@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import torch
 
-from ramify.kernels.stack import LayerWeights
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
-from ramify.runtime.model.families.llama import LlamaLayer
-from ramify.runtime.model.layers import HeadNorms, RMSNorm, Rotary, Slots, under
+from ramify.runtime.model.families.llama import LlamaLayer, NormedHeadsLayer
+from ramify.runtime.model.layers import HeadNorms, RMSNorm, Rotary
+from ramify.runtime.model.shape.config import ModelConfig
 
 
-class Qwen3Layer(LlamaLayer):
+class Qwen3Layer(NormedHeadsLayer):
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)
         self.q_norm, self.k_norm = (self.head_norm(config, dtype) for _ in range(2))
@@ -28,17 +26,6 @@ class Qwen3Layer(LlamaLayer):
     def head_norms(self) -> HeadNorms:
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
-    def weights(self) -> LayerWeights | None:
-        weights = super().weights()
-        if weights is None:
-            return None
-        return dataclasses.replace(weights, q_norm=self.q_norm.fused, k_norm=self.k_norm.fused)
-
-    def slots(self) -> Slots:
-        yield from super().slots()
-        yield from under("self_attn.q_norm.", self.q_norm.slots())
-        yield from under("self_attn.k_norm.", self.k_norm.slots())
-
 
 class Glm4Moe(Model):
     """GLM-4.5 (arXiv 2508.06471): the norms are in its larger models alone; half of each head rotates."""
@@ -47,11 +34,10 @@ class Glm4Moe(Model):
         return (Qwen3Layer if self.config.head_norms else LlamaLayer)(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """Layers after the last predict further tokens: multi-token prediction, which is not used."""
+        """The tensor's name; None in layers after the last, which predict further tokens and are not used."""
         found = re.match(r"model\.layers\.(\d+)\.", stored)
         return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 
 
 class Qwen3(Model):
-    def layer(self, index: int, dtype: torch.dtype) -> Layer:
-        return Qwen3Layer(self.config, index, dtype)
+    layer_type = Qwen3Layer

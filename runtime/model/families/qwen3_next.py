@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.reference import gated_delta as reference
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.weights.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
-from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.families.llama import LlamaLayer
 from ramify.runtime.model.families.qwen3 import Qwen3Layer
 from ramify.runtime.model.layers import Linear, Residual, RMSNorm, Rotary, Slot, Slots, under
+from ramify.runtime.model.shape.config import ModelConfig
 
 
 class GatedAttentionLayer(Qwen3Layer):
@@ -43,7 +43,7 @@ class GatedAttentionLayer(Qwen3Layer):
         self.output_gate: registry.OutputGate = reference.output_gate
 
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
-        parts = self.qkv.of(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
+        parts = self.qkv.forward_normed(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         heads = (self.heads, self.heads, self.kv_heads, self.kv_heads)
         q, gate, k, v = parts.split(heads, dim=1)
         out = attend(self.index, q, k, v, rotation, window=self.window, norms=self.head_norms())
@@ -76,10 +76,10 @@ class DeltaLayer(Layer):
 
     @abstractmethod
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
-        """From x to the convolution's channels, z, b and a, side by side."""
+        """Projections from x to the convolution's channels, z, b and a, side by side."""
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
-        mixed = self.projection.of(x, self.attention_norm)
+        mixed = self.projection.forward_normed(x, self.attention_norm)
         qkv, z, b, a = mixed.split((self.channels, self.values, self.heads, self.heads), dim=1)
         weights = DeltaWeights(self.conv, self.a_log, self.dt_bias)
         out = attend.gated_delta_rule(self.index, qkv, b, a, weights)
@@ -100,7 +100,7 @@ class DeltaLayer(Layer):
 
 
 class Qwen3NextDeltaLayer(DeltaLayer):
-    """Two matrices, whose rows are grouped by key head."""
+    """A delta layer stored as two matrices, whose rows are grouped by key head."""
 
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
         states = config.states
@@ -120,7 +120,7 @@ class Qwen3NextDeltaLayer(DeltaLayer):
 
 
 class Qwen35DeltaLayer(DeltaLayer):
-    """A matrix for each projection."""
+    """A delta layer stored as a matrix for each projection."""
 
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
         parts = {"in_proj_qkv": self.channels, "in_proj_z": self.values}
@@ -141,14 +141,15 @@ class Qwen3Next(Model):
         kind = self.delta_layer if self.config.linear[index] else GatedAttentionLayer
         return kind(self.config, index, dtype)
 
-    def use(self, ops: registry.Ops) -> None:
-        super().use(ops)
+    def use_kernels(self, ops: registry.Ops) -> None:
+        super().use_kernels(ops)
         for layer in self.layers:
             assert isinstance(layer, GatedAttentionLayer | DeltaLayer)
             layer.output_gate = ops.output_gate
 
     def name_of(self, stored: str) -> str | None:
-        """Without the vision tower, and without the layers that predict further tokens (`mtp`)."""
+        """The tensor's name in a text model; None for the vision tower, and for the layers that predict
+        further tokens (`mtp`)."""
         if stored.startswith(("mtp.", "model.visual.")):
             return None
         return super().name_of(stored.replace("model.language_model.", "model.", 1))

@@ -1,8 +1,8 @@
 """The quantised blocks of GGUF files as integers and scales.
 
 Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). Types without a reader here are dequantised by
-chunks, and the integers of each group are found in its values. The resulting `kernels.rows.Rows` have the
-same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
+chunks, and the integers of each group are found in its values. The resulting `kernels.weights.rows.Rows` have
+the same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gguf.quants import IQ4_NL, MXFP4, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.cpu.packing import nibbles
-from ramify.kernels.rows import NumbersAt, Rows, Stored, Verbatim
+from ramify.kernels.cpu.parts.packing import nibbles
+from ramify.kernels.weights.rows import NumbersAt, Rows, Stored, Verbatim
 
 CHUNK = 1 << 19
 """Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
@@ -33,12 +33,12 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
     if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _VERBATIM):
         return None
     data = torch.from_numpy(raw.reshape(shape[0], -1))
-    return Rows.of(Stored((data,), *_decoder(kind)))
+    return Rows.from_stored(Stored((data,), *_decoder(kind)))
 
 
 @functools.cache
 def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
-    """What `Stored` needs of a type: the same each time."""
+    """The parts of a type that `Stored` needs, the same each time."""
     verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
@@ -264,7 +264,7 @@ _TABLES: dict[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.MXFP4: MXFP4.kvalues,
     GGMLQuantizationType.NVFP4: MXFP4.kvalues,
 }
-"""What the codes of a type stand for."""
+"""Type → the values that its codes stand for."""
 
 _POWERS = (GGMLQuantizationType.MXFP4, GGMLQuantizationType.NVFP4)
 """Types whose factors fit bfloat16."""

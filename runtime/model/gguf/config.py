@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ramify.kernels.routing import ClampedGate, Routing
-from ramify.runtime.model.config import (
+from ramify.kernels.weights.routing import ClampedGate, Routing
+from ramify.runtime.model.shape.config import (
     Experts,
     Family,
     ModelConfig,
@@ -21,7 +21,7 @@ from ramify.runtime.model.config import (
     token_ids,
     unsupported,
 )
-from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
+from ramify.runtime.model.shape.hf_rope import rope_from_hf, with_rope_scaling
 
 Value = TypeVar("Value")
 
@@ -34,7 +34,7 @@ class Metadata:
     all: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     rope_scaling: Mapping[str, Any] | None = None
-    """Stands in for the file's extension of the context, in the words of a `config.json`."""
+    """Replacement for the file's extension of the context, as `rope_scaling` of a `config.json`."""
 
     def value(self, key: str, default: Value) -> Value:
         found = self.all.get(f"{self.architecture}.{key}", default)
@@ -197,7 +197,7 @@ def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
 
 
 def _llama(given: Metadata, fields: Fields) -> Fields:
-    """Mixtral's files have Llama's architecture."""
+    """Fields of Llama's architecture, which Mixtral's files have too."""
     return _experts(given, fields) | {"family": "mixtral"} if given.value("expert_count", 0) else {}
 
 
@@ -231,7 +231,7 @@ def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
 
 
 def _hybrid(given: Metadata, fields: Fields) -> Fields:
-    """Linear layers are those with the tensors of one."""
+    """Fields of a hybrid; its linear layers are known by their tensors."""
     heads = given.need("ssm.time_step_rank")
     shape = delta_shape(
         [f"blk.{layer}.ssm_conv1d.weight" in given.shapes for layer in range(fields["num_layers"])],
@@ -249,7 +249,8 @@ def _hybrid_moe(given: Metadata, fields: Fields) -> Fields:
 
 
 def _gpt_oss(given: Metadata, fields: Fields) -> Fields:
-    """The files do not say that the ramp of YaRN has no whole borders, nor how experts are gated."""
+    """Fields of gpt-oss. Its files leave out that YaRN's ramp has no whole borders, and how experts are
+    gated."""
     experts = replace(
         _experts(given, fields)["experts"], router_bias=True, bias=True, clamp=ClampedGate(1.702, 7.0)
     )
@@ -284,3 +285,5 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
 those that it is given."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose heads may rotate in part."""
+PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")
+"""Families in whose files the two numbers of a rotary pair are neighbours."""

@@ -43,7 +43,7 @@ class GGUFHeader:
     paths: tuple[Path, ...]
     """The files of the model: several where it was split."""
     metadata: dict[str, Any]
-    """Without arrays of strings and arrays longer than `MAX_ARRAY`."""
+    """The file's fields, without arrays of strings and arrays longer than `MAX_ARRAY`."""
     tensors: dict[str, TensorInfo]
     digest: str
     """SHA-256 of the bytes of the first file's header, the vocabulary included."""
@@ -127,7 +127,8 @@ def _read(path: Path) -> GGUFHeader:
 
 @functools.lru_cache(maxsize=8)
 def _read_once(path: Path, *_version: int) -> GGUFHeader:
-    """Kept, as a start asks for it several times: a vocabulary of 49,000 takes 0.1 s to step over."""
+    """The header, cached: a start asks for it several times, and a vocabulary of 49,000 takes 0.1 s to step
+    over."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path, len(data))

@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.families.qwen3_next import ungrouped
-from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.shape.state_shape import StateShape
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a stored tensor gives."""
+    """A checkpoint tensor that a stored tensor gives."""
 
     name: str
-    """In Hugging Face checkpoints; with {} for the index of an expert."""
+    """The name in Hugging Face checkpoints, with {} for the index of an expert."""
     change: Callable[[Any], Any] | None = None
-    """From what is stored, tensor or rows, to what the checkpoint has."""
+    """Turns the stored tensor or rows into the checkpoint's."""
     exact: bool = False
-    """The model keeps it in float32, or `change` needs it so."""
+    """Whether the model keeps it in float32, or `change` needs it so."""
 
 
 Parts = Mapping[str, Sequence[Part]]
-"""By the stored tensor's name, without layer and suffix, which `parts_of` adds."""
+"""Stored tensor's name, without layer and suffix (`parts_of` adds these) → its parts."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYERS = {
@@ -70,11 +70,11 @@ _MORE_NAMES = {
 _NORMS_PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose norms are stored plus 1. That of a delta-net layer's heads is not."""
 _WITHOUT_SUFFIX = ("ssm_a", "ssm_dt")
-"""Hugging Face checkpoints have them as `A_log` and `dt_bias`."""
+"""Tensors that Hugging Face checkpoints name without ".weight": `A_log` and `dt_bias`."""
 
 
 def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
-    """What each tensor of an architecture gives. `states` are the config's."""
+    """Each stored tensor of an architecture with its parts. `states` are the config's."""
     found: dict[str, Sequence[Part]] = {}
     for stored, name in (_OUTSIDE | _IN_LAYERS | _MORE_NAMES.get(architecture, {})).items():
         plus_one = architecture in _NORMS_PLUS_ONE and stored.endswith("_norm") and stored != "ssm_norm"
@@ -83,7 +83,7 @@ def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
 
 
 def parts_of(stored: str, parts: Parts) -> Sequence[Part]:
-    """What the tensor `stored` gives, by full names. An unknown name stays: `weights.fill` refuses it."""
+    """The parts of the tensor `stored`, by full names. An unknown name stays: `weights.fill` refuses it."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)(\.\w+)?", stored)
     if found is None or found[2] not in parts or (found[2] in _OUTSIDE) == (found[1] is not None):
         return [Part(stored)]

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.rows import Rows
-from ramify.runtime.model.config import ModelConfig
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
-from ramify.runtime.model.gguf.config import config_from_gguf
+from ramify.runtime.model.gguf.config import PAIRED, config_from_gguf
 from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
 from ramify.runtime.model.gguf.parts import parts_by_name, parts_of
+from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.weights import RotaryLayout
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
@@ -43,7 +43,7 @@ def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None)
 
 def rotary_layout(config: ModelConfig) -> RotaryLayout:
     """llama.cpp's converter makes rotary pairs neighbours for Llama and what it derives from it."""
-    return "pairs" if config.family in ("llama", "mixtral", "granite", "granitemoe") else "halves"
+    return "pairs" if config.family in PAIRED else "halves"
 
 
 def tensors_in_file(

@@ -35,7 +35,7 @@ class HubName:
 
 
 def parsed(name: str) -> HubName | None:
-    """None where `name` cannot be that of a repository."""
+    """`name` taken apart; None where no repository can have it."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

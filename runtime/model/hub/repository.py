@@ -19,7 +19,7 @@ from ramify.errors import EngineError, NotFound, RamifyError, Unauthorized
 from ramify.runtime.model.hub.names import HubName
 
 HUB_TIMEOUT_S = 3.0
-"""How long the hub may take to reply whether it has a model, name resolution included."""
+"""Seconds that the hub may take to say whether it has a model, name resolution included."""
 
 BLOCK = 1 << 20
 
@@ -50,7 +50,8 @@ class Listing:
 
 
 def listed(name: HubName) -> Listing:
-    """Asks the hub. Raises `NotFound`, `Unauthorized` or `Unreachable` by the hub's answer."""
+    """The listing of a repository, from the hub. Raises `NotFound`, `Unauthorized` or `Unreachable` by the
+    hub's answer."""
     from huggingface_hub import HfApi
 
     with refusals(name):

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
-from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.kernels.weights.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.runtime.lora_names import unknown
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear, Slot
-from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.model.lora.peft import Delta, PeftAdapter, read_adapter
 from ramify.runtime.model.weights import copy_rows
 
@@ -25,7 +25,7 @@ class Adapter:
     name: str
     path: str
     revision: str
-    """Changes with the adapter's files."""
+    """A digest that changes with the adapter's files."""
     slot: int
     base: str
     """The name of its base model, as its config says; may be empty."""
@@ -37,16 +37,16 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class Adapters:
-    """Loads adapters by name. Requests hold theirs to their end, so that one may be unloaded before."""
+    """Loaded adapters by name. A request holds its adapter to its end, even if it is unloaded before."""
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model
         self._loaded: dict[str, Adapter] = {}
-        self._slots: set[int] = set()
+        self.slots: set[int] = set()
 
     def find(self, name: str, revision: str = "") -> Adapter:
-        """Raises `NotFound` with the names of those that are loaded, and `WorkerDied` where the adapter has
-        another revision than `revision`."""
+        """The adapter of a name. Raises `NotFound` with the names of those that are loaded, and `WorkerDied`
+        where the adapter has another revision than `revision`."""
         if name not in self._loaded:
             raise unknown(name, self._loaded)
         found = self._loaded[name]
@@ -69,7 +69,7 @@ class Adapters:
             raise InvalidRequest(
                 f"The adapter {name!r} is loaded already.", field="name", remedy="Unload it first."
             )
-        free = [slot for slot in range(MOST_SLOTS) if slot not in self._slots]
+        free = [slot for slot in range(MOST_SLOTS) if slot not in self.slots]
         if not free:
             raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
         found = read_adapter(Path(path).expanduser())
@@ -79,14 +79,14 @@ class Adapters:
         )
         for table, weight in weights:
             table[adapter.slot] = weight
-        self._slots.add(adapter.slot)
+        self.slots.add(adapter.slot)
         tables = [table for table, _ in weights]
-        weakref.finalize(adapter, _free, tables, self._slots, adapter.slot).atexit = False
+        weakref.finalize(adapter, _free, tables, self.slots, adapter.slot).atexit = False
         self._loaded[name] = adapter
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget the name: new requests cannot have it. Raises `NotFound`."""
+        """Forget the name, so that new requests cannot use it. Raises `NotFound` for an unknown one."""
         self.find(name)
         del self._loaded[name]
 
@@ -137,7 +137,7 @@ class Adapters:
                 found.setdefault(linear, {})[part] = _part(
                     linear, part, slot, deltas[name], f"{path}: {name}"
                 )
-        return [(linear.lora, LoraWeight.of(list(parts.values()))) for linear, parts in found.items()]
+        return [(linear.lora, LoraWeight.from_parts(list(parts.values()))) for linear, parts in found.items()]
 
 
 def _part(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.rows import Rows
+from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.quantised import schemes
-from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.model.quantised.schemes import Stored
+from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.model.weights import open_shard
 
 
@@ -32,7 +32,7 @@ _SCHEMES = {
     "weight_scale": _Scheme(schemes.eight_bits, ("weight", "weight_scale")),
     "weight_scale_inv": _Scheme(schemes.eight_bits, ("weight", "weight_scale_inv")),
 }
-"""By a tensor that only matrices of the scheme have. Those of awq and gptq have the same names."""
+"""Tensor that only matrices of a scheme have → the scheme. awq and gptq have the same names."""
 _AWQ = _Scheme(schemes.awq, ("qweight", "qzeros", "scales"))
 _GPTQ = _Scheme(schemes.gptq, ("qweight", "qzeros", "scales"))
 _MXFP4 = _Scheme(lambda stored, _: schemes.mxfp4(stored["blocks"], stored["scales"]), ("blocks", "scales"))
@@ -67,10 +67,10 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
             return found
 
         for stem, names in modules.items():
-            yield from _module(stem, names, tensor, quantised)
+            yield from matrix_tensors(stem, names, tensor, quantised)
 
 
-def _module(
+def matrix_tensors(
     stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
 ) -> Iterator[tuple[str, Tensor | Rows]]:
     if quantised.method == "mxfp4" and "blocks" in names:
@@ -96,7 +96,7 @@ def _rows(name: str, scheme: _Scheme, parts: Stored, quantised: Quantised) -> Ro
     missing = [part for part in scheme.needs if part not in parts]
     if missing:
         raise _bad(name, f"lacks {', '.join(missing)}")
-    layout = quantised.of(name)
+    layout = quantised.for_matrix(name)
     try:
         rows = scheme.rows(parts, layout)
         values, factors = rows.numbers, rows.factors

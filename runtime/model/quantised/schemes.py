@@ -1,4 +1,4 @@
-"""The stored tensors of a quantised matrix as `kernels.rows.Rows`: one function for each scheme.
+"""The stored tensors of a quantised matrix as `kernels.weights.rows.Rows`: one function for each scheme.
 
 The float32 values of the rows are those of the formula of the scheme's own library, computed in float32. The
 libraries compute in the dtype of the scales: rounded to that, the values are theirs.
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
-from ramify.kernels.packed import SCALE_DTYPES
-from ramify.kernels.rows import Rows
-from ramify.runtime.model.quantised.config import Quantised
+from ramify.kernels.weights.packed import SCALE_DTYPES
+from ramify.kernels.weights.rows import Rows
+from ramify.runtime.model.shape.quantised_config import Quantised
 
 Stored = Mapping[str, Tensor]
 """The tensors of one matrix, by the last part of their names."""

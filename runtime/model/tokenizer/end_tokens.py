@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ramify.errors import UnsupportedField
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 

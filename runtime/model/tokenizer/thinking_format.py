@@ -31,7 +31,7 @@ _START = re.compile(r"(<think>|<thinking>|◁think▷|\[THINK\])\s*$")
 _ASKED = {"role": "user", "content": _USER}
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _THOUGHT = {**_ANSWERED, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)}
-"""Templates read one of these fields."""
+"""Fields of a message in which templates look for thoughts."""
 _CALLED = {
     **_THOUGHT,
     "tool_calls": [
@@ -49,7 +49,7 @@ def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> Thinking
         return render(tokenizer, turns, None, generation=generation, **variables) or ""
 
     def after_user(text: str) -> str:
-        """What follows the first user turn."""
+        """The template's text behind the first user turn."""
         return text.partition(_USER)[2].removeprefix(pieces.suffix["user"])
 
     switches = {name for name in SWITCHES if name in pieces.variables}

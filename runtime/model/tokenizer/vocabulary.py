@@ -10,7 +10,7 @@ from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 CACHED_FROM = 1 << 20
-"""Bytes of tokenizer.json. Smaller files are parsed within milliseconds, and are mostly those of tests."""
+"""Least bytes of a tokenizer.json that is cached. Smaller files are parsed within milliseconds."""
 VOCABULARY_FILE = "vocabulary"
 FORMAT_VERSION = 1
 """Increase it with every change of what `from_tokenizer` returns."""

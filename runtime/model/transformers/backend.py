@@ -14,12 +14,12 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.transformers.hooks import calling
 from ramify.runtime.model.transformers.trace import Head, Mask, TracedShape, implementations, missing_tensors
 
 EXPERTS = "grouped_mm"
-"""How experts are multiplied: the tokens of each expert as one product."""
+"""Way to multiply experts: the tokens of each expert as one product."""
 
 
 class TransformersModel(CausalLM):
@@ -34,8 +34,8 @@ class TransformersModel(CausalLM):
         # A module would be registered twice: the model has lost its body to the head.
         self._pass = _Pass(config)
 
-    def use(self, ops: Ops) -> None:
-        """Nothing: the library's code computes all but attention, which the executor passes in."""
+    def use_kernels(self, ops: Ops) -> None:
+        """Ignore `ops`: the library's code computes all but attention, which the executor passes in."""
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -44,7 +44,7 @@ class TransformersModel(CausalLM):
         tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
         inputs = self.config.body_inputs.items()
         given = {key: tensors[value] if isinstance(value, str) else value for key, value in inputs}
-        self._pass.begin(attend, ids.shape[1], ids.device)
+        self._pass.begin_pass(attend, ids.shape[1], ids.device)
         with calling(self._pass):
             hidden: Tensor = self.body(**given)[0]
         return hidden[0]
@@ -63,7 +63,7 @@ class _Pass:
         self._layer = 0
         self._still = torch.empty(0)
 
-    def begin(self, attend: Attend, tokens: int, device: torch.device) -> None:
+    def begin_pass(self, attend: Attend, tokens: int, device: torch.device) -> None:
         self._attend, self._layer, self._tokens = attend, 0, tokens
         if len(self._still) < tokens or self._still.device != device:
             shape = (2 * tokens, self._config.head_dim // 2)

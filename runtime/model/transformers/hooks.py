@@ -16,7 +16,7 @@ NAME = "ramify"
 
 
 class Hooks(Protocol):
-    """What the library's code calls during one forward pass."""
+    """The functions that the library's code calls during one forward pass."""
 
     def attention(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, options: Any
@@ -42,7 +42,7 @@ _current: ContextVar[Hooks] = ContextVar("hooks")
 
 @contextmanager
 def calling(hooks: Hooks) -> Iterator[None]:
-    """Within, the library's code calls `hooks`."""
+    """Context in which the library's code calls `hooks`."""
     token = _current.set(hooks)
     try:
         yield

@@ -28,8 +28,8 @@ from transformers import AutoConfig, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
-from ramify.runtime.model.config import ModelShape, RopeKind, token_ids
-from ramify.runtime.model.hf_rope import rope_from_hf, with_rope_scaling
+from ramify.runtime.model.shape.config import ModelShape, RopeKind, token_ids
+from ramify.runtime.model.shape.hf_rope import rope_from_hf, with_rope_scaling
 from ramify.runtime.model.transformers.hooks import NAME, calling
 
 TOKENS = 1013
@@ -47,7 +47,7 @@ _NEUTRAL |= {"output_hidden_states", "return_dict", "position_embeddings", "logi
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention in a forward pass."""
+    """A call of attention in a forward pass."""
 
     heads: int
     kv_heads: int
@@ -65,7 +65,8 @@ class TracedShape(ModelShape):
 
     calls: tuple[Call, ...]
     body_inputs: dict[str, Any]
-    """What the language model passes to its body: `ids`, `positions` and `mask` stand for these tensors."""
+    """The arguments that the language model passes to its body: `ids`, `positions` and `mask` stand for these
+    tensors."""
     config: Any = field(repr=False, compare=False)
     """The library's config."""
     architecture: type[Any] = field(repr=False, compare=False)
@@ -76,7 +77,7 @@ class TracedShape(ModelShape):
     kinds: tuple[tuple[RopeKind, int], ...]
     """`rope_kinds`"""
     not_native: str = ""
-    """Why our own code does not run it, where it was asked."""
+    """Reason why our own code does not run it; empty if it was not asked."""
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:
@@ -120,7 +121,7 @@ def _shape_of_folder(folder: Path, rope_scaling: str) -> TracedShape:
 
 
 def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
-    """As `shape_of_folder`, for a config of the library. `eos`: end tokens instead of the config's."""
+    """The traced shape of a config of the library. `eos`: end tokens instead of the config's."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     architecture = _architecture(config)
@@ -451,7 +452,7 @@ def _along_tokens(name: str, args: Any, result: Any) -> bool:
 
 
 def _cause(error: Exception, architecture: type[Any]) -> str:
-    """What went wrong in the library's code."""
+    """The error in the library's code, in one line."""
     names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if "create_recurrent_attention_mask" in names:
         return "it has recurrent layers"

@@ -19,10 +19,10 @@ import numpy as np
 
 from ramify.constraint import Constraint
 from ramify.engine_messages import Submit, flow_key
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.messages import ProgramHint, Usage
 from ramify.priority import MOST
-from ramify.runtime.model.lora.names import tree_scope
+from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.scheduler.requests.flows import Flow
 from ramify.runtime.scheduler.requests.parts import (
     PageTable,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ramify.grammar.matcher import allowed_among
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.scheduler.requests.limits import Limits
@@ -49,7 +49,7 @@ class RequestSampler:
         rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
-        drawing = self.runner.sampler.begin(logits, rows, asked, top)
+        drawing = self.runner.sampler.begin_draw(logits, rows, asked, top)
         if meanwhile is not None:
             meanwhile(drawing.tokens)
         tokens, found = drawing.result()

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from ramify.errors import RamifyError, UnsupportedField
-from ramify.kernels.sampling_inputs import TokenCounts
+from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.context import with_context
+from ramify.runtime.model.shape.config import ModelShape
+from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
@@ -201,7 +201,7 @@ class DraftModel:
                 ready.append(request)
                 counts = None
                 if request.sampling.penalises:
-                    counts = TokenCounts.of(request.target_ids, request.prompt_len)
+                    counts = TokenCounts.from_ids(request.target_ids, request.prompt_len)
                 rows.append(self._sampler.row(request, request.ahead_len, mask, counts))
         if not ready:
             return []
@@ -210,7 +210,7 @@ class DraftModel:
         hidden = self._runner.forward(batch)
         if not batch.decoding:
             hidden = index_select(hidden, (batch.query_starts[1:] - 1).tolist())
-        tokens, found = self._runner.sampler.begin(
+        tokens, found = self._runner.sampler.begin_draw(
             self._logits(hidden, [row.mask for row in rows]), rows, range(len(rows)), 0
         ).result()
         self._spent(len(batch.ids), began)

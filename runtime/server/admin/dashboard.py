@@ -28,7 +28,7 @@ QUEUED = 40
 MAX_AGE_S = 0.5
 """A snapshot younger than this is shown again, however many dashboards are open."""
 WAIT_S = 1.5
-"""How long a response waits for the scheduler, which replies between two steps."""
+"""Seconds for which a response waits for the scheduler, which replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):
@@ -69,18 +69,18 @@ class SnapshotCache:
 
 
 @router.get("/")
-async def page(request: Request) -> Response:
+async def dashboard_page(request: Request) -> Response:
     """The dashboard's HTML, without figures."""
-    name = Service.of(request).model_name
+    name = Service.serving(request).model_name
     template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
 
 
 @router.get("/live")
-async def live(request: Request) -> Response:
+async def live_figures(request: Request) -> Response:
     """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
     listed."""
-    service = Service.of(request)
+    service = Service.serving(request)
     snapshots = request.app.state.snapshots
     assert isinstance(snapshots, SnapshotCache)
     latest = await snapshots.latest()

@@ -22,7 +22,7 @@ STATS_LIMIT_S = 2.0
 
 
 class Unhealthy(EngineError):
-    """503: the server cannot serve."""
+    """The error 503: the server cannot serve."""
 
     code = "unhealthy"
     status = 503
@@ -30,9 +30,9 @@ class Unhealthy(EngineError):
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 while this process answers, also while it drains or its engine core restarts; 503 once the engine
-    has closed and does not come back."""
-    service = Service.of(request)
+    """Liveness: 200 while this process answers, also while it drains or its engine processes restart; 503
+    once the engine has closed and does not come back."""
+    service = Service.serving(request)
     if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
     return json_response({"status": "ok"})
@@ -41,16 +41,16 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the scheduler replies and the server accepts requests."""
-    service = Service.of(request)
+    """Readiness: 200 while the scheduler replies and the server accepts requests."""
+    service = Service.serving(request)
     _check(service)
     return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
 
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """200 if one token is generated within `GENERATE_LIMIT_S` seconds."""
-    service = Service.of(request)
+    """Health by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds."""
+    service = Service.serving(request)
     _check(service)
     info = service.frontend.info
     start = info.bos_token_id if info.bos_token_id is not None else (*info.eos_token_ids, 0)[0]
@@ -69,7 +69,7 @@ async def health_generate(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     stats: SchedulerStats | None = None
     try:
         async with asyncio.timeout(STATS_LIMIT_S):

@@ -17,30 +17,30 @@ router = APIRouter()
 
 
 @router.get("/replicas")
-async def replicas(request: Request) -> Response:
+async def list_replicas(request: Request) -> Response:
     """Every replica: name, state, requests, processes."""
-    found = Service.of(request).frontend.replicas()
+    found = Service.serving(request).frontend.replicas()
     return json_response({"replicas": [msgspec.to_builtins(one) for one in found]})
 
 
 @router.post("/replicas")
-async def add(request: Request) -> Response:
+async def add_replica(request: Request) -> Response:
     """Start one more replica; answers when it is up."""
-    frontend = Service.of(request).frontend
+    frontend = Service.serving(request).frontend
     return _answer(request, await frontend.add_replica())
 
 
 @router.post("/replicas/{name}/drain")
-async def drain(request: Request, name: str) -> Response:
+async def drain_replica(request: Request, name: str) -> Response:
     """Stop a replica when its requests have ended, or after `limit_s` seconds have gone on elsewhere."""
-    await Service.of(request).frontend.drain_replica(name, await _limit_s(request))
+    await Service.serving(request).frontend.drain_replica(name, await _limit_s(request))
     return _answer(request, name)
 
 
 @router.post("/replicas/{name}/restart")
-async def restart(request: Request, name: str) -> Response:
+async def restart_replica(request: Request, name: str) -> Response:
     """Drain a replica and start it anew; answers when it is up."""
-    await Service.of(request).frontend.restart_replica(name, await _limit_s(request))
+    await Service.serving(request).frontend.restart_replica(name, await _limit_s(request))
     return _answer(request, name)
 
 
@@ -48,9 +48,9 @@ async def _limit_s(request: Request) -> float:
     """The body's `limit_s`, else the server's ``drain_s``."""
     body = await read_body(request)
     if not body:
-        return Service.of(request).config.drain_s
+        return Service.serving(request).config.drain_s
     fields = Fields.parse(body)
-    limit_s: float = fields.take("limit_s", float, Service.of(request).config.drain_s)
+    limit_s: float = fields.take("limit_s", float, Service.serving(request).config.drain_s)
     fields.refuse_rest()
     if not 0.0 <= limit_s < math.inf:
         raise InvalidRequest(f"limit_s is {limit_s}; it must be at least 0.", field="limit_s")
@@ -58,5 +58,5 @@ async def _limit_s(request: Request) -> float:
 
 
 def _answer(request: Request, name: str) -> Response:
-    found = Service.of(request).frontend.replica(name)
+    found = Service.serving(request).frontend.replica(name)
     return json_response({"name": name, "state": "gone"} if found is None else msgspec.to_builtins(found))

@@ -22,15 +22,15 @@ from ramify.tool_calls.prompt import plain_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How an API writes a chat: chat completions or the Responses API."""
+    """The fields in which an API writes a chat: chat completions or the Responses API."""
 
     turns: str
     """The name of the field with the turns."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
-    """Takes the constraint on the answer, with its field."""
+    """The function that takes the constraint on the answer, with its field."""
     nested_tools: bool
-    """The fields of a function tool lie in an inner object ``function``."""
+    """True where the fields of a function tool lie in an inner object ``function``."""
 
 
 CHAT_COMPLETIONS = Dialect(
@@ -48,7 +48,7 @@ class Chat:
     preambles: tuple[Preamble, ...]
     constraint: Constraint | None
     turn_format: TurnFormat
-    """How the answer is parsed."""
+    """The format by which the answer is parsed."""
     found: FieldConstraint | None
     tool_use: ToolUse | None
 
@@ -64,7 +64,7 @@ class Chat:
         )
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Set the field of an error in the constraint to the client's."""
+        """Name the client's field in an error of the constraint."""
         if self.tool_use is not None:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):

@@ -22,7 +22,7 @@ _UNSUPPORTED_MESSAGE = {
     "refusal": "",
     "audio": "",
     "annotations": "",
-    # Of other roles: clients that write all fields of a message send them as null.
+    # Fields of other roles: some clients send every field of a message, most as null.
     "tool_calls": "Only messages of the role assistant have calls.",
     "tool_call_id": "Only messages of the role tool have it.",
     "reasoning_content": "Only messages of the role assistant have reasoning.",

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.messages import Generate
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.fields import json_response, read_fields
 from ramify.runtime.server.openai.request import (
     IGNORED,
@@ -26,7 +27,7 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.params import explain_by_field, take_prompts
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import while_connected
-from ramify.runtime.server.streams import GenerationResult, collect
+from ramify.runtime.server.streams import collect
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -37,13 +38,10 @@ Encoding = Literal["float", "base64"]
 
 @router.post(PATH)
 async def embeddings(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "embd-")
-    given = take_prompts(fields, "input", service.frontend.info.vocab_size)
-    if given is None:
-        raise InvalidRequest("input is missing.", field="input")
-    prompts, _ = given
+    prompts, _ = take_prompts(fields, "input", service.frontend.info.vocab_size)
     service.check_count(len(prompts))
     encoding: Encoding = fields.take("encoding_format", Encoding, "float")
     dimensions: int | None = fields.take("dimensions", int)
@@ -62,7 +60,7 @@ async def embeddings(request: Request) -> Response:
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")
-    results = await while_connected(request.receive, collect(parsed.start(service, PATH)))
+    results = await while_connected(request.receive, collect(parsed.start_generations(service, PATH)))
     data = []
     for index, result in enumerate(results):
         refuse_abort(result.finish)

@@ -25,7 +25,6 @@ from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
     DEFAULT_VERBOSITY,
     IGNORED,
-    SPELLING,
     UNSUPPORTED,
     ParsedRequest,
     lora_of,
@@ -34,7 +33,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.params import explain_by_field, take_prompts, take_sampling
+from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
 from ramify.runtime.server.streams import collect, merge
@@ -44,7 +43,7 @@ router = APIRouter()
 COMPLETION_MAX_TOKENS = 16
 """The default of /v1/completions for max_tokens (API reference)."""
 
-_COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
+_COMPLETION_SPELLING = COMMON | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
 IGNORED_COMPLETION = {**IGNORED, "metadata": None, "store": (False,)}
@@ -66,19 +65,19 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     return json_response(ModelList(data=[_card(service, name) for name in ("", *service.frontend.loras)]))
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     return json_response(_card(service, lora_of(service, model)))
 
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "chatcmpl-")
     chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
@@ -109,13 +108,10 @@ async def chat_completions(request: Request) -> Response:
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "cmpl-")
-    given = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
-    if given is None:
-        raise InvalidRequest("prompt is missing.", field="prompt")
-    prompts, _ = given
+    prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if fields.take("best_of", int, 1) != 1:
         raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
     echo: bool = fields.take("echo", bool, False)
@@ -158,7 +154,7 @@ async def completions(request: Request) -> Response:
 async def _respond(
     request: Request, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, endpoint: str
 ) -> Response:
-    streams = parsed.start(service, endpoint)
+    streams = parsed.start_generations(service, endpoint)
     if parsed.stream:
         return EventStream(_events(streams, parsed, formatter), headers=parsed.headers)
     results = await while_connected(request.receive, collect(streams))

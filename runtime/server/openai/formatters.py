@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from ramify.messages import Finish, TextChunk, Usage
+from ramify.runtime.generation import GenerationResult, ids_in, pieces_of
 from ramify.runtime.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -39,7 +40,6 @@ from ramify.runtime.server.openai.turn_parser import (
     parse_turn,
     parser_of,
 )
-from ramify.runtime.server.streams import GenerationResult, ids_in, pieces_of
 from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 

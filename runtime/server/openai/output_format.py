@@ -1,4 +1,4 @@
-"""Every way in which clients of OpenAI's API ask for a constraint.
+"""Constraints in the fields of OpenAI's API, in every form that its clients send.
 
 - ``response_format`` is OpenAI's in chat completions, and ``text.format`` in its Responses API. Both take
   further types here: see `_TYPES`.
@@ -38,7 +38,8 @@ T = TypeVar("T")
 
 
 async def take_in_thread(take: Callable[..., T], fields: Fields, *given: Any) -> T:
-    """`take(fields, *given)`, in a thread where the output format has schemas that others refer to.
+    """The result of `take(fields, *given)`, in a thread where the output format has schemas that others refer
+    to.
 
     Up to `MAX_SOURCE_BYTES` of them are parsed, which takes too long for the event loop.
     """
@@ -56,7 +57,7 @@ def take_output_format(fields: Fields) -> FieldConstraint | None:
 
 
 def take_text_format(fields: Fields) -> FieldConstraint | None:
-    """As `take_output_format`, for the Responses API."""
+    """The constraint of a response of the Responses API, and its field."""
     text, own = fields.take_object("text"), None
     if text is not None:
         own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
@@ -175,7 +176,7 @@ _TYPES: dict[str, Taker] = {
 
 
 def _structured_outputs(fields: Fields) -> FieldConstraint | None:
-    """vLLM's object, of whose fields one holds the constraint."""
+    """The constraint in vLLM's object, one of whose fields holds it."""
     form = fields.take_object("structured_outputs")
     if form is None:
         return None

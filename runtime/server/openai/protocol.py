@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
-from ramify.runtime.server.admin.metrics import PromptTotals
-from ramify.runtime.server.streams import GenerationResult
+from ramify.runtime.generation import GenerationResult
+from ramify.runtime.server.metrics import PromptTotals
 from ramify.text import token_bytes
 
 
@@ -26,7 +26,7 @@ class GenerationReply(Reply, kw_only=True):
     created: int
     model: str
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
-    """Where the request names one."""
+    """The service tier, where the request names one."""
 
 
 class PromptTokensDetails(Reply):
@@ -39,8 +39,8 @@ class UsageExtras(Reply):
     forced_tokens: int
     """Completion tokens that the grammar forced."""
     draft_tokens: int
-    """Tokens of speculative decoding that were verified, and below those that were accepted; of both those
-    of the draft model."""
+    """Draft tokens of speculative decoding that were verified. `accepted_tokens` were accepted; the fields
+    with `model` count those of the draft model."""
     accepted_tokens: int
     model_draft_tokens: int
     model_accepted_tokens: int
@@ -52,7 +52,7 @@ class UsageExtras(Reply):
 
 class CompletionTokensDetails(Reply):
     reasoning_tokens: int
-    """The end mark is counted."""
+    """Tokens of the reasoning, with its end mark."""
 
 
 class UsageReply(Reply):
@@ -62,14 +62,14 @@ class UsageReply(Reply):
     prompt_tokens_details: PromptTokensDetails
     ramify: UsageExtras
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    """Where reasoning was asked for."""
+    """Details, where reasoning was asked for."""
 
 
 class TopLogprob(Reply):
     token: str
     logprob: float | None
     bytes: list[int]
-    """Of a token that is a part of a character, its part of the character's UTF-8."""
+    """The UTF-8 of the token; of a token that is a part of a character, its part."""
 
 
 class TokenLogprob(TopLogprob):
@@ -210,7 +210,7 @@ def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgsp
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
     """The usage of all choices. A prompt has `n` successive choices."""
-    totals = [PromptTotals.of(usages[i : i + n]) for i in range(0, len(usages), n)]
+    totals = [PromptTotals.of_choices(usages[i : i + n]) for i in range(0, len(usages), n)]
     prompt = sum(one.prompt for one in totals)
     cached = sum(one.cached for one in totals)
     completion = sum(one.completion for one in totals)
@@ -295,5 +295,5 @@ def _places(tokens: Sequence[str], text: str) -> list[int]:
 
 
 def _begins(byte: int) -> bool:
-    """Whether `byte` begins a character of UTF-8."""
+    """True where `byte` begins a character of UTF-8."""
     return byte & 0xC0 != 0x80

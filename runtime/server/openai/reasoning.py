@@ -24,8 +24,8 @@ START, END = "<think>", "</think>"
 """The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
 
 BOUND = 1024
-"""Tokens of reasoning of a model that does not think, where the request has marks and no number: it seldom
-writes the end. As `gen(thinking=True)` has it."""
+"""Most tokens of reasoning of a model that does not think, where the request has marks and no number: such a
+model seldom writes the end. `gen(thinking=True)` has the same number."""
 
 _IGNORED = {
     "summary": (SUMMARIES := ("auto", "concise", "detailed")),
@@ -39,12 +39,12 @@ summary stays empty."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningUse:
-    """How a request reasons."""
+    """The reasoning that a request asks for."""
 
     preamble: Preamble | None
-    """None: the prompt does not ask for reasoning."""
+    """The free text that holds the reasoning; None where the prompt does not ask for reasoning."""
     wanted: bool | None
-    """Whether to reason, where the request says so."""
+    """True or False where the request says so; else None."""
     apart: bool
     """Reasoning is returned in a field of its own, not in the content."""
     shown: bool
@@ -56,7 +56,7 @@ class ReasoningUse:
 
 
 class _ReasoningSwitch:
-    """Whether to reason. Several fields may say so; they must agree. Others only suggest it."""
+    """The switch of reasoning. Several fields may set it, and must agree; others only suggest it."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.thinks = chat_format.thinking is not None or any(
@@ -85,7 +85,7 @@ class _ReasoningSwitch:
         self._suggested = True
 
     def wanted(self) -> bool | None:
-        """Whether to reason; None: as the model does by default.
+        """The decision; None: the model's own default.
 
         A model that does not think would never end its reasoning, and lose the thread of its answer. So it
         reasons within a budget or marks of the request alone, and a switch has no effect on it.
@@ -160,7 +160,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
 def channel_preambles(
     marks: ThinkingFormat, reasoning: ReasoningUse, *, bound: bool, resumed: bool, whole: bool
 ) -> tuple[Preamble, ...]:
-    """What comes before the answer of a model that thinks in a channel (`ThinkingFormat.channels`).
+    """The texts before the answer of a model that thinks in a channel (`ThinkingFormat.channels`).
 
     `bound`: the answer has a constraint, which must not begin in the reasoning. With `resumed` the constraint
     itself leads from the reasoning to the answer. `whole`: tokens are kept for the answer, which must be

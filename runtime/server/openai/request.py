@@ -18,9 +18,9 @@ import msgspec
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
-from ramify.runtime.model.lora.names import unknown
-from ramify.runtime.server.admin.metrics import ChoiceUsages
+from ramify.runtime.lora_names import unknown
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.metrics import ChoiceUsages
 from ramify.runtime.server.params import (
     Explain,
     Tell,
@@ -35,28 +35,6 @@ from ramify.sampling_params import SamplingParams
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
 """The priority that a service tier stands for."""
-
-SPELLING = {
-    name: name
-    for name in (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "min_tokens",
-        "ignore_eos",
-        "skip_special_tokens",
-        "token_healing",
-    )
-}
-"""Sampling options that all endpoints take under our names."""
 
 UNSUPPORTED = {
     "moderation": "",
@@ -85,7 +63,7 @@ class ParsedRequest:
     """A request, checked."""
 
     requests: list[Generate]
-    """One per choice, by index. Each prompt has n successive ones."""
+    """The requests, one for each choice, by index. Each prompt has n successive ones."""
     explain: Explain
     tell: Tell | None
     n: int
@@ -95,9 +73,9 @@ class ParsedRequest:
     spelled: Mapping[str, str]
     """The client's names of fields that the engine's errors name."""
     headers: Mapping[str, str]
-    """Of the response."""
+    """Headers of the response."""
 
-    def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
+    def start_generations(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
         """The chunks of each generation. A generation begins when its iterator is first read."""
         prompts = [ChoiceUsages(self.n) for _ in range(len(self.requests) // self.n)]
         return [

@@ -43,7 +43,7 @@ _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     _take_model(fields, service)
     special: bool | None = fields.take("add_special_tokens", bool)
@@ -80,7 +80,7 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     _take_model(fields, service)
     given: list[int | list[int]] | None = fields.take("tokens", list[int | list[int]])

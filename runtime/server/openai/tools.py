@@ -27,7 +27,7 @@ from ramify.tool_calls.grammar import (
 )
 
 MAX_TOOLS = 128
-"""As OpenAI's API has it."""
+"""Names of functions in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -111,7 +111,7 @@ class _Choice(NamedTuple):
     names: tuple[str, ...] | None = None
     """Tools that may be called; None: all."""
     once: bool = False
-    """At most one call."""
+    """True where at most one call is allowed."""
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
@@ -164,7 +164,7 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
         raise InvalidRequest(f"{path} is {name!r}, which another tool is called.", field=path)
     description: str = function.take("description", str, "")
     parameters = function.take_text("parameters")
-    # As the APIs have it where it is left out: best effort in chat completions, strict in responses.
+    # The defaults of the APIs: best effort in chat completions, strict in responses.
     strict: bool = function.take("strict", bool, not nested)
     function.refuse_rest(_UNSUPPORTED_TOOL)
     if nested:

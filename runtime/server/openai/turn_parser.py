@@ -15,7 +15,7 @@ TurnEvent = Reasoning | Content | CallBegins | Arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFormat:
-    """How reasoning and calls are marked. `reasoning_end` is None where reasoning stays in the content, or
+    """The marks of reasoning and calls. `reasoning_end` is None where reasoning stays in the content, or
     where the turn has none."""
 
     reasoning_end: str | None = None
@@ -34,7 +34,7 @@ class TurnParser:
         self._held = ""
         self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
         self.answered = 0
-        """In the push in which the reasoning ended: characters after its end."""
+        """Number of characters after the end of the reasoning, in the push that ended it."""
 
     @property
     def reasoning(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.messages import ChoiceScore, Finish, Generate, TokenLogprobs
-from ramify.runtime.server.streams import GenerationResult
+from ramify.runtime.generation import GenerationResult
 
 
 def generation_body(

@@ -8,10 +8,10 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   nothing else.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
-  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, calls_left},
-  ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens,
-  forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program,
-  /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left,
+  limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail,
+  forced_tokens, forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the
+  routes /end_program, /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
   as a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is the default then.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
@@ -34,10 +34,12 @@ from ramify import constraint
 from ramify.constraint import Constraint, with_definitions
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.params import (
+    COMMON,
     FieldConstraint,
     Makers,
     check_hint,
@@ -57,13 +59,14 @@ from ramify.runtime.server.params import (
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import GenerationResult, collect, merge
+from ramify.runtime.server.streams import collect, merge
+from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
 
 
 class LoadingNotAllowed(RamifyError):
-    """403: adapters are chosen at the server's start."""
+    """The error 403: adapters are chosen at the server's start."""
 
     code = "loading_not_allowed"
     status = 403
@@ -71,28 +74,7 @@ class LoadingNotAllowed(RamifyError):
 
 router = APIRouter()
 
-MAX_NEW_TOKENS = 128
-"""SGLang's default. An explicit null allows as many as fit into the context."""
-
-_SPELLING = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "logit_bias": "logit_bias",
-    "ignore_eos": "ignore_eos",
-    "skip_special_tokens": "skip_special_tokens",
-    "token_healing": "token_healing",
-    "n": "n",
-}
+_SPELLING = {name: name for name in ("n", *COMMON) if name not in SPELLINGS.values()} | SPELLINGS
 _SCORING_SPELLING = {
     "max_tokens": "sampling_params.max_new_tokens",
     "logprobs": "return_logprob",
@@ -150,7 +132,7 @@ class ParsedRequest:
 
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     parsed = _parse_request(await read_fields(request), service)
     streams = [
         explained(service.generate(one, "/generate"), explain_by_field(path), parsed.spelled)
@@ -167,24 +149,24 @@ async def generate(request: Request) -> Response:
 @router.get("/get_model_info")
 @router.get("/model_info")
 async def get_model_info(request: Request) -> Response:
-    return json_response(model_info(Service.of(request)))
+    return json_response(model_info(Service.serving(request)))
 
 
 @router.get("/get_server_info")
 @router.get("/server_info")
 async def get_server_info(request: Request) -> Response:
-    return json_response(await server_info(Service.of(request)))
+    return json_response(await server_info(Service.serving(request)))
 
 
 @router.api_route("/flush_cache", methods=["GET", "POST"])
 async def flush_cache(request: Request) -> Response:
-    await Service.of(request).frontend.flush_cache()
+    await Service.serving(request).frontend.flush_cache()
     return json_response({"flushed": True})
 
 
 @router.post("/abort_request")
 async def abort_request(request: Request) -> Response:
-    frontend = Service.of(request).frontend
+    frontend = Service.serving(request).frontend
     fields = await read_fields(request)
     rid: str = fields.take("rid", str, "")
     every: bool = fields.take("abort_all", bool, False)
@@ -232,7 +214,7 @@ def _fields_of_body() -> Iterator[None]:
 
 def _loading(request: Request) -> FrontendProtocol:
     """The frontend. Raises `LoadingNotAllowed` unless the server lets requests load adapters."""
-    service = Service.of(request)
+    service = Service.serving(request)
     if not service.config.lora_loading:
         raise LoadingNotAllowed(
             "This server does not let requests load or unload adapters.",
@@ -254,7 +236,7 @@ async def await_tools(request: Request) -> Response:
     branch: str = fields.take("branch", str, "")
     tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
     fields.refuse_rest()
-    await Service.of(request).frontend.await_tools(program, branch, tools)
+    await Service.serving(request).frontend.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
 
@@ -263,7 +245,7 @@ async def end_program(request: Request) -> Response:
     fields = await read_fields(request)
     program: str = fields.need("program")
     fields.refuse_rest()
-    await Service.of(request).end_program(program)
+    await Service.serving(request).end_program(program)
     return json_response({"ended": program})
 
 
@@ -276,7 +258,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
-    options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
+    options = _take_options(fields, count, DEFAULT_MAX_TOKENS if choices is None else 0)
     own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
@@ -355,9 +337,7 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
         segments: tuple[Segment, ...] = fields.take(name, tuple[str | tuple[int, ...], ...])
         check_segments(segments, name, vocab_size)
         return [segments], name, False
-    found = take_prompts(fields, name, vocab_size)
-    assert found is not None
-    prompts, batch = found
+    prompts, batch = take_prompts(fields, name, vocab_size)
     for prompt in prompts:
         if isinstance(prompt, str) is (name == "input_ids"):
             kind = "token ids" if name == "input_ids" else "a string or a list of strings"
@@ -370,7 +350,8 @@ def _take_options(
 ) -> list[tuple[SamplingParams, FieldConstraint | None]]:
     """Sampling options and constraint of each prompt, from one object for all or a list of objects.
 
-    `max_tokens` is the default for ``max_new_tokens``.
+    `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
+    context.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
@@ -449,11 +430,11 @@ async def _events(
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
-            result.add(chunk)
+            result.add_chunk(chunk)
             part = None
             if incremental:
                 part = GenerationResult()
-                part.add(chunk)
+                part.add_chunk(chunk)
             body = generation_body(parsed.requests[index], result, parsed.texts, part)
             if parsed.batch:
                 body["index"] = index

@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_config import H100, Device, Tile, tiles
 from tests.kernels.attention_cases import Batch, alone, make_batch
 from tests.kernels.cascade_cases import assert_as_good
@@ -92,7 +92,7 @@ def test_sinks_join_every_softmax_once(window, deterministic):
     batch = make_batch([(1, 1100), (3, 20), (2, 40)], heads=4, kv_heads=2, page_size=64, dtype=FLOAT)
     options = {"window": window, "deterministic": deterministic}
     result = check(batch, sinks=torch.tensor([-40.0, 1.0, 3.0, 40.0]), **options)
-    assert (attention._last.plan.merge is not None) == (window == 0), "some sequences are split"
+    assert (attention.last_plan().merge is not None) == (window == 0), "some sequences are split"
     without = check(batch, **options)
     assert torch.allclose(result[:, 0], without[:, 0], atol=1e-6)
     assert not torch.allclose(result[:, 1], without[:, 1], atol=1e-3)
@@ -129,7 +129,7 @@ def test_nan_query_gives_nan_only_there():
 def test_long_sequences_are_split_and_merged():
     batch = make_batch([(1, 1500), (3, 20), (9, 1030)], page_size=64, **SMALL)
     check(batch)
-    plan = attention._last.plan
+    plan = attention.last_plan()
     assert plan.merge is not None
     merged = plan.merge.tokens.tolist()
     assert 0 in merged
@@ -238,12 +238,12 @@ def test_page_size_does_not_change_the_bits():
 def test_the_plan_is_kept_until_the_lengths_change():
     batch = make_batch([(2, 40), (1, 30)], **SMALL)
     attention.paged_attention(*batch, scale=0.125)
-    plan = attention._last.plan
+    plan = attention.last_plan()
     attention.paged_attention(*batch, scale=0.125)
-    assert attention._last.plan is plan
+    assert attention.last_plan() is plan
     batch.kv_lens[1] -= 3
     check(batch, scale=0.125)
-    assert attention._last.plan is not plan
+    assert attention.last_plan() is not plan
     check(batch, scale=0.125, window=4)
     with torch.inference_mode():
         unseen = batch._replace(kv_lens=batch.kv_lens.clone())

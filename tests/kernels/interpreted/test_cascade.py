@@ -13,7 +13,7 @@ from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import cascade_attention, plan_cascade, plan_from_page_tables
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
 from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.plan.cascade_cost import Costs

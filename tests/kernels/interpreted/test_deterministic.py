@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ramify.kernels.triton import attention, matmul
-from ramify.kernels.triton.interpret import INTERPRETED
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.kernels.triton.launching.interpret import INTERPRETED
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import load_model
 from tests.kernels.ops_cases import forms
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ramify.kernels.reference import experts as reference
-from ramify.kernels.routing import ClampedGate
-from ramify.kernels.stack import ExpertMatrices
 from ramify.kernels.triton import experts
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
+from ramify.kernels.weights.routing import ClampedGate
+from ramify.kernels.weights.stack import ExpertMatrices
 
 assert INTERPRETED
 COUNT, HIDDEN, SIZE = 5, 72, 40

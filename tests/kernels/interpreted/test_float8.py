@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from ramify.kernels.quantised import lay_out
 from ramify.kernels.reference import float8 as reference
 from ramify.kernels.reference.quantised import quantised_matmul
-from ramify.kernels.rows import Rows
 from ramify.kernels.triton import float8
+from ramify.kernels.weights.quantised import lay_out
+from ramify.kernels.weights.rows import Rows
 from tests.kernels import ops_cases as cases
 from tests.kernels.float8_cases import activations, check, weight_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.kernels.checks import FLOAT8
+from ramify.kernels.arguments.checks import FLOAT8
 from ramify.kernels.reference import attention as reference_attention
 from ramify.kernels.triton import attention
 from tests.kernels import float8_page_cases as pages

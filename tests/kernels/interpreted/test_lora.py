@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.lora import LoraRows
 from ramify.kernels.reference.lora import lora as reference
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.lora import lora
+from ramify.kernels.weights.lora import LoraRows
 from tests.kernels.test_lora import INPUTS, PARTS, SLOTS, table_of
 
 assert INTERPRETED

@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.reference import matmul as reference
 from ramify.kernels.triton import matmul
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from tests.kernels import ops_cases as cases
 
 assert INTERPRETED

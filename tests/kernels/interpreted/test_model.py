@@ -9,11 +9,11 @@ import torch
 
 from ramify.kernels.registry import ops
 from ramify.kernels.triton import attention, kv_store, norm, quantised, rope
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.load import loader
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import read_config
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import read_config
 from tests.kernels.ops_cases import forms
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import write_tiny

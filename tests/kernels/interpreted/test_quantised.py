@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from ramify.kernels.quantised import QuantisedWeight, lay_out
 from ramify.kernels.reference import quantised as reference
-from ramify.kernels.rows import Rows
-from ramify.kernels.rows import quantised as rounded
 from ramify.kernels.triton import quantised
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
+from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.rows import Rows
+from ramify.kernels.weights.rows import quantised as rounded
 from tests.kernels import ops_cases as cases
 from tests.kernels.quantised_cases import FORMS, GGUF, check, rows_of, weight_of
 

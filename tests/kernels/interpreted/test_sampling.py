@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
+from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
-from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.kernels.triton.tiles import sampling_scan, sampling_search
 from tests.kernels import sampling_cases as cases
@@ -129,9 +129,9 @@ def test_edits(dtype):
 
 def test_no_edits():
     logits = cases.logits_of(2, 40, FLOAT, CPU)
-    edits = LogitEdits.of([RowEdits()] * 2)
+    edits = LogitEdits.from_rows([RowEdits()] * 2)
     assert not len(kernels.edit_logits(logits, edits))
-    assert not len(kernels.edit_logits(logits, LogitEdits.of([])))
+    assert not len(kernels.edit_logits(logits, LogitEdits.from_rows([])))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -175,9 +175,9 @@ def test_every_form_is_reached(monkeypatch):
 
 
 LOGITS = torch.zeros(2, 40)
-OPTIONS = SamplingOptions.of([1.0] * 2, [0] * 2, [1.0] * 2, [0.0] * 2, [0.5] * 2)
+OPTIONS = SamplingOptions.from_columns([1.0] * 2, [0] * 2, [1.0] * 2, [0.0] * 2, [0.5] * 2)
 WORDS = torch.zeros(2, 2, dtype=torch.int32)
-EDITS = LogitEdits.of([RowEdits(TokenCounts.of(np.array([3]), 0), presence_penalty=1.0)] * 2)
+EDITS = LogitEdits.from_rows([RowEdits(TokenCounts.from_ids(np.array([3]), 0), presence_penalty=1.0)] * 2)
 TOKENS = torch.zeros(2, dtype=torch.int64)
 
 

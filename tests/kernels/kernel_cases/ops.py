@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.arguments.sampling_inputs import SamplingOptions
 from ramify.kernels.reference import sampling as reference
-from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 from tests.kernels.kernel_cases.base import Case, Work, family, half
 
@@ -143,7 +143,7 @@ def _draws(
     x = 3 * torch.randn(rows, vocab, device=device)
     x = x.to(half(device))
     columns = [[value] * rows for value in (temperature, top_k, top_p, 0.0)]
-    options = SamplingOptions.of(*columns, torch.rand(rows).tolist(), device)
+    options = SamplingOptions.from_columns(*columns, torch.rand(rows).tolist(), device)
     words = (rows, -(-vocab // 32))
     mask = torch.randint(-(1 << 31), 1 << 31, words, dtype=torch.int32, device=device) if masked else None
 

@@ -7,23 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.lang.program.function import Function
+from ramify.lang.functions.function import Function
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program and what to run it on."""
+    """A program with its arguments and scripts."""
 
     name: str
     program: Function[...]
     arguments: Sequence[dict[str, Any]]
-    """Some rows; `rows` makes any number of different ones of them."""
+    """Example rows, of which `rows` makes any number of different ones."""
     script: Any
     """Answers for `ScriptedBackend` that fit every row."""
     varied: str
-    """The argument that tells the rows that `rows` makes apart: a text, or a list of texts."""
+    """The argument that differs between the rows of `rows`: a text, or a list of texts."""
     streams: tuple[str, ...] = field(default=())
-    """Variables that are read while they are generated."""
+    """Variables that readers stream."""
 
     def rows(self, count: int) -> list[dict[str, Any]]:
         """`count` rows, no two alike."""

@@ -23,7 +23,6 @@ from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
 from ramify.runtime.server.openai.request import (
     IGNORED,
-    SPELLING,
     UNSUPPORTED,
     parse_request,
     refuse_abort,
@@ -33,7 +32,7 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.params import take_sampling
+from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.sampling_params import SamplingParams
@@ -52,7 +51,7 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 _RESPONSES = Dialect(turns="input", take_turns=take_input, take_format=take_text_format, nested_tools=False)
-_SPELLING = SPELLING | {"max_output_tokens": "max_tokens"}
+_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
 
 _WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
 UNSUPPORTED_RESPONSE = UNSUPPORTED | {
@@ -76,7 +75,7 @@ UNSUPPORTED_RESPONSE = UNSUPPORTED | {
 
 @router.post(PATH)
 async def responses(request: Request) -> Response:
-    service = Service.of(request)
+    service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
@@ -98,11 +97,11 @@ async def responses(request: Request) -> Response:
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
-    (stream,) = parsed.start(service, PATH)
+    (stream,) = parsed.start_generations(service, PATH)
     events = _events(stream, writer)
     if parsed.stream:
         return EventStream(events, writer.failed, parsed.headers)
-    await while_connected(request.receive, _run(events))
+    await while_connected(request.receive, _read_all(events))
     return json_response(writer.response, parsed.headers)
 
 
@@ -116,8 +115,8 @@ async def _events(
                 yield events
 
 
-async def _run(events: AsyncGenerator[bytes, None]) -> None:
-    """Read all events: the writer has the whole response then."""
+async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
+    """Read all events, after which the writer has the whole response."""
     async with aclosing(events):
         async for _ in events:
             pass
@@ -181,7 +180,7 @@ def _initial_response(
     """The response before its first token. It repeats the options of the request."""
 
     def echoed(field: str, default: str) -> msgspec.Raw:
-        # As the client wrote it, on one line: the data of an event has no line breaks.
+        # The client's text on one line: the data of an event has no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
     return ResponseReply(

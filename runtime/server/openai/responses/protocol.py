@@ -50,7 +50,7 @@ class ReasoningItem(Reply):
     type: str = "reasoning"
     summary: tuple[()] = ()
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
-    """Where ``include`` asks for it, of a closed item."""
+    """The sealed reasoning of a closed item, where ``include`` asks for it."""
     status: ItemStatus = "in_progress"
 
 
@@ -129,7 +129,7 @@ class ResponseReply(Reply):
     store: bool = False
     truncation: str = "disabled"
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
-    """Where the request names one."""
+    """The service tier, where the request names one."""
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -150,7 +150,7 @@ def response_usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
 
 
 def response_problem(error: RamifyError) -> ResponseProblem:
-    """`error` for a response that has begun. OpenAI defines few codes for these."""
+    """`error` as the body of a response that has begun. OpenAI defines few codes for these."""
     kind = type_of(error.status)
     code = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
     return ResponseProblem(

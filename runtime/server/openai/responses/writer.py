@@ -11,6 +11,7 @@ import msgspec
 
 from ramify.errors import RamifyError
 from ramify.messages import Enforcement, Finish, TextChunk
+from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.openai.protocol import TokenLogprob, chat_logprobs, choice_extras
 from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
@@ -28,7 +29,6 @@ from ramify.runtime.server.openai.responses.protocol import (
 from ramify.runtime.server.openai.responses.sealed import sealed
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
-from ramify.runtime.server.streams import ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
@@ -57,12 +57,12 @@ class ResponseWriter:
         if not self._event_count:
             self._emit("response.created", response=self.response)
             self._emit("response.in_progress", response=self.response)
-        for part in self._read(chunk):
-            self._add(part)
+        for part in self._read_chunk(chunk):
+            self._add_part(part)
         if isinstance(self._open, CallItem) and self._parser.called:
-            self._close("completed")
+            self._close_item("completed")
         if chunk.finish is not None:
-            self._end(chunk, chunk.finish)
+            self._end_response(chunk, chunk.finish)
         return self._take_events()
 
     def failed(self, error: RamifyError) -> bytes:
@@ -75,7 +75,7 @@ class ResponseWriter:
 
     # --- chunks -----------------------------------------------------------------------------------
 
-    def _read(self, chunk: TextChunk) -> list[TurnEvent]:
+    def _read_chunk(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
         parts = self._parser.push(chunk.text, chunk.controls)
         if chunk.logprobs is not None:
@@ -102,20 +102,20 @@ class ResponseWriter:
         self._reasoning_tokens += ids_in(pieces_of(chunk), thought)
         self._take_logprobs(thought)
 
-    def _add(self, part: TurnEvent) -> None:
+    def _add_part(self, part: TurnEvent) -> None:
         match part:
             case Reasoning(text):
                 if not isinstance(self._open, ReasoningItem):
-                    self._begin(ReasoningItem(id=self._new_id("rs"), content=[ReasoningText()]))
-                self._write(text)
+                    self._begin_item(ReasoningItem(id=self._new_id("rs"), content=[ReasoningText()]))
+                self._write_text(text)
             case Content(text):
                 if not isinstance(self._open, MessageItem):
-                    self._begin(MessageItem(id=self._new_id("msg"), content=[OutputText()]))
-                self._write(text)
+                    self._begin_item(MessageItem(id=self._new_id("msg"), content=[OutputText()]))
+                self._write_text(text)
             case CallBegins(_, name):
                 assert self._format.tools is not None
                 call_id = self._format.tools.new_id()
-                self._begin(CallItem(id=self._new_id("fc"), call_id=call_id, name=name))
+                self._begin_item(CallItem(id=self._new_id("fc"), call_id=call_id, name=name))
             case Arguments(_, text):
                 assert isinstance(self._open, CallItem)
                 self._open.arguments += text
@@ -123,8 +123,8 @@ class ResponseWriter:
 
     # --- items ------------------------------------------------------------------------------------
 
-    def _begin(self, item: Item) -> None:
-        self._close("completed")
+    def _begin_item(self, item: Item) -> None:
+        self._close_item("completed")
         self._open = item
         self.response.output.append(item)
         if isinstance(item, CallItem):
@@ -133,7 +133,7 @@ class ResponseWriter:
             self._emit_item("added", msgspec.structs.replace(item, content=[]))
             self._emit("response.content_part.added", **self._place(item), part=item.content[0])
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         item = self._open
         assert isinstance(item, MessageItem | ReasoningItem)
         part = item.content[0]
@@ -144,7 +144,7 @@ class ResponseWriter:
             part.logprobs += more["logprobs"]
         self._emit(f"response.{part.type}.delta", **self._place(item), delta=text, **more)
 
-    def _close(self, status: ItemStatus) -> None:
+    def _close_item(self, status: ItemStatus) -> None:
         """End the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
@@ -166,13 +166,13 @@ class ResponseWriter:
             self._emit("response.content_part.done", **self._place(item), part=part)
         self._emit_item("done", item)
 
-    def _end(self, chunk: TextChunk, finish: Finish) -> None:
+    def _end_response(self, chunk: TextChunk, finish: Finish) -> None:
         response = self.response
         cut = finish.reason == "length"
-        self._close("incomplete" if cut or isinstance(self._open, CallItem) else "completed")
+        self._close_item("incomplete" if cut or isinstance(self._open, CallItem) else "completed")
         if not response.output:
-            self._add(Content(""))
-            self._close("incomplete" if cut else "completed")
+            self._add_part(Content(""))
+            self._close_item("incomplete" if cut else "completed")
         if chunk.usage is not None:
             response.usage = response_usage(chunk.usage, self._reasoning_tokens)
         response.ramify = choice_extras(msgspec.structs.replace(chunk, enforcement=self._enforcement))

@@ -1,0 +1,179 @@
+"""Patterns of schemas: as expressions, and matched against strings by their derivatives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from ramify.errors import InvalidConstraint
+from ramify.grammar.rules import regex_syntax
+from ramify.grammar.rules.derivative import Derivatives, Residual
+from ramify.grammar.rules.expression import nullable
+from ramify.grammar.schema.document.time_limit import TakesTooLong, TimeLimit
+from ramify.grammar.schema.document.unenforceable import Unenforceable
+
+MAX_SECONDS = 0.5
+"""Most time to match one string against a pattern that has lookarounds or backreferences."""
+MAX_STEPS = 10_000
+"""Most steps of a pattern's automaton that are kept."""
+_CHECKED = 1024
+"""Characters that are read by known steps before the time is looked at."""
+
+
+class SearchPattern:
+    """The strings in which a pattern matches somewhere, with the automaton states that were needed so far."""
+
+    def __init__(self, pattern: str) -> None:
+        self.expression = regex_syntax.search(pattern)
+        self._derivatives = Derivatives({})
+        self._after: dict[tuple[Residual, str], Residual] = {}
+
+    def matches(self, string: str, left_s: Callable[[], float] | None = None) -> bool:
+        """`left_s` is called now and then, and may raise to end it."""
+        left: Residual = frozenset([self.expression])
+        for index, char in enumerate(string):
+            if not left:
+                return False
+            after = self._after.get((left, char))
+            if left_s is not None and (after is None or index % _CHECKED == 0):
+                left_s()
+            if after is None:
+                if len(self._after) == MAX_STEPS:
+                    self._after.clear()
+                after = self._after[left, char] = self._step(left, ord(char))
+            left = after
+        return any(map(nullable, left))
+
+    def _step(self, left: Residual, point: int) -> Residual:
+        return frozenset(
+            after
+            for expression in left
+            for ranges, after in self._derivatives.of(expression)
+            if any(low <= point <= high for low, high in ranges)
+        )
+
+
+@lru_cache(maxsize=512)
+def _search_pattern(pattern: str) -> SearchPattern:
+    return SearchPattern(pattern)
+
+
+def search_pattern(pointer: str, pattern: str) -> SearchPattern:
+    """`SearchPattern` of `pattern`, from a cache.
+
+    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, and `Unenforceable` for one
+    that is valid and has no automaton, such as a backreference.
+    """
+    try:
+        return _search_pattern(pattern)
+    except InvalidConstraint as error:
+        # `regex_syntax` gives a remedy only for what is valid and not supported.
+        if error.remedy:
+            raise Unenforceable(error.message, pointer=pointer, remedy=error.remedy) from None
+        raise InvalidConstraint(
+            error.message, pointer=pointer, remedy="Write the pattern in ECMA-262's syntax."
+        ) from None
+
+
+def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
+    """Patterns that a string must match (True) or must not, which together mean the same as `pattern`.
+
+    ``^(?!a)b`` is ``[("^b", True), ("^(?:a)", False)]``: lookaheads right after ^ become patterns of their
+    own. Where they stand elsewhere, the result is `pattern` alone.
+    """
+    found: list[tuple[str, bool]] = []
+    rest = pattern.removeprefix("^")
+    while rest.startswith(("(?=", "(?!")):
+        end = _group_end(rest)
+        if end is None:
+            return [(pattern, True)]
+        found.append((f"^(?:{rest[3:end]})", rest[2] == "="))
+        rest = rest[end + 1 :]
+    if (
+        not found
+        or not pattern.startswith("^")
+        or rest[:1] in ("*", "+", "?", "{")
+        or _has_top_level_or(rest)
+    ):
+        return [(pattern, True)]
+    return [(f"^{rest}", True), *found]
+
+
+def _group_end(pattern: str) -> int | None:
+    """The position of the parenthesis that closes the first group, with which `pattern` begins."""
+    for i, char, depth in _depths(pattern):
+        if char == ")" and depth == 0:
+            return i
+    return None
+
+
+def _has_top_level_or(pattern: str) -> bool:
+    return any(char == "|" and depth == 0 for _, char, depth in _depths(pattern))
+
+
+def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """(position, character, open groups after it), but for escaped characters and those inside [sets]."""
+    depth = 0
+    in_set = escaped = False
+    for i, char in enumerate(pattern):
+        if escaped or in_set:
+            in_set = in_set and (escaped or char != "]")
+            escaped = not escaped and char == "\\"
+            continue
+        escaped = char == "\\"
+        in_set = char == "["
+        depth += (char == "(") - (char == ")")
+        yield i, char, depth
+
+
+def matches_regular(pointer: str, pattern: str, string: str, limit: TimeLimit | None = None) -> bool:
+    """Whether `pattern`, which must have an automaton, matches somewhere. Raises as `search_pattern`, and
+    `TakesTooLong`."""
+    left_s = None if limit is None else functools.partial(limit.left, pointer)
+    return search_pattern(pointer, pattern).matches(string, left_s)
+
+
+def matches_pattern(pointer: str, pattern: str, text: str, limit: TimeLimit | None = None) -> bool:
+    """Whether `pattern` matches somewhere in `text`.
+
+    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, or has no automaton and takes
+    longer than `MAX_SECONDS` to match, and `TakesTooLong`.
+    """
+    try:
+        return all(
+            matches_regular(pointer, part, text, limit) == positive
+            for part, positive in without_lookaheads(pattern)
+        )
+    except Unenforceable:
+        return _backtracked(pointer, pattern, text, limit)
+
+
+def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None) -> bool:
+    """For patterns without an automaton, by backtracking, which may take exponential time."""
+    import regex
+
+    seconds = MAX_SECONDS if limit is None else min(MAX_SECONDS, limit.left(pointer))
+    try:
+        return regex.search(pattern, text, regex.ASCII, timeout=seconds) is not None
+    except regex.error as error:
+        raise InvalidConstraint(
+            f"The pattern is not valid: {error}.", pointer=pointer, remedy="Write it in ECMA-262's syntax."
+        ) from None
+    except TimeoutError:
+        raise TakesTooLong(
+            f"The pattern takes longer than {seconds:.2g} s to match.",
+            pointer=pointer,
+            remedy="Leave out repetitions of repetitions, lookarounds and backreferences.",
+        ) from None
+
+
+def is_regex(text: str) -> bool:
+    """Whether the `regex` package takes `text` for a regular expression."""
+    import regex
+
+    try:
+        regex.compile(text)
+    except regex.error:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Triton itself: its interpreter or a device, and the launch parameters of bandwidth-bound kernels."""

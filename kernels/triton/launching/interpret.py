@@ -1,0 +1,51 @@
+"""Whether Triton's interpreter is on, and the error if the kernels cannot run.
+
+``TRITON_INTERPRET=1`` must be set before triton is first imported, and holds for the whole process. The
+interpreter runs the kernels in numpy, on CPU tensors: for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from ramify.kernels.machine.errors import KernelUnavailable
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+absent_capability: int | None = None
+"""Compute capability, such as 90, of the GPU that kernels are compiled for where none is there
+(`ahead.absent`)."""
+
+
+def _take_scalars_as_indices() -> None:
+    """Triton 3.6 calls `int` on arrays of one number, which numpy 2.4 refuses; 3.7 drops their axis first."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+if INTERPRETED and triton.__version__.startswith("3.6."):
+    _take_scalars_as_indices()
+
+
+def jit(kernel: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`triton.jit`, typed for mypy."""
+    return triton.jit(kernel, **options)
+
+
+def check_device(tensor: torch.Tensor) -> None:
+    """Raise KernelUnavailable unless a kernel can be launched on `tensor`."""
+    if not tensor.is_cuda and not INTERPRETED and absent_capability is None:
+        raise KernelUnavailable(
+            f"the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 before triton is imported; the "
+            f"tensors are on {tensor.device.type}. The cpu and torch attention backends run there."
+        )

@@ -1,0 +1,41 @@
+"""The model behind a backend, asked for once, and the revisions of its LoRA adapters."""
+
+from __future__ import annotations
+
+import weakref
+
+from ramify.lang.backends.base import Backend
+from ramify.lang.backends.router import Router, default_of
+from ramify.messages import ModelInfo
+
+_infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
+
+
+def cached_model_info(backend: Backend) -> ModelInfo | None:
+    """The result of an earlier `model_info`; None before the first."""
+    return _infos.get(default_of(backend))
+
+
+def forget_model_info(backend: Backend) -> None:
+    """Have the next run ask for the model again."""
+    _infos.pop(backend, None)
+
+
+async def model_info(backend: Backend) -> ModelInfo:
+    """The backend's model information, requested once. Runs on the background loop."""
+    backend = default_of(backend)
+    info = _infos.get(backend)
+    if info is None:
+        info = _infos[backend] = await backend.info()
+    return info
+
+
+async def lora_revisions(backend: Backend) -> dict[str, str]:
+    """The LoRA adapters of a backend, or of all backends of a router, with what changes with each."""
+    found: dict[str, str] = {}
+    parts = backend.backends if isinstance(backend, Router) else {"": backend}
+    for name, part in parts.items():
+        ask = getattr(part, "lora_revisions", None)
+        revisions = {} if ask is None else await ask()
+        found |= {f"{name} {lora}".strip(): revision for lora, revision in revisions.items()}
+    return found

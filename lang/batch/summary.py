@@ -1,0 +1,99 @@
+"""The summary of one run of a batch, as text and as HTML for notebooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ramify.html.fragment import escaped, fragment, head, table, tag
+from ramify.messages import Usage
+
+
+@dataclass(slots=True)
+class BatchSummary:
+    """The counts, times and tokens of one run of a batch."""
+
+    rows: int = 0
+    """Number of rows that this run finished, including failed rows."""
+    failed: int = 0
+    skipped: int = 0
+    """Number of rows that an earlier run had finished."""
+    duration_s: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+    """Sum of the usage of all requests of this run."""
+    failed_before: int = 0
+    """Number of skipped rows that had failed in an earlier run."""
+    others: int = 0
+    """Number of results in the file whose rows are not in the input; 0 if the batch was stopped."""
+    first_error: str | None = None
+    stopped: str | None = None
+    """Reason why the batch ended before its last row; None if all rows have a line."""
+    left: int = 0
+    """Number of rows without a line after a stop; rows that were not read count only if the input has a
+    length."""
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.usage.completion_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt tokens, cached ones included, and output tokens, per second."""
+        total = self.usage.prompt_tokens + self.usage.completion_tokens
+        return total / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def cached_share(self) -> float:
+        """The share of prompt tokens that were cached."""
+        return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("rows", f"{self.rows:,}", f"{self.rows_per_s:.1f} a second"),
+            ("failed", f"{self.failed:,}", ""),
+            ("done before", f"{self.skipped:,}", ""),
+            (
+                "output tokens",
+                f"{self.usage.completion_tokens:,}",
+                f"{self.output_tokens_per_s:.0f} a second",
+            ),
+            ("prompt tokens", f"{self.usage.prompt_tokens:,}", f"{self.cached_share:.0%} cached"),
+        ]
+        parts = [head("Batch", f"{self.duration_s:.1f} s"), table(rows)]
+        if self.first_error is not None:
+            parts.append(tag("div", f"first error: {escaped(self.first_error)}", "bad"))
+        if self.stopped is not None:
+            left = f"stopped: {self.stopped}\n{self.left} rows are left; run the same again to go on"
+            parts.append(tag("div", escaped(left), "bad"))
+        return fragment(parts)
+
+    def __str__(self) -> str:
+        skipped = f", {self.skipped} were done before" if self.skipped else ""
+        if self.failed_before:
+            skipped += f" ({self.failed_before} of them failed: rerun failed runs them again)"
+        lines = [
+            f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
+            f"{self.failed} failed{skipped}",
+            f"{self.output_tokens_per_s:.0f} output tokens/s, {self.tokens_per_s:.0f} tokens/s in all, "
+            f"{self.cached_share:.0%} of {self.usage.prompt_tokens} prompt tokens cached",
+        ]
+        if self.first_error is not None:
+            lines.append(f"first error: {self.first_error}")
+        if self.others:
+            lines.append(f"the file has {self.others} more results, of rows that are not in this input")
+        if self.stopped is not None:
+            lines.append(
+                f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "
+                "run the same again to go on"
+            )
+        return "\n".join(lines)
+
+
+def cost(usage: Usage, price: tuple[float, float, float]) -> float:
+    """The price of `usage`, from prices per million of computed prompt tokens, cached ones, and output."""
+    computed = usage.prompt_tokens - usage.cached_tokens
+    tokens = (computed, usage.cached_tokens, usage.completion_tokens)
+    return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6

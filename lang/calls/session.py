@@ -1,0 +1,33 @@
+"""A run of a program as its requests see it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+
+
+class Session:
+    """The id, the clock and the settings that all requests of one run share."""
+
+    def __init__(self, *, scope: str, stream: bool, in_batch: bool, started: float | None = None) -> None:
+        self.program = uuid.uuid4().hex
+        self.scope = scope
+        """The cache scope."""
+        self.stream = stream
+        """Whether the caller may iterate over the text while the program runs."""
+        self.in_batch = in_batch
+        """Whether the run is a row of a batch, or a part of one."""
+        self.started: float = time.perf_counter() if started is None else started
+        """The start of the outermost program, from which all times of a trace count."""
+        self.heard_s = 0.0
+        """Time of the backend's last chunk, as `time.perf_counter` gives it."""
+        self._numbers = itertools.count()
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self.started
+
+    def next_rid(self) -> str:
+        """The id of a new request."""
+        return f"{self.program}-{next(self._numbers)}"

@@ -1,0 +1,139 @@
+"""A turn of tool calls as text: the descriptions, the calls and the results, as each model reads them.
+
+In a chat the calls are an assistant turn. If the model's own template writes tools in a way that can be
+appended (`ChatFormat.tools`), calls and results follow the template, with a tool turn for each result. If
+not, they are in the generic format of `ramify.tool_calls`, with all results in one user turn. In a program
+without turns they are plain text in the generic format.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+from msgspec.structs import replace
+
+from ramify.errors import InvalidRequest
+from ramify.lang.calls.request import Output
+from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.prompt.model import PromptModel
+from ramify.lang.prompt.transcript import Piece, append_marked, append_output, append_text, marked
+from ramify.lang.prompt.view import M, View
+from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
+from ramify.messages import ToolPieces
+from ramify.tool_calls.formats import FORMATS, GENERIC
+
+RESULTS = "user"
+"""The role of the turn of results where the template has no tool turns."""
+
+
+def form_of(target: PromptModel) -> CallForm:
+    """The form of calls for a model."""
+    if target.takes_messages:
+        return JsonCalls()
+    chat = target.info.chat_format
+    native = chat is not None and chat.tools is not None
+    return TaggedCalls(FORMATS[chat.tool_format]) if chat is not None and native else TaggedCalls()
+
+
+def pieces_of(target: PromptModel) -> ToolPieces | None:
+    """The texts of the model's own template for tools; None where its form of calls is generic."""
+    form, chat = form_of(target), target.info.chat_format
+    native = isinstance(form, TaggedCalls) and form.form.native
+    return chat.tools if native and chat is not None else None
+
+
+class Describe(msgspec.Struct, frozen=True):
+    """The mark of `describe`."""
+
+    tools: Tools
+
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        return describe(dialogue, tail, target, self.tools)
+
+
+def describe(
+    dialogue: Dialogue, tail: Piece | None, target: PromptModel, tools: Tools
+) -> tuple[Dialogue, Piece | None]:
+    """Append the descriptions of `tools` to the open turn."""
+    dialogue = replace(dialogue, tools=dialogue.tools | {tool.name for tool in tools})
+    pieces = pieces_of(target)
+    if pieces is None:
+        text = form_of(target).instructions(tools)
+        if tail is not dialogue.start:
+            text = "\n\n" + text  # the turn begins with the caller's own content
+        return dialogue, append_marked(tail, text if dialogue.role else text + "\n", Describe(tools))
+    if dialogue.role != "system" or dialogue.messages:
+        raise InvalidRequest(
+            f"The chat template of {target.info.name} describes tools in the first system turn.",
+            remedy="Write system(..., tools=...) at the beginning.",
+        )
+    text = native_instructions(pieces, tools)
+    if pieces.place == "user":
+        return replace(dialogue, pending=text), append_marked(tail, "", Describe(tools))
+    return dialogue, append_marked(tail, text, Describe(tools))
+
+
+def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
+    """`view` before the generation of calls: in a chat, with the assistant turn opened."""
+    dialogue, tail = view.dialogue, view.tail
+    if turns:
+        dialogue, tail = begin_turn(dialogue, tail, "assistant", view.target.info)
+    tail = append_text(tail, opening)
+    return view._replace(dialogue=dialogue, tail=tail, until=tail)
+
+
+class CallTurn(msgspec.Struct, frozen=True):
+    """A turn of calls with its results: the mark of all of its pieces."""
+
+    opening: str
+    output: Output
+    words: str
+    """The model's words beside its calls."""
+    written: WrittenCalls
+    shown: tuple[str, ...]
+    """The results, as the model is shown them."""
+    turns: bool
+    """Whether the calls and the results are turns of a chat, not plain text."""
+
+    def append(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        """`write`, with this turn as the mark of the pieces that it appends."""
+        dialogue, written = self.write(dialogue, tail, target)
+        return dialogue, marked(written, tail, self)
+
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        info, pieces = target.info, pieces_of(target)
+        if self.turns:
+            dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
+        tail = self._append_calls(tail, target)
+        results = "\n".join(result.join(GENERIC.result) for result in self.shown)
+        if not self.turns:
+            text = f"\n{results}\n" if self.shown else "\n"
+            target.check_text(dialogue, text)
+            return dialogue, append_text(tail, text)
+        dialogue, tail = end_turn(dialogue, tail, "assistant", info)
+        if pieces is not None:
+            for result in self.shown:
+                text = json.dumps(result, ensure_ascii=False)[1:-1] if pieces.quoted else result
+                dialogue, tail = begin_turn(dialogue, tail, "tool", info)
+                dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=result)
+        elif self.shown:
+            dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
+            dialogue, tail = end_turn(dialogue, append_text(tail, results), RESULTS, info)
+        return dialogue, tail
+
+    def _append_calls(self, tail: Piece | None, target: PromptModel) -> Piece | None:
+        """Append the calls: as they were generated, or in the form of `target` where that is another."""
+        output, form = self.output, form_of(target)
+        if form != form_of(output.target):
+            return append_text(tail, form.write(self.words, self.written))
+        tail = append_text(tail, self.opening)
+        if target is not output.target:
+            return append_output(tail, output.text, (), 0, "")
+        return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)

@@ -1,0 +1,50 @@
+"""The user's code that calls this package: its file, line and local names."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import sysconfig
+import traceback
+from types import FrameType
+from typing import Any
+
+STDLIB = sysconfig.get_path("stdlib")
+
+
+def caller_line() -> str | None:
+    """file:line of the nearest caller outside this package; None where all callers are inside."""
+    frame = _caller()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def caller_names() -> dict[str, Any]:
+    """The local names of the nearest caller outside this package."""
+    frame = _caller()
+    return {} if frame is None else dict(frame.f_locals)
+
+
+def _caller() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ramify."):
+        frame = frame.f_back
+    return frame
+
+
+def raised_line(error: BaseException) -> str | None:
+    """file:line of the innermost frame of the user's code in the traceback of `error`."""
+    line = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_globals.get("__name__", "")):
+            line = f"{frame.f_code.co_filename}:{number}"
+    return line
+
+
+def is_users(module: str) -> bool:
+    """Whether the module is the user's: not Python's, not of an installed package, and not of this one."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    path = pathlib.PurePath(file or "")
+    return not {"site-packages", "dist-packages"} & set(path.parts) and not path.is_relative_to(STDLIB)

@@ -1,0 +1,172 @@
+"""Programs whose body is a coroutine function, which runs in the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+
+from ramify.errors import ProgramError
+from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import cached_model_info, lora_revisions, model_info
+from ramify.lang.batch import estimate, results, runs
+from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.estimate import BatchEstimate
+from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.program import Batch, Program, Started
+from ramify.lang.graph.body import async_body_of
+from ramify.lang.program.place import PLACE, placed
+from ramify.lang.state.state import ProgramState
+from ramify.loop import submit
+from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.functions.compiled import AsyncCompiled
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
+    """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
+
+    _graph_body = staticmethod(async_body_of)
+
+    def compile(self, **given: Any) -> AsyncCompiled[...]:
+        """`Function.compile`. The body may await only its own steps."""
+        from ramify.lang.functions.compiled import AsyncCompiled
+
+        traced, left, bound = self._compile(given)
+        return AsyncCompiled(traced, left, self.body, bound)
+
+    def bind(self, **bound: Any) -> AsyncFunction[...]:
+        """The same program with some arguments, or options of `run`, given."""
+        return self._with(bound)
+
+    async def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        settings, own = self._sort(kwargs, "run")
+        bound = self._signature.bind(*args, **own)
+        info = await _info(settings.backend)
+        started = self._start(settings, info, lambda: bound, PLACE.get(), asynchronous=True)
+        if settings.stream:
+            started.state._body = asyncio.create_task(_stream(started))
+        else:
+            await _execute(started)
+        return started.state
+
+    @overload
+    async def run_batch(
+        self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any
+    ) -> BatchEstimate: ...
+    @overload
+    async def run_batch(
+        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
+    ) -> BatchSummary: ...
+    @overload
+    async def run_batch(self, rows: Iterable[Any], **options: Any) -> list[ProgramState]: ...
+    async def run_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
+        progress_bar: bool = False,
+        progress: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        key: str | None = None,
+        look_ahead: int | None = None,
+        rerun: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_rows: int | None = None,
+        dry_run: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
+        **options: Any,
+    ) -> list[ProgramState] | BatchSummary | BatchEstimate:
+        """`Function.run_batch` in this event loop."""
+        writing = {
+            "key": key,
+            "look_ahead": look_ahead,
+            "rerun": rerun,
+            "trace": trace,
+            "trace_rows": trace_rows,
+            "dry_run": dry_run,
+        }
+        batch = self._batch(
+            options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
+        )
+        if batch.plan is None:
+            return [state async for state in self._states(batch, rows)]
+        info = await _info(batch.settings.backend)
+        loras = await _on_background(lora_revisions(batch.settings.backend))
+        work = functools.partial(self._run_row, batch, info)
+        run = estimate.estimate_in_tasks if dry_run else results.run_in_tasks
+        return await run(work, rows, batch.plan, self._record(batch, info, loras))
+
+    async def iter_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
+        progress_bar: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
+        **options: Any,
+    ) -> AsyncIterator[ProgramState]:
+        """The states of `run_batch`, yielded in the order of the rows, which are read as they are needed."""
+        batch = self._batch(options, num_threads, concurrency, progress_bar, give_up_after)
+        async for state in self._states(batch, rows):
+            yield state
+
+    async def _states(self, batch: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
+        info = await _info(batch.settings.backend)
+        work = functools.partial(self._run_row, batch, info)
+
+        async def refuse(error: ProgramError, row: Any) -> ProgramState:
+            return self._refused_row(batch, info, error, row, asynchronous=True)
+
+        async for state in runs.run_in_tasks(work, refuse, batch.in_order(rows)):
+            yield state
+
+    async def _run_row(
+        self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any
+    ) -> ProgramState:
+        started = self._start_row(batch, info, row, asynchronous=True)
+        with register(started.run):
+            await _stream(started)
+        return started.state
+
+
+async def _execute(started: Started) -> None:
+    """Await the body and all steps; an exception ends the run and is raised."""
+    run = started.run
+    try:
+        with placed(run, run.root.call):
+            started.state.ret_value = await started.body()
+        run.end_body()
+        await _on_background(run.finish())
+    except BaseException as error:
+        run.end_body(error)
+        await asyncio.shield(_on_background(run.cancel()))
+        raise
+
+
+async def _stream(started: Started) -> None:
+    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
+    with contextlib.suppress(Exception):
+        await _execute(started)
+
+
+async def _info(backend: Backend) -> ModelInfo:
+    known = cached_model_info(backend)
+    return await _on_background(model_info(backend)) if known is None else known
+
+
+def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """The future of `coroutine`, which starts on the background loop at once; cancelling it cancels that.
+
+    A task of the caller's loop would not do: `asyncio.run` cancels tasks at its end, some before they begin.
+    """
+    return asyncio.wrap_future(submit(coroutine))

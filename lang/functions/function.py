@@ -1,0 +1,183 @@
+"""Programs whose body is a plain function. It runs in the caller's thread, or streams from its own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
+
+from ramify.errors import InvalidRequest
+from ramify.lang.backends.base import Backend
+from ramify.lang.backends.model_info import cached_model_info, lora_revisions, model_info
+from ramify.lang.batch import estimate, results, runs
+from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.estimate import BatchEstimate
+from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.program import Batch, Program, Started
+from ramify.lang.graph.body import body_of
+from ramify.lang.program.place import PLACE, placed
+from ramify.lang.state.state import ProgramState
+from ramify.loop import wait
+from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.functions.compiled import Compiled
+
+P = ParamSpec("P")
+
+
+class Function(Program[P, ProgramState]):
+    """A program whose body is a plain function; made by `function`."""
+
+    _graph_body = staticmethod(body_of)
+
+    def compile(self, **given: Any) -> Compiled[...]:
+        """The program as a graph, run without Python between its calls; see ``docs/compiled-programs.md``.
+
+        The body is called once, with placeholders for results. Its arguments are those in `given`, the
+        defaults of its parameters, and placeholders for the rest, which each run of the graph is given as
+        text. `given` may also hold options of `run`. Raises `CompileError`, with the line, where the body
+        branches on a placeholder.
+        """
+        from ramify.lang.functions.compiled import Compiled
+
+        traced, left, bound = self._compile(given)
+        return Compiled(traced, left, self.body, bound)
+
+    def bind(self, **bound: Any) -> Function[...]:
+        """The same program with some arguments, or options of `run`, given."""
+        return self._with(bound)
+
+    def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        settings, own = self._sort(kwargs, "run")
+        bound = self._signature.bind(*args, **own)
+        started = self._start(settings, _info(settings.backend), lambda: bound, PLACE.get())
+        if settings.stream:
+            context = contextvars.copy_context()
+            thread = functools.partial(context.run, _stream, started)
+            threading.Thread(target=thread, name="ramify-program", daemon=True).start()
+        else:
+            _execute(started)
+        return started.state
+
+    @overload
+    def run_batch(self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> BatchEstimate: ...
+    @overload
+    def run_batch(
+        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
+    ) -> BatchSummary: ...
+    @overload
+    def run_batch(
+        self, rows: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
+    ) -> list[ProgramState]: ...
+    @overload
+    def run_batch(
+        self, rows: Iterable[Any], *, generator_style: Literal[True], **options: Any
+    ) -> Iterator[ProgramState]: ...
+    def run_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
+        progress_bar: bool = False,
+        progress: bool = False,
+        generator_style: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        key: str | None = None,
+        look_ahead: int | None = None,
+        rerun: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_rows: int | None = None,
+        dry_run: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
+        **options: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary | BatchEstimate:
+        """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
+
+        Returns the states in the order of the rows. An exception in one row does not end the others: the
+        state of that row has it as `error()` and raises it where a variable is read. The same holds for a row
+        that does not fit the program's parameters. With `generator_style` the states are yielded in order,
+        and rows are read only as they are needed.
+
+        A row that fails transiently (`ramify.errors.is_transient`) runs again, after a pause in which no row
+        starts (`ramify.lang.batch.breaker`). When nothing has been answered for `give_up_after` seconds
+        (None: no limit), the batch stops: the states of the rows that are left have an error whose
+        `transient` is true, or, with `out`, the summary has `stopped`.
+
+        With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
+        finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
+        so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`); rows
+        that failed transiently run again. A file ``NAME.parquet`` is written at the end, from
+        ``NAME.jsonl``. ``"-"`` is standard output; in it, in a pipe and in a device no call goes on. A value
+        that is not JSON fails its row, whose others are kept; NaN and infinities are written as texts.
+        Raises `RamifyError` where the file cannot be written, such as on a full disk.
+
+        `key` names a column that is copied into each line, and by which rows are known; without it they are
+        known by their content. The file says what was run (`ramify.lang.batch.fingerprint`): a changed
+        program, or other options, raise `InvalidRequest` with the difference, unless `rerun` has
+        ``"changed"`` (run rows again that are not up to date) or ``"missing"`` (keep them). ``"failed"``
+        runs failed rows again; several words are separated by commas.
+
+        `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
+        prefix run together. `trace` is the path of an HTML report of the first `trace_rows` rows (16).
+
+        With `dry_run` at most 8 rows run, nothing is written, and an estimate for all rows that have no
+        result is returned (`ramify.lang.batch.estimate`).
+        """
+        writing = {
+            "key": key,
+            "look_ahead": look_ahead,
+            "rerun": rerun,
+            "trace": trace,
+            "trace_rows": trace_rows,
+            "dry_run": dry_run,
+        }
+        batch = self._batch(
+            options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
+        )
+        info = _info(batch.settings.backend)
+        work = functools.partial(self._run_row, batch, info)
+        if batch.plan is not None:
+            if generator_style:
+                raise InvalidRequest("With out there are no states to yield.", field="generator_style")
+            run = estimate.estimate_in_threads if dry_run else results.run_in_threads
+            loras = wait(lora_revisions(batch.settings.backend))
+            return run(work, rows, batch.plan, self._record(batch, info, loras))
+        refuse = functools.partial(self._refused_row, batch, info)
+        states = runs.run_in_threads(work, refuse, batch.in_order(rows))
+        return states if generator_style else list(states)
+
+    def _run_row(self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState:
+        started = self._start_row(batch, info, row)
+        with register(started.run):
+            _stream(started)
+        return started.state
+
+
+def _execute(started: Started) -> None:
+    """Call the body and wait for all steps; an exception ends the run and is raised."""
+    run = started.run
+    try:
+        with placed(run, run.root.call):
+            started.state.ret_value = started.body()
+        run.end_body()
+        wait(run.finish())
+    except BaseException as error:
+        run.end_body(error)
+        wait(run.cancel())
+        raise
+
+
+def _stream(started: Started) -> None:
+    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
+    with contextlib.suppress(Exception):
+        _execute(started)
+
+
+def _info(backend: Backend) -> ModelInfo:
+    return cached_model_info(backend) or wait(model_info(backend))

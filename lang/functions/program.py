@@ -1,0 +1,352 @@
+"""The base of sync and async programs: their arguments and options, and the start of a run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+
+from ramify.bounds import Bounds
+from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
+from ramify.lang.backends.base import Backend
+from ramify.lang.batch import keys, results, runs
+from ramify.lang.batch.fingerprint import Record, record_of
+from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
+from ramify.lang.calls.limits import NAMES as BOUNDS
+from ramify.lang.common.unsupported import unsupported
+from ramify.lang.graph.body import compile_body
+from ramify.lang.graph.prefix import submit_prefix
+from ramify.lang.graph.tracing import Traced, trace_prefix
+from ramify.lang.program.place import PLACE, Place
+from ramify.lang.program.run import Run, find_backend
+from ramify.lang.state.state import ProgramState
+from ramify.messages import ModelInfo
+from ramify.sampling_options import ELSEWHERE, NAMES, read_options
+from ramify.spelling import nearest, parameters_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+"""The result of `run`: a state, or a coroutine of one."""
+
+RESERVED = ("backend", "stream", "cache_scope", "compiled")
+"""Arguments of `run`, which no program can have as parameters."""
+
+NO_PARAMETERS = inspect.Signature()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `run` beside the program's own."""
+
+    options: dict[str, Any]
+    backend: Backend
+    stream: bool
+    scope: str
+    compiled: bool
+    bounds: Bounds
+    """The bounds of each run."""
+    limits: Limits
+    """The limits of the blocks that the call stands in."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run that has begun."""
+
+    run: Run
+    state: ProgramState
+    """The caller's handle of the run."""
+    body: Callable[[], Any]
+    """Calls the program's body; raises TypeError or `InvalidRequest` where its arguments do not fit."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of `run_batch`."""
+
+    settings: Settings
+    common: Mapping[str, Any]
+    """The program's arguments that are the same for all rows."""
+    limit: int
+    """Most rows that run at once."""
+    progress: bool
+    give_up_after: float | None
+    plan: results.Plan | None
+    """The way to write the results file; None without one."""
+    place: Place | None = None
+    """The place in another program whose trace the rows belong to; None for a batch with a results file."""
+
+    def in_order(self, rows: Iterable[Any]) -> runs.Batch:
+        return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
+
+
+class Program(Generic[P, R]):
+    """The base of sync and async programs: a body, its signature, and bound arguments."""
+
+    _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
+    """Makes a body that runs the graph."""
+    traced: Traced | None = None
+    """The graph of a compiled program."""
+
+    def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+        self.body = body
+        self.bound = dict(bound or {})
+        parameters = list(inspect.signature(body).parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise TypeError(
+                f"{body.__qualname__} takes no state; its first parameter is the state, usually `s`."
+            )
+        self._signature = inspect.Signature(parameters[1:])
+        self.arg_names = [parameter.name for parameter in parameters[1:]]
+        for name in RESERVED:
+            if name in self.arg_names:
+                raise TypeError(f"{body.__qualname__} cannot have a parameter {name!r}: run() has one.")
+        functools.update_wrapper(self, body)
+
+    trace = unsupported("trace", "Use compile().")
+    cache = unsupported("cache", "The runtime finds shared prefixes by itself.")
+
+    @overload
+    def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def __call__(
+        self, state: ProgramState, /, *args: Any, backend: Backend | str | None, **kwargs: Any
+    ) -> Any: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
+        """`run`. With the state of another program as the first argument: append this program's steps to that
+        state, on `backend` if it is given, and return the result of the body."""
+        if args and isinstance(args[0], ProgramState):
+            return self._on_state(*args, **kwargs)
+        return self.run(*args, **kwargs)
+
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def run(self, *args: Any, backend: Backend | str | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, stream: bool, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, timeout: float | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_total_tokens: int | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_calls: int | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, temperature: float, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> R: ...
+    def run(self, *args: Any, **kwargs: Any) -> R:
+        """Run the program and wait for all its steps: in this thread, or in this event loop if it is async.
+
+        Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread or task
+        and return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
+        be traced is called once more and runs as it is), `timeout`, `max_total_tokens` and `max_calls` (as
+        `limit`, for the run; a parameter of the program goes before an option of that name), and default
+        sampling options for every `gen`.
+        An exception of the body, Ctrl-C, or cancelling an async run, cancels the requests in flight and is
+        raised. The error of a step is raised where its variable is read.
+        """
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> R:
+        raise NotImplementedError
+
+    def with_options(self, **options: Any) -> Self:
+        """The same program with a backend or sampling options; keeps its parameters' types."""
+        return self._with(options)
+
+    def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
+        """Split `kwargs` and the bound arguments into the run's settings and the program's own arguments."""
+        given = {**self.bound, **kwargs}
+        backend, stream = given.pop("backend", None), given.pop("stream", False)
+        scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
+        bounds = Bounds(**{name: given.pop(name, None) for name in BOUNDS if name not in self.arg_names})
+        own = {name: given.pop(name) for name in list(given) if name in self.arg_names or name not in NAMES}
+        self._refuse_unknown(own, of)
+        options = read_options(given, of=of)
+        return Settings(options, find_backend(backend), stream, scope, compiled, bounds, LIMITS.get()), own
+
+    def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
+        """Refuse a name that is no parameter of the program and no option of `of`.
+
+        Raises TypeError, as Python does for functions; for a batch, whose rows give the parameters,
+        `UnsupportedField`.
+        """
+        parameters = self._signature.parameters.values()
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+            return
+        for name in own:
+            if name not in self.arg_names:
+                known = [*self.arg_names, *sorted(NAMES), *RESERVED, *BOUNDS]
+                known += parameters_of(getattr(self, of))
+                remedy = nearest(name, known, ELSEWHERE)
+                if of == "run_batch":
+                    raise UnsupportedField(f"run_batch has no option {name!r}.", field=name, remedy=remedy)
+                raise TypeError(
+                    f"{self.body.__qualname__} has no parameter {name!r}. {remedy or ''}".rstrip()
+                )
+
+    def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        """Call the body on the state of another program, with the bound arguments added. Its steps run on
+        `backend`, if that is given."""
+        given = {**self.bound, **kwargs}
+        backend = given.pop("backend", None)
+        for name in given:
+            if name not in self.arg_names and name in (*NAMES, *RESERVED, *BOUNDS):
+                raise UnsupportedField(
+                    f"{self.body.__qualname__} runs as a part of another program, so {name} has no effect.",
+                    field=name,
+                    remedy="Call it in a block: with rm.limit(...)."
+                    if name in BOUNDS
+                    else "Give it to the run of that program.",
+                )
+        bound = self._signature.bind(*args, **given)
+        return self.body(state._on(backend), *bound.args, **bound.kwargs)
+
+    def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
+        """The traced program, the signature of the arguments still to be given, and the bound options."""
+        bound = self._bind(given)
+        own = {name: bound.pop(name) for name in self.arg_names if name in bound}
+        return *compile_body(self.body, self._signature, own), bound
+
+    def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
+        """A function that runs the program on a state: its body, or with `compiled` its graph."""
+        if compiled:
+            traced = trace_prefix(self.body, copy.copy(bound))
+            if isinstance(traced, Traced):
+                return self._graph_body(traced, NO_PARAMETERS, self.body)
+            return lambda s: self.body(submit_prefix(s, traced), *bound.args, **bound.kwargs)
+        return lambda s: self.body(s, *bound.args, **bound.kwargs)
+
+    def _start(
+        self,
+        settings: Settings,
+        info: ModelInfo,
+        arguments: Callable[[], inspect.BoundArguments],
+        place: Place | None,
+        *,
+        asynchronous: bool = False,
+        in_batch: bool = False,
+    ) -> Started:
+        """Begin a run, at `place` in another program. `arguments` returns the body's arguments; the run fails
+        with the errors that it raises."""
+        around = None if place is None else place.run()
+        limits = settings.limits if around is None else combined(around.limits, settings.limits)
+        if settings.bounds:
+            limits = (*limits, Limit(settings.bounds, f"the run of {self.body.__name__!r}"))
+        run = Run(
+            self.body.__name__,
+            settings.backend,
+            info,
+            settings.options,
+            scope=settings.scope,
+            stream=settings.stream,
+            asynchronous=asynchronous,
+            place=place,
+            in_batch=in_batch,
+            limits=limits,
+        )
+        inside = ProgramState(run.root)
+
+        def body() -> Any:
+            return self._calling(arguments(), settings.compiled)(inside)
+
+        return Started(run, ProgramState(run.root, outside=True), body)
+
+    def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
+        """`_start` for a row of a batch."""
+
+        def arguments() -> inspect.BoundArguments:
+            try:
+                return self._row(batch.common, row)
+            except (TypeError, InvalidRequest) as error:
+                raise ProgramError(f"The row was not run: {error}") from error
+
+        return self._start(
+            batch.settings, info, arguments, batch.place, asynchronous=asynchronous, in_batch=True
+        )
+
+    def _refused_row(
+        self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
+    ) -> ProgramState:
+        """The state of a row that is not run, with `error`."""
+        started = self._start_row(batch, info, row, asynchronous=asynchronous)
+        started.run.reject(error)
+        return started.state
+
+    def _batch(
+        self,
+        options: Mapping[str, Any],
+        num_threads: int | Literal["auto"],
+        concurrency: int | None,
+        progress: bool,
+        give_up_after: float | None,
+        out: str | os.PathLike[str] | None = None,
+        **writing: Any,
+    ) -> Batch:
+        """The arguments of `run_batch`, checked before any row runs. `writing` needs `out`."""
+        settings, common = self._sort(options, "run_batch")
+        if "stream" in options:
+            raise InvalidRequest("A batch does not stream.", field="stream")
+        limit = runs.limit(num_threads, concurrency)
+        if give_up_after is not None and not give_up_after >= 0:
+            raise InvalidRequest(
+                f"give_up_after is {give_up_after}; it must be seconds, or None for no limit.",
+                field="give_up_after",
+            )
+        if out is None and writing.get("dry_run"):
+            out = os.devnull  # no rows are done
+        if out is None:
+            for name, value in writing.items():
+                if value is not None and value is not False:
+                    raise InvalidRequest(f"{name} needs out.", field=name)
+            return Batch(settings, common, limit, progress, give_up_after, None, PLACE.get())
+        plan = results.Plan(
+            out=out,
+            program=self.body.__qualname__,
+            columns=self.arg_names,
+            concurrency=limit,
+            progress=progress,
+            give_up_after=give_up_after,
+            **{name: value for name, value in writing.items() if value is not None},
+        )
+        return Batch(settings, common, limit, progress, give_up_after, plan)
+
+    def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
+        """The record of the program and its arguments for the results file."""
+        settings = batch.settings
+        return record_of(self, settings.options, batch.common, settings.backend, info, loras)
+
+    def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
+        """The arguments of a row: a mapping gives them by name, a list or tuple by position."""
+        if isinstance(row, Mapping):
+            return self._signature.bind(**{**common, **row})
+        if isinstance(row, list | tuple):
+            return self._signature.bind(*row, **common)
+        if isinstance(row, keys.Unreadable):
+            raise InvalidRequest(f"{row}", field="rows")
+        raise InvalidRequest(
+            f"A row must be a mapping, a list or a tuple, not {type(row).__name__}.", field="rows"
+        )
+
+    def _bind(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        for name in bound:
+            if name not in (*self.arg_names, *NAMES, *RESERVED, *BOUNDS):
+                raise TypeError(f"{self.body.__qualname__} has no parameter {name!r} to bind.")
+        return {**self.bound, **bound}
+
+    def _with(self, bound: Mapping[str, Any]) -> Self:
+        other = copy.copy(self)
+        other.bound = self._bind(bound)
+        return other

@@ -1,1 +1,0 @@
-"""What notebooks show of states, traces and batches, and the view of a program while it runs."""

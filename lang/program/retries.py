@@ -1,0 +1,128 @@
+"""Retries of a `gen`: the model is shown an invalid output with its error, and generates again.
+
+    assistant: Answer: {"age": "x"}            the invalid output ends its turn
+    user: That is not valid. age: Input …      the correction
+    assistant: Answer: {"age": 3}              a new turn, which begins like the first one
+
+Outside of an assistant turn the correction is plain text. By default the branch drops the failed attempts and
+their corrections once an output is valid, and continues as if that had been the first one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ramify.errors import ProgramError
+from ramify.lang.calls.request import Output
+from ramify.lang.calls.target import Target
+from ramify.lang.program.nodes import Gen
+from ramify.lang.program.sending import send
+from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.prompt.transcript import Piece, append_pieces, append_text, pieces
+from ramify.lang.trace.calls import Call
+from ramify.messages import ModelInfo
+from ramify.sampling_params import SamplingParams
+from ramify.text import sentence, shortened
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
+"""The user turn after an invalid output."""
+PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
+"""The text after an invalid output where there are no turns."""
+MAX_PROBLEM = 600
+"""Longest error that the model is shown, in characters."""
+MAX_SHOWN = 200
+"""Longest rejected value in an error, in characters."""
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """A valid output, its value, and the content of the branch after it."""
+
+    output: Output
+    value: Any
+    tail: Piece | None
+    dialogue: Dialogue
+
+
+async def attempt(
+    branch: Branch, step: Call, target: Target, sampling: SamplingParams, node: Gen
+) -> Attempted:
+    """Generate up to ``1 + node.retries`` times; raises the error of the last output."""
+    tail, dialogue = branch.tail, branch.dialogue
+    opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
+    for left in range(node.retries, -1, -1):
+        call = step.child("attempt", step.name, None, branch.run.clock())
+        view = branch.view(target, tail, dialogue)
+        output = await send(branch, call, view, sampling, node.wire.constraint, thinking=node.wire.thinking)
+        step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
+        step.thinking = call.thinking
+        try:
+            value = read_value(node, output.text)
+        except (ValueError, AssertionError) as error:
+            call.error = str(error)
+            if not left:
+                raise _rejection(node, output.text, error) from error
+            dialogue, tail = branch.after(dialogue, tail, output)
+            tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
+            continue
+        if not node.keep_failed:
+            tail, dialogue = branch.tail, branch.dialogue
+        dialogue, tail = branch.after(dialogue, tail, output)
+        return Attempted(output, value, tail, dialogue)
+    raise AssertionError("unreachable")
+
+
+def read_value(node: Gen, text: str) -> Any:
+    """The value of an output; raises the errors of its schema's parser and of `node.validate`."""
+    value = text if node.parse is None else node.parse(text)
+    if node.validate is not None:
+        node.validate(value)
+    return value
+
+
+def final_value(node: Gen, text: str) -> Any:
+    """`read_value`; an error says what was rejected."""
+    try:
+        return read_value(node, text)
+    except (ValueError, AssertionError) as error:
+        raise _rejection(node, text, error) from error
+
+
+def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
+    try:
+        value = text if node.parse is None else node.parse(text)
+    except (ValueError, AssertionError):
+        what = f"the output {shortened(repr(text), MAX_SHOWN)} is not valid"
+    else:
+        what = f"validate rejected {shortened(repr(value), MAX_SHOWN)}"
+    attempts = f" in the last of {node.retries + 1} attempts" if node.retries else ""
+    return ProgramError(f"{what}{attempts}: {describe(error)}", pointer=getattr(error, "pointer", None))
+
+
+def describe(error: Exception) -> str:
+    """An error as the model is shown it: pydantic's errors by path, without links."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        text = "; ".join(
+            ": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]]))
+            for one in errors(include_url=False)
+        )
+    else:
+        text = str(error) or type(error).__name__
+    return sentence(shortened(text, MAX_PROBLEM))
+
+
+def _correct(
+    tail: Piece | None, dialogue: Dialogue, opening: list[Piece], problem: str, info: ModelInfo
+) -> tuple[Piece | None, Dialogue]:
+    if dialogue.role != "assistant":
+        return append_text(tail, PLAIN_CORRECTION.format(problem=problem)), dialogue
+    dialogue, tail = end_turn(dialogue, tail, "assistant", info)
+    dialogue, tail = begin_turn(dialogue, tail, "user", info)
+    dialogue, tail = end_turn(dialogue, append_text(tail, CORRECTION.format(problem=problem)), "user", info)
+    dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
+    return append_pieces(tail, opening), dialogue

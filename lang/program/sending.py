@@ -1,0 +1,117 @@
+"""The request of a step: the prompt of its branch, its hint, its limits, priority and adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import UnsupportedNode
+from ramify.lang.calls import request
+from ramify.lang.calls.limits import allow_call
+from ramify.lang.calls.request import Output
+from ramify.lang.calls.target import Target
+from ramify.lang.program.hints import hint_of
+from ramify.lang.program.variables import Variable
+from ramify.lang.prompt.chat import open_answer
+from ramify.lang.prompt.thinking import preambles_of
+from ramify.lang.prompt.transcript import ends_on_token, prompt_of
+from ramify.lang.prompt.view import View
+from ramify.lang.trace.calls import Call
+from ramify.messages import HELD_S, Choices, Generate, NextUse, TextChunk, Thinking
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+
+async def send(
+    branch: Branch,
+    call: Call,
+    view: View[Target],
+    sampling: SamplingParams,
+    constraint: Constraint | None = None,
+    follow: Variable | None = None,
+    next_use: NextUse | None = None,
+    choices: Choices | None = None,
+    thinking: Thinking | None = None,
+) -> Output:
+    """Generate after `view`, or score `choices` there, and record the result in `call`.
+
+    Args:
+        follow: The variable that receives each chunk while it is generated, if the run streams.
+        next_use: The time at which the branch continues from here, where the step knows it.
+        thinking: Whether the model thinks before it answers.
+
+    Raises as `ramify.lang.calls.request.send`, and `BudgetExceeded` where a limit does not allow the request.
+    """
+    run, target = branch.run, view.target
+    opened = view
+    if thinking is not None and not target.takes_messages:
+        dialogue, tail = open_answer(view.dialogue, view.tail, thinking, target.info)
+        opened = view._replace(dialogue=dialogue, tail=tail)
+    call.model, call.prompt_end = target.name, opened.tail
+    if ends_on_token(opened.tail):
+        sampling = msgspec.structs.replace(sampling, token_healing=False)
+    allowance = allow_call(branch.limits, sampling, thinking)
+    call.followed = follow is not None and run.stream
+    made = Generate(
+        rid=run.next_rid(),
+        sampling=allowance.sampling,
+        constraint=constraint,
+        choices=choices,
+        hint=hint_of(branch, call, view, opened, next_use),
+        scope=run.scope,
+        every_s=0.0 if call.followed else HELD_S,
+        priority=_priority(branch, call, target),
+        lora=_lora(branch, call, target),
+        **_prompt(branch, view, opened, allowance.thinking),
+    )
+
+    def show(chunk: TextChunk) -> None:
+        assert follow is not None
+        follow.chunks.append(chunk)
+        branch.feed.append(chunk.text)
+        run.notify()
+
+    shown = show if call.followed else None
+    return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
+
+
+def _prompt(
+    branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
+) -> dict[str, Any]:
+    """Fields of `Generate`: the prompt as segments, or as messages for a backend that takes messages only.
+
+    `opened` is `view` with the mark that begins the thoughts.
+    """
+    target, dialogue = view.target, view.dialogue
+    if not target.takes_messages:
+        prompt = prompt_of(opened.tail, view.prompt)
+        branch.remember(view, prompt)
+        return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
+    if dialogue.role != "assistant" or view.tail is not dialogue.start:
+        raise UnsupportedNode(
+            f"{target.info.name} takes whole messages only.",
+            remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
+        )
+    return {"chat": dialogue.messages, "thinking": thinking}
+
+
+def _priority(branch: Branch, call: Call, target: Target) -> int:
+    """The step's priority, else that of the run, else that of the backend."""
+    for given in (call.priority, branch.run.options.get("priority")):
+        if given is not None:
+            return int(given)
+    return target.priority
+
+
+def _lora(branch: Branch, call: Call, target: Target) -> str:
+    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter is for the
+    run's own backend alone."""
+    own = branch.run.options.get("lora") if target is branch.run.home else None
+    for given in (call.lora, own):
+        if given is not None:
+            return str(given)
+    return target.lora

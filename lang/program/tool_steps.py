@@ -1,0 +1,153 @@
+"""A turn of tool calls: the model writes the calls, the functions run concurrently, results are appended."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from ramify.constraint import Constraint
+from ramify.errors import InvalidConstraint, InvalidRequest
+from ramify.lang.calls.limits import LIMITS
+from ramify.lang.calls.request import Output, all_of
+from ramify.lang.calls.target import Target
+from ramify.lang.program import retries
+from ramify.lang.program.nodes import CallTools
+from ramify.lang.program.place import placed
+from ramify.lang.program.sending import send
+from ramify.lang.program.variables import Variable
+from ramify.lang.prompt.view import View
+from ramify.lang.tools.forms import WrittenCalls
+from ramify.lang.tools.tool import ToolCall, shown
+from ramify.lang.trace.calls import Call
+from ramify.sampling_params import SamplingParams
+from ramify.tool_calls.grammar import naming_tools, tool_at
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+logger = logging.getLogger(__name__)
+
+SHOWN_ERROR = "Error: {kind}: {message}"
+"""The result of a failed tool."""
+
+_warned: set[tuple[str, str | None]] = set()
+"""Program and line of each `call_tools` that a warning was given for."""
+
+
+def in_turns(branch: Branch) -> bool:
+    """Whether the branch is a chat. Raises `InvalidRequest` inside an open turn."""
+    dialogue = branch.dialogue
+    if dialogue.role is not None:
+        raise InvalidRequest(
+            f"call_tools writes turns of its own, and a {dialogue.role} turn is open.",
+            remedy=f"End it with {dialogue.role}_end().",
+        )
+    chats = branch.run.info.chat_format is not None
+    return chats and (bool(dialogue.messages) or branch.tail is None)
+
+
+def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
+    """Warn, once for each program and line, of tools that no turn has described to the model. In a program
+    without turns, a tool counts as described if its name is in the text."""
+    place = (branch.run.root.call.name, node.line)
+    untold = [tool.name for tool in node.tools if tool.name not in branch.dialogue.tools]
+    if not untold or place in _warned:
+        return
+    if not turns and all(name in branch.text for name in untold):
+        return
+    _warned.add(place)
+    remedy = "Write system(..., tools=...) or user(..., tools=...) before it."
+    logger.warning(
+        "%s calls tools at %s that no turn has told the model of: %s. The model is held to their names and "
+        "arguments, but does not know what they do. %s",
+        *place,
+        ", ".join(untold),
+        remedy if turns else "Describe them in the prompt.",
+    )
+
+
+async def send_calls(
+    branch: Branch,
+    node: CallTools,
+    call: Call,
+    view: View[Target],
+    sampling: SamplingParams,
+    constraint: Constraint,
+    variable: Variable,
+) -> Output:
+    """`send` for the calls of `node`. Errors and reports about a schema name the tool that has it."""
+    described = [tool.described for tool in node.tools]
+    try:
+        output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
+    except InvalidConstraint as error:
+        found = tool_at(error.pointer, described)
+        if found is None:
+            raise
+        message = f"The parameters of the tool {described[found[0]].name}: {error.message}"
+        raise InvalidConstraint(message, pointer=found[1], remedy=error.remedy) from error
+    if output.enforcement is None:
+        return output
+    return dataclasses.replace(output, enforcement=naming_tools(output.enforcement, described))
+
+
+async def run_calls(
+    branch: Branch, node: CallTools, target: Target, call: Call, written: WrittenCalls
+) -> list[ToolCall]:
+    """Run the calls that `target` has written in `call` concurrently and return them in order. With
+    `node.raises` the first error is raised."""
+    await_tools = getattr(target.backend, "await_tools", None)
+    if await_tools is not None and written:
+        await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
+    elsewhere = getattr(target.backend, "tool_results", None)
+    if elsewhere is not None:
+        for name, arguments in written:
+            branch.call.child("tool", name, None, branch.run.clock(), line=node.line).arguments = arguments
+        results = await elsewhere(call.place, written)
+        return [
+            ToolCall(name, {}, None, None, text) for (name, _), text in zip(written, results, strict=True)
+        ]
+    calls = await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)
+    tools_returned = getattr(target.backend, "tools_returned", None)
+    if tools_returned is not None:
+        await tools_returned(call.place, [one.shown for one in calls])
+    return calls
+
+
+async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) -> ToolCall:
+    run = branch.run
+    tool = next((one for one in node.tools if one.name == name), None)
+    call = branch.call.child("tool", name, None, run.clock(), line=node.line)
+    call.arguments = arguments
+    given: dict[str, object] = {}
+    LIMITS.set(branch.limits)  # for programs that the function runs; the task of the call ends with it
+    try:
+        if tool is None:
+            raise ValueError(f"There is no function {name}.")
+        given = tool.read(arguments)
+        async with tool.slot:
+            call.start_s = run.clock()
+            with placed(run, call):
+                result = await tool.run(given, run.caller_loop)
+        text = shown(result)
+        call.text = text
+        return ToolCall(name, given, result, None, text)
+    except asyncio.CancelledError:
+        call.error = "cancelled"
+        raise
+    except Exception as error:
+        call.error = str(error) or type(error).__name__
+        if node.raises:
+            raise ToolFailed(name, call) from error
+        text = SHOWN_ERROR.format(kind=type(error).__name__, message=retries.describe(error))
+        return ToolCall(name, given, None, error, text)
+    finally:
+        call.end_s = run.clock()
+
+
+class ToolFailed(Exception):
+    """A tool raised an exception, which is the cause."""
+
+    def __init__(self, name: str, call: Call) -> None:
+        super().__init__(f"The tool {name} raised {call.error}")

@@ -1,0 +1,207 @@
+"""Chat turns as text that is only ever appended.
+
+`ChatFormat` holds the text that the model's template writes before and after the content of each role. A turn
+appends that text around its content, so no template is rendered while a program runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from ramify.errors import InvalidRequest, UnsupportedNode
+from ramify.lang.prompt.thinking import thinking_of, without_thoughts
+from ramify.lang.prompt.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
+from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
+
+if TYPE_CHECKING:
+    from ramify.lang.prompt.model import PromptModel
+
+
+class Dialogue(msgspec.Struct, frozen=True):
+    """The turns so far. Frozen, so that forks share it."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    """Finished turns."""
+    role: str | None = None
+    """The role of the open turn; None between turns."""
+    start: Piece | None = None
+    """The piece before the open turn's content."""
+    asked: Piece | None = None
+    """The piece before the latest user turn. Some templates keep the thoughts behind it, and drop others."""
+    thought: bool = False
+    """Whether thoughts, or marks of thoughts, stand behind `asked`."""
+    reasoning: str = ""
+    """The thoughts of the open turn."""
+    pending: str = ""
+    """Text at the beginning of the next user turn, where some templates describe the tools."""
+    tools: frozenset[str] = frozenset()
+    """The names of the tools that the turns describe."""
+
+    @property
+    def previous(self) -> str:
+        return self.messages[-1].role if self.messages else ""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The mark of `begin_turn`."""
+
+    role: str
+    tools: bool
+
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        return begin_turn(dialogue, tail, self.role, target.info, tools=self.tools)
+
+
+class End(msgspec.Struct, frozen=True):
+    """The mark of `end_turn`."""
+
+    role: str
+
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        return end_turn(dialogue, tail, self.role, target.info)
+
+
+_begin, _end = functools.cache(Begin), functools.cache(End)
+
+
+def begin_turn(
+    dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, tools: bool = False
+) -> tuple[Dialogue, Piece | None]:
+    """Open a turn; raises `InvalidRequest` where the model's template has no such turn.
+
+    `tools` is set for a turn that describes tools.
+    """
+    if dialogue.role is not None:
+        raise InvalidRequest(
+            f"{turn(role).capitalize()} begins inside {turn(dialogue.role)}.",
+            remedy=f"End it with {dialogue.role}_end().",
+        )
+    key = f"{dialogue.previous}>{role}"
+    prefix = _format_of(info).prefix.get(key)
+    if prefix is None:
+        after = f"after {turn(dialogue.previous)}" if dialogue.previous else "at the start"
+        raise InvalidRequest(f"The chat template of {info.name} has no {role} turn {after}.")
+    if role == "user":
+        if dialogue.thought and thinking_of(info).kept == "user":
+            tail = without_thoughts(tail, dialogue.asked)
+        dialogue = replace(dialogue, asked=tail, thought=False)
+    pieces = _format_of(info).tools
+    if tools and pieces is not None and not dialogue.messages:
+        prefix = pieces.start
+    pending = dialogue.pending
+    if pending and role == "user":
+        prefix, pending = prefix + pending, ""
+    boundary = pending == dialogue.pending
+    tail = append_marked(tail, prefix, _begin(role, tools), boundary=boundary)
+    return replace(dialogue, role=role, start=tail, pending=pending), tail
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """The mark of a model's thoughts, which other models are not shown."""
+
+    by: PromptModel
+    thinking: Thinking
+    thoughts: str
+    """The thoughts without marks, and without white space around them."""
+    text: str
+    """The thoughts as they were generated, with the marks behind them, up to the end of a token."""
+    ids: tuple[int, ...]
+    """The tokens of `text`; empty where the backend does not report them."""
+    head: str
+    """The beginning of the answer, where the last token of `ids` goes on into it."""
+
+    def write(
+        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        if target is not self.by:
+            return dialogue, append_text(tail, self.head)
+        if target.takes_messages:
+            return replace(dialogue, reasoning=dialogue.reasoning + self.thoughts), tail
+        dialogue, tail = open_answer(dialogue, tail, self.thinking, target.info)
+        if self.text:
+            tail = Piece(tail, self.ids or self.text, self.text, mark=self, generated=True, later=self.head)
+        return dialogue, tail
+
+    def append(
+        self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
+    ) -> tuple[Dialogue, Piece | None]:
+        """Append the thoughts to the content of a branch, which is written for the model `home`."""
+        if home is not self.by:
+            return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
+        return self.write(dialogue, tail, home)
+
+
+def open_answer(
+    dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
+) -> tuple[Dialogue, Piece | None]:
+    """Append the mark that begins the thoughts, or the mark that keeps the model from thinking.
+
+    At the beginning of an assistant turn the text in front of its content is written anew, as the chat
+    template writes it.
+    """
+    if thinking.effort is not None:
+        raise UnsupportedNode(
+            f"{info.name} has no setting of effort.", field="thinking.effort", remedy="Use max_tokens."
+        )
+    marks = thinking_of(info)
+    if dialogue.role == "assistant" and tail is dialogue.start and tail and isinstance(tail.segment, str):
+        prefix = tail.text.removesuffix(marks.default)
+        text = prefix + (marks.on if thinking.enabled else marks.off)
+        later, of = prefix + marks.past, tail.of or tail
+        start = Piece(tail.before, text, text, True, tail.mark, later=later, of=of)
+        return replace(dialogue, start=start, thought=True), start
+    if not thinking.enabled:
+        return dialogue, tail
+    start = Piece(tail, marks.start, marks.start, True, Continued(), later="")
+    return replace(dialogue, thought=True), start
+
+
+def turn(role: str) -> str:
+    """``a user turn``, ``an assistant turn``: for error messages."""
+    return f"an {role} turn" if role == "assistant" else f"a {role} turn"
+
+
+def end_turn(
+    dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
+) -> tuple[Dialogue, Piece | None]:
+    """Close the open turn. `content` replaces its text where the template writes it in another form."""
+    if dialogue.role != role:
+        raise InvalidRequest(f"{role}_end() without {role}_begin().")
+    written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content
+    message = ChatMessage(role=role, content=written, reasoning=dialogue.reasoning)
+    if dialogue.thought and thinking_of(info).kept == "turn":
+        tail = without_thoughts(tail, dialogue.start and dialogue.start.before)
+        dialogue = replace(dialogue, thought=False)
+    suffix = _format_of(info).suffix.get(role, "")
+    tail = append_marked(tail, suffix, _end(role), boundary=True)
+    messages = (*dialogue.messages, message)
+    return replace(dialogue, messages=messages, role=None, start=None, reasoning=""), tail
+
+
+def _format_of(info: ModelInfo) -> ChatFormat:
+    if info.chat_format is None:
+        raise InvalidRequest(
+            f"{info.name} has no chat template, so it takes no system, user or assistant turns.",
+            remedy="Append plain text, or use an instruction-tuned model.",
+        )
+    return info.chat_format
+
+
+ROLES = ("system", "user", "assistant")
+
+
+def chatml() -> ChatFormat:
+    """The ChatML format, for backends without a template."""
+    return ChatFormat(
+        prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
+        suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),
+        exact=False,
+    )

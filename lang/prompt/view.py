@@ -1,0 +1,59 @@
+"""The content of a branch as one model reads it.
+
+A branch keeps its content as the run's own model reads it. Another model has its own chat template and
+tokenizer, so its prompt is written anew, piece by piece:
+
+    piece of the branch                     the other model's prompt
+    text                                    the same text
+    ids that this model generated           the same ids
+    ids that any other model generated      their text
+    beginning or end of a turn, tools       what this model's template writes
+
+A later step of the same model continues the prompt of its earlier one, so its prefix stays the same.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+from ramify.lang.prompt.chat import Dialogue
+from ramify.lang.prompt.model import PromptModel
+from ramify.lang.prompt.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
+
+M = TypeVar("M", bound=PromptModel)
+
+
+class View(NamedTuple, Generic[M]):
+    """The content of a branch for `target`."""
+
+    target: M
+    tail: Piece | None
+    dialogue: Dialogue
+    until: Piece | None
+    """The last piece of the branch that is in the view."""
+    prompt: Prompt = EMPTY
+    """The last prompt that was sent; the next one continues it."""
+
+
+def extended(view: View[M], tail: Piece | None) -> View[M]:
+    """`view` up to `tail`, a piece of the branch. Where `view` ends in an earlier piece, only later pieces
+    are written.
+
+    Raises `InvalidRequest` for turns that the model's template lacks, and `UnsupportedNode` for text outside
+    of turns where the backend takes messages only.
+    """
+    target = view.target
+    new = pieces(tail, view.until)
+    if (new[0].before if new else tail) is not view.until:
+        view, new = View(target, None, Dialogue(), None), pieces(tail)
+    dialogue, own = view.dialogue, view.tail
+    for piece in new:
+        match piece.mark:
+            case Generated(by=by, ids=ids) if by is target:
+                own = Piece(own, ids, piece.text)
+            case None | Generated():
+                target.check_text(dialogue, piece.text)
+                own = append_text(own, piece.text)
+            case mark:
+                dialogue, own = mark.write(dialogue, own, target)
+    return View(target, own, dialogue, tail, view.prompt)

@@ -1,0 +1,1 @@
+"""The state `s` of a program, its forks, and its text and values while they are generated."""

@@ -1,0 +1,78 @@
+"""The branches of one fork as a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.nodes import Node
+
+if TYPE_CHECKING:
+    from ramify.lang.state.state import ProgramState
+
+
+class ForkGroup:
+    """The result of `fork`: a sequence of states. Indexed with a name, the variable's values over them."""
+
+    def __init__(self, states: Sequence[ProgramState], parent: Branch) -> None:
+        self.states = list(states)
+        self._parent = parent
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Close the branches and return at once.
+
+        ``gather_variable``: each variable that they set becomes, in the forked state, the list of its values.
+        ``concate_and_append``: the content that each branch added is appended to the forked state, in order.
+        """
+        branches = [state._branch for state in self.states]
+        if mode == "gather_variable":
+            self._parent.gather(branches)
+        elif mode == "concate_and_append":
+            self._parent.splice(branches)
+        else:
+            raise ValueError(f"join mode is {mode!r}; it must be 'gather_variable' or 'concate_and_append'.")
+
+    async def wait(self) -> None:
+        """Wait for all steps of all branches so far."""
+        for state in self.states:
+            await state.wait()
+
+    async def aget(self, name: str, kind: Any = None) -> list[Any]:
+        """The variable's values over the branches, for async programs."""
+        return [await state.aget(name, kind) for state in self.states]
+
+    @overload
+    def __getitem__(self, key: int) -> ProgramState: ...
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | str) -> ProgramState | list[Any]:
+        """A branch by its index, or a variable's values over all branches."""
+        if isinstance(key, str):
+            return [state[key] for state in self.states]
+        return self.states[key]
+
+    def __setitem__(self, key: int, value: ProgramState) -> None:
+        # Python ends `group[i] += node` with this assignment.
+        if self.states[key] is not value:
+            raise TypeError("A branch cannot be replaced; append to it with +=.")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iadd__(self, item: str | Node | Sequence[str | Node] | Callable[[int], str | Node]) -> ForkGroup:
+        """Append to all branches: the same item, one item of a sequence each, or a function of the index."""
+        if isinstance(item, Node | str):
+            items: Sequence[str | Node] = [item] * len(self.states)
+        elif callable(item):
+            items = [item(index) for index in range(len(self.states))]
+        else:
+            items = item
+        if len(items) != len(self.states):
+            raise ValueError(f"{len(items)} items for {len(self.states)} branches.")
+        for state, one in zip(self.states, items, strict=True):
+            state += one
+        return self

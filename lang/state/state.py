@@ -1,0 +1,425 @@
+"""The program state `s`: the body appends to it and reads from it, and `run` returns it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal, NoReturn, Self, TypeVar, overload
+
+import ramify.graph as graph
+from ramify.errors import InvalidRequest, ProgramError
+from ramify.lang.backends.base import Backend
+from ramify.lang.common.caller import caller_line
+from ramify.lang.common.event import Event
+from ramify.lang.common.unsupported import unsupported
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.nodes import (
+    CallTools,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Row,
+    ScopeBegin,
+    ScopeEnd,
+    as_node,
+)
+from ramify.lang.program.variables import Variable
+from ramify.lang.state import streaming
+from ramify.lang.state.fork import ForkGroup
+from ramify.lang.state.partial_stream import ObjectStream, snapshot
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, wire_tools
+from ramify.lang.trace.calls import Call
+from ramify.lang.typed.partial import Partial
+from ramify.lang.typed.schema import convert, schema_of
+from ramify.messages import Usage
+from ramify.sampling_options import read_options
+
+T = TypeVar("T")
+
+
+class ProgramState:
+    """A running or finished program, or one branch of a fork.
+
+    Appending returns at once. Reading a variable waits for its step alone; `text`, `messages`, `error`
+    and `sync` wait for all steps so far. An ``async def`` program, which must not block its event loop,
+    writes ``await s.aget("x")`` and ``await s.wait()`` instead.
+    """
+
+    def __init__(
+        self, branch: Branch, *, outside: bool = False, backend: Backend | str | None = None
+    ) -> None:
+        self._branch = branch
+        self._backend = backend
+        """The backend of steps appended here that name none."""
+        self._outside = outside
+        """Whether this is the caller's handle of a run, whose body may still declare variables."""
+        self._body: asyncio.Task[None] | None = None
+        self.ret_value: Any = None
+        """The return value of the body."""
+
+    # --- appending ---
+
+    def __iadd__(self, item: str | Node) -> ProgramState:  # type: ignore[misc]
+        self._submit(as_node(item))
+        return self
+
+    def __add__(self, item: object) -> NoReturn:
+        raise TypeError("A state is appended to in place: write s += …, not s = s + ….")
+
+    def _submit(self, node: Node) -> Variable | None:
+        return self._branch.submit(node, self._backend)
+
+    def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("system", content)
+
+    def user(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("user", content)
+
+    def assistant(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("assistant", content)
+
+    def _turn(self, role: str, content: str | Node | None) -> contextlib.AbstractContextManager[None]:
+        """Append a turn; without content, return a ``with`` block whose text is the turn."""
+        line = caller_line()
+        if content is None:
+            return self._branch.block(RoleBegin(role, line), RoleEnd(role))
+        self._submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
+        return contextlib.nullcontext()
+
+    def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A ``with`` block whose text becomes the variable `name`."""
+        return self._branch.block(ScopeBegin(name), ScopeEnd(name))
+
+    def call_tools(
+        self,
+        tools: Sequence[object],
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        max_calls: int = 4,
+        required: bool = True,
+        errors: Literal["show", "raise"] = "show",
+        timeout: float | None = None,
+        backend: Backend | str | None = None,
+        priority: int | None = None,
+        lora: str | None = None,
+        **options: Any,
+    ) -> ToolTurn:
+        """Generate calls of `tools`, run them, and append their results. Returns at once.
+
+        The generated calls are constrained to the names and schemas of the functions. All calls run
+        concurrently: coroutine functions in the program's event loop, the others in a thread each. In a chat
+        the calls are an assistant turn, followed by a turn with the results in the order of the calls.
+
+        Args:
+            tools: Functions, or tools made by `tool`. `system` and `user` with ``tools=`` describe them to
+                the model.
+            name: The variable that holds the `ToolCalls`.
+            max_calls: Most calls in this turn.
+            required: With False the model may answer in words, without any call.
+            errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
+                fails the step.
+            timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
+            backend, priority, lora: As of `gen`.
+            options: As of `gen`.
+        """
+        if errors not in ("show", "raise"):
+            raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
+        if max_calls < 1:
+            raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
+        found = as_tools(tools)
+        wire = graph.CallTools(
+            name=name,
+            tools=wire_tools(found),
+            max_calls=max_calls,
+            required=required,
+            options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
+            timeout=timeout,
+            priority=priority,
+            lora=lora,
+        )
+        node = CallTools(wire.checked(), found, errors == "raise", backend=backend, line=caller_line())
+        variable = self._submit(node)
+        assert variable is not None
+
+        def read() -> ToolCalls:
+            self._block_on(variable.ready)
+            calls: ToolCalls = self._value(variable)
+            return calls
+
+        return ToolTurn(variable.ready, read)
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable; ``s[name] = value`` does the same."""
+        self._branch.set_variable(name, value)
+
+    __setitem__ = set_var
+
+    def recover(self) -> ProgramError:
+        """Go back to before the statement whose step has failed. Returns the error; never blocks.
+
+        The statement is all that was appended at once (``s += a + b``), or, after a ``with`` block, the whole
+        block. Content, turns and scopes are those before it, so the next prompt is the same to the token.
+        Variables of the failed step and of the skipped ones after it stay failed until they are set again.
+        Calls of tools are not undone, and text that was streamed stays in the stream. After a join of failed
+        branches the state is as it was before the join.
+
+        Raises `ProgramError` where no step of this state has failed, and after the program has ended.
+        """
+        return self._branch.recover()
+
+    # --- branches ---
+
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkGroup:
+        """`size` branches that share the content so far and run concurrently."""
+        if position_ids_offset is not None:
+            unsupported("fork(position_ids_offset=...)", "Fork without it.")()
+        if size < 1:
+            raise ValueError(f"fork size is {size}; it must be at least 1.")
+        branches = self._branch.fork(int(size))
+        return ForkGroup([self._at(branch) for branch in branches], self._branch)
+
+    def _at(self, branch: Branch) -> Self:
+        return type(self)(branch, backend=self._backend)
+
+    def _on(self, backend: Backend | str | None) -> Self:
+        """This state, as a handle whose steps run on `backend` unless they name another."""
+        return type(self)(self._branch, backend=self._backend if backend is None else backend)
+
+    @contextlib.contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """A ``with`` block over a fork of one branch, which is joined at its end."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    # --- reading ---
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable; raises `ProgramError` if its step failed or if none sets it."""
+        return self._value(self._read(name))
+
+    get_var = __getitem__
+
+    @overload
+    def get(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    def get(self, name: str, kind: Any = None) -> Any: ...
+    def get(self, name: str, kind: Any = None) -> Any:
+        """The value of a variable as a `kind`, parsed from its text unless it is of that type."""
+        return self._value(self._read(name), kind)
+
+    @overload
+    async def aget(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    async def aget(self, name: str, kind: Any = None) -> Any: ...
+    async def aget(self, name: str, kind: Any = None) -> Any:
+        """`get` for async programs."""
+        if self._outside:
+            async with contextlib.aclosing(self._branch.run.async_changes()) as changes:
+                async for _ in changes:
+                    if self._declared(name):
+                        break
+        variable = self._branch.variable(name)
+        await variable.ready.wait()
+        return self._value(variable, kind)
+
+    def thinking(self, name: str) -> Any:
+        """The model's thoughts before the value of a variable: a text, or a list of texts where the value is
+        a list. Empty where the model did not think.
+
+        Waits as reading the variable does; an async program awaits `aget` first. Raises `InvalidRequest` for
+        a `gen` without ``thinking=``.
+        """
+        return self._read(name).read_thinking()
+
+    def get_meta_info(self, name: str) -> Any:
+        """Tokens, finish reason and log-probabilities of the variable's step, as SGLang's ``meta_info``."""
+        variable = self._read(name)
+        variable.read()
+        return variable.meta
+
+    def prompt_of(self, name: str) -> str:
+        """The exact prompt of a variable's request, also of a failed step; with retries, the last prompt.
+        Raises `ProgramError` for a variable without a request."""
+        variable = self._read(name)
+        if variable.call is None:
+            variable.read()
+            raise ProgramError(f"{name!r} was not generated, so it has no prompt.", variable=name)
+        return variable.call.prompt
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._branch.variables
+
+    def text(self) -> str:
+        """All text so far, prompts included; raises `ProgramError` if a step failed."""
+        self.sync()
+        self._raise()
+        return self._branch.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """The finished chat turns, as ``{"role": …, "content": …}``."""
+        self.sync()
+        self._raise()
+        return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
+
+    def sync(self) -> None:
+        """Block until all steps so far are done; for a state returned by `run`, until the program is done."""
+        self._block_on(self._all_done())
+
+    async def wait(self) -> None:
+        """`sync` for async programs."""
+        await self._all_done().wait()
+
+    def error(self) -> ProgramError | None:
+        """The first error of this branch, of the program's body, or of a branch forked from this one; None
+        without one. An error of a forked branch does not count once the body has caught it."""
+        self.sync()
+        error = self._error()
+        if error is not None and not self._outside:
+            error.notice()
+        return error
+
+    def text_iter(self, var_name: str | None = None, *, thinking: bool = False) -> Iterator[str]:
+        """The text of one variable, or all text, while it is generated. Raises at the end if a step failed.
+
+        Without ``run(stream=True)`` the text is yielded in one piece, when it is complete. With `thinking`
+        it is the thoughts before the variable's value, up to the first text of that value.
+        """
+        return streaming.text_iter(self, self._branch, var_name, thinking)
+
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False, *, thinking: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for any event loop; with `return_meta_data`, pairs of text and ``meta_info``."""
+        return streaming.text_async_iter(self, self._branch, var_name, return_meta_data, thinking)
+
+    @overload
+    def stream_objects(self, name: str, kind: type[T]) -> ObjectStream[T]: ...
+    @overload
+    def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]: ...
+    def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
+        """The variable's value while it is generated, for ``for`` and ``async for``: a `Partial` after each
+        change, and the complete value as the last one.
+
+        A value inside a partial value is validated when it closes, against its own type or subschema. One
+        that does not fit raises `ProgramError`, as a failed step does. `gen` validates the complete value
+        again. `kind` is a type or JSON schema, by default that of the `gen`. Only the complete value is
+        yielded for types that are not generated as JSON (``int``, a `Literal` of texts), for a `gen` with
+        retries, and without ``run(stream=True)``.
+        """
+        return ObjectStream(self, self._branch, name, kind)
+
+    @overload
+    def partial(self, name: str, kind: type[T]) -> Partial[T]: ...
+    @overload
+    def partial(self, name: str, kind: Any = None) -> Partial[Any]: ...
+    def partial(self, name: str, kind: Any = None) -> Partial[Any]:
+        """The variable's value so far, as `stream_objects` would yield it; does not wait."""
+        return snapshot(self._branch, name, kind)
+
+    @property
+    def usage(self) -> Usage:
+        """The sum of tokens and times over all requests of this state and its branches."""
+        return self._branch.call.usage
+
+    @property
+    def usage_by_model(self) -> dict[str, Usage]:
+        """`usage` for each model, in the order of first use: by its name in the `Router`, else by its own."""
+        return self._branch.call.usage_by_model
+
+    @property
+    def trace(self) -> Call:
+        """The tree of calls, which can be printed."""
+        return self._branch.call
+
+    def show(self) -> None:
+        """Show the program while it runs, and wait until its steps are done: in a notebook the turns,
+        variables and usage, updated in place; elsewhere the text as it comes. Only a run with ``stream=True``
+        can be seen while it runs.
+
+        The state of a running async program is shown by a thread of its own, and the call returns at once.
+        """
+        from ramify.lang.state.show import show
+
+        show(self)
+
+    def _repr_html_(self) -> str:
+        from ramify.lang.state.state_html import state_html
+
+        return state_html(self)
+
+    def _ipython_display_(self) -> None:
+        from ramify.lang.state.show import follow, in_notebook
+
+        if self._all_done().is_set() or not in_notebook():
+            raise NotImplementedError  # IPython then shows what does not change: HTML or text
+        follow(self)
+
+    def cancel(self) -> None:
+        """Abort the program. Unfinished steps fail with `Cancelled` as the cause."""
+        self._branch.run.request_cancel()
+
+    @property
+    def _status(self) -> str:
+        branch = self._branch
+        return "failed" if self._error() else "ended" if branch.ended else "running"
+
+    def __repr__(self) -> str:
+        branch = self._branch
+        return f"<ProgramState {branch.run.root.call.name} {self._status} {sorted(branch.variables)}>"
+
+    # --- waiting ---
+
+    def _read(self, name: str) -> Variable:
+        if self._outside and not self._declared(name):
+            for _ in self._branch.run.changes():
+                if self._declared(name):
+                    break
+        variable = self._branch.variable(name)
+        self._block_on(variable.ready)
+        return variable
+
+    def _value(self, variable: Variable, kind: Any = None) -> Any:
+        try:
+            return _as(variable, kind)
+        except ProgramError as error:
+            if not self._outside:
+                error.notice()
+            raise
+
+    def _error(self) -> ProgramError | None:
+        branch = self._branch
+        return branch.error or branch.run.error or branch.unnoticed_error()
+
+    def _declared(self, name: str) -> bool:
+        """Whether the variable is declared, or can no longer be."""
+        return name in self._branch.variables or self._branch.run.body_done.is_set()
+
+    def _all_done(self) -> Event:
+        return self._branch.run.finished if self._outside else self._branch.idle()
+
+    def _block_on(self, event: Event) -> None:
+        if event.is_set():
+            return
+        self._branch.run.check_may_block()
+        try:
+            event.block()
+        except BaseException:  # Ctrl-C
+            self._branch.run.request_cancel()
+            raise
+
+    def _raise(self) -> None:
+        error = self._branch.error or self._branch.run.error
+        if error is not None:
+            raise error.with_traceback(None)
+
+
+def _as(variable: Variable, kind: Any) -> Any:
+    value = variable.read()
+    if kind is None or (isinstance(kind, type) and type(value) is kind):
+        return value
+    if variable.text is None:
+        return convert(value, kind)
+    return schema_of(kind).parse(variable.text)

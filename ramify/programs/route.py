@@ -1,0 +1,274 @@
+"""``POST /v1/programs``: a program as a graph, run beside the scheduler without a round trip between calls.
+
+The body:
+
+- ``graph``: `ramify.graph.Graph`, as ``fn.compile().graph()`` gives it.
+- ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
+- ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
+  that does not set its own.
+- ``cache_scope``, ``priority``: as in ``POST /generate``; ``lora``: the LoRA adapter of steps that set none.
+- ``timeout``, ``max_total_tokens``, ``max_calls``: what each run of the graph may spend, as for ``run``.
+- ``stream``: answer with server-sent events, ended by ``[DONE]``.
+- ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
+  finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
+  for each request when it has ended, ``chunks`` the same as its text comes: for Ramify's own client.
+
+The last event of a row is ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is
+``{"rows": […]}`` of these. A node, request or row that failed has ``failed``: ``{code, message, …}``. If the
+only row fails before its first event was sent, the answer is that error, with its HTTP status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ramify.bounds import Bounds
+from ramify.errors import InvalidRequest, NotFound, RamifyError, from_info
+from ramify.graph import CallTools, Graph
+from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
+from ramify.loop import cancel_at_end
+from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.params import take_priority
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import DONE, EventStream, while_connected
+from ramify.runtime.server.sse import event as sse_event
+from ramify.sampling_options import read_options
+
+router = APIRouter()
+
+PATH = "/v1/programs"
+SILENCE_S = 10.0
+"""Seconds without an event after which a stream sends an empty comment, which keeps proxies from closing
+it."""
+MAX_ROWS = 4096
+"""Most rows of one request. Only as many run at a time as fit into `max_running` requests."""
+
+
+@router.post(PATH)
+async def programs(request: Request) -> Response:
+    service = Service.serving(request)
+    fields = await read_fields(request)
+    stream: bool = fields.take("stream", bool, False)
+    run: str | None = fields.take("id", str)
+    job, rows = _take_job(fields, service, stream)
+    service.check_count(job.graph.width)
+    at_once = max(service.max_running // max(job.graph.width, 1), 1)
+    calls_tools = any(isinstance(node, CallTools) for node in job.graph.nodes)
+    if calls_tools and not (stream and run):
+        raise InvalidRequest(
+            "A program with call_tools waits for the client's results.",
+            field="stream",
+            remedy=f"Send stream: true and an id of your own, and post results to {PATH}/ID/results.",
+        )
+    if run in service.programs:
+        raise InvalidRequest(f"A program with the id {run!r} is running.", field="id")
+    if stream:
+        return _ProgramStream(service, run, job, rows, at_once)
+    answers = await while_connected(request.receive, _whole(job, rows, at_once))
+    return json_response({"rows": answers})
+
+
+@router.post(PATH + "/{run}/results")
+async def results(run: str, request: Request) -> Response:
+    """The client's results of a turn of tool calls, for which a streamed program waits."""
+    fields = await read_fields(request)
+    place: str = fields.need("tools", str)
+    row: int = fields.take("row", int, 0)
+    texts: list[str] | None = fields.take("results", list[str])
+    fields.refuse_rest()
+    if texts is None:
+        raise InvalidRequest("results is missing.", field="results")
+    waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
+    if not 0 <= row < len(waiting):
+        raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
+    waiting[row].put(place, texts)
+    return json_response({})
+
+
+class _ProgramStream(EventStream):
+    """The events of a program. `results` finds the stream by the client's id `run` while the program runs."""
+
+    def __init__(
+        self, service: Service, run: str | None, job: Job, rows: list[dict[str, Any]], at_once: int
+    ) -> None:
+        self._programs, self._run = service.programs, run
+        self._tools = [ToolResults() for _ in rows]
+        super().__init__(_events(job, rows, at_once, self._tools, self._end))
+        if run:
+            self._programs[run] = self._tools
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()  # where the stream has not begun, or breaks off
+
+    def _end(self) -> None:
+        if self._run and self._programs.get(self._run) is self._tools:
+            del self._programs[self._run]
+
+
+def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, Any]]]:
+    graph: Graph | None = fields.take("graph", Graph)
+    if graph is None:
+        raise InvalidRequest("graph is missing.", field="graph")
+    graph.check()
+    arguments: dict[str, Any] | None = fields.take("arguments", dict[str, Any])
+    rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
+    options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
+    options = read_options(options, of="sampling_params")
+    priority = take_priority(fields)
+    if fields.given("priority"):
+        options["priority"] = priority
+    if (lora := fields.take("lora", str)) is not None:
+        options["lora"] = lora
+    scope: str = fields.take("cache_scope", str, "")
+    bounds = Bounds(
+        timeout=fields.take("timeout", float),
+        max_total_tokens=fields.take("max_total_tokens", int),
+        max_calls=fields.take("max_calls", int),
+    )
+    events: Events = fields.take("events", Events, "nodes")
+    fields.refuse_rest()
+    if arguments is not None and rows is not None:
+        raise InvalidRequest("arguments and rows are both given; give one.", field="rows")
+    if rows is None:
+        graph.check_row(arguments or {}, "arguments")
+        rows = [arguments or {}]
+    else:
+        if not 0 < len(rows) <= MAX_ROWS:
+            raise InvalidRequest(f"{len(rows)} rows; 1 to {MAX_ROWS} are accepted.", field="rows")
+        for index, row in enumerate(rows):
+            graph.check_row(row, f"rows[{index}]")
+    if events != "nodes" and not stream:
+        raise InvalidRequest(f"events: {events!r} needs stream: true.", field="events")
+    job = Job(
+        graph=graph,
+        backend=_Served(service),
+        info=service.frontend.info,
+        options=options,
+        scope=scope,
+        bounds=bounds,
+        events=events,
+    )
+    return job, rows
+
+
+async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
+    """The summary of each row."""
+    answers: list[dict[str, Any]] = [{}] * len(rows)
+    async with aclosing(_row_events(job, rows, at_once, [ToolResults() for _ in rows])) as events:
+        async for event in events:
+            if event is not None and event.last:
+                answers[event.row] = event.data
+    if len(rows) == 1:
+        _raise_failed(answers[0])
+    return answers
+
+
+async def _events(
+    job: Job,
+    rows: list[dict[str, Any]],
+    at_once: int,
+    tools: list[ToolResults],
+    end: Callable[[], None],
+) -> AsyncGenerator[bytes, None]:
+    # Ramify's own client handles the failures of requests itself.
+    first = len(rows) == 1 and job.events == "nodes"
+    async with aclosing(_row_events(job, rows, at_once, tools)) as events:
+        async for event in events:
+            if event is None:
+                yield b":\n\n"
+                continue
+            if first:
+                _raise_failed(event.data)
+            first = False
+            yield sse_event({"row": event.row, **event.data})
+    end()  # before the client hears of it, and may use the id again
+    yield DONE
+
+
+def _raise_failed(answer: dict[str, Any]) -> None:
+    """Raise the error of a row or node that failed."""
+    if "failed" in answer:
+        raise from_info(answer["failed"])
+
+
+class Event(NamedTuple):
+    row: int
+    data: dict[str, Any]
+    last: bool
+    """The row has ended."""
+
+
+async def _row_events(
+    job: Job, rows: list[dict[str, Any]], at_once: int, tools: list[ToolResults]
+) -> AsyncGenerator[Event | None, None]:
+    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one. `tools`
+    receives the results of tool calls, by row.
+
+    Closing the generator cancels the rows.
+    """
+    queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int, row: dict[str, Any]) -> None:
+        async with places:
+            try:
+                summary = await run_row(
+                    job, row, lambda data: queue.put_nowait(Event(number, data, False)), tools[number]
+                )
+            except RamifyError as error:
+                queue.put_nowait(Event(number, {"failed": error.to_info()}, True))
+            except Exception as error:
+                queue.put_nowait(error)
+            else:
+                queue.put_nowait(Event(number, summary, True))
+
+    work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
+    left = len(work)
+    async with cancel_at_end(work):
+        while left:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    event = await queue.get()
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, Exception):
+                raise event
+            left -= event.last
+            yield event
+
+
+class _Served:
+    """The server's model as a backend of programs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def info(self) -> ModelInfo:
+        return self._service.frontend.info
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        return self._service.generate(request, PATH)
+
+    async def abort(self, rid: str) -> None:
+        self._service.frontend.abort(rid)
+
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        await self._service.frontend.await_tools(program, branch, tools)
+
+    async def end_program(self, program: str) -> None:
+        await self._service.end_program(program)
+
+    async def aclose(self) -> None:
+        """Does nothing: the server outlives its programs."""

@@ -1,0 +1,505 @@
+"""The engine in a user's script: the processes of the server, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ramify.answers import AnswerStore
+from ramify.constraint import Constraint, checked
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
+from ramify.loop import background_loop, submit, wait
+from ramify.messages import (
+    HELD_S,
+    ChatMessage,
+    Generate,
+    ModelInfo,
+    Pooling,
+    Preamble,
+    SchedulerStats,
+    Segment,
+    TextChunk,
+)
+from ramify.priority import checked_priority
+from ramify.retry import RETRY_FOR_S, Retry
+from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.engine.completion import Completion, completion_of
+from ramify.runtime.fleet.replica import ReplicaStatus
+from ramify.runtime.frontend.embeddings import pooling_for, vector_of
+from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
+from ramify.runtime.inspect.resolve import check_name
+from ramify.sampling_options import read_options, resolve_options
+from ramify.sampling_params import SamplingParams
+from ramify.spelling import nearest, parameters_of
+
+T = TypeVar("T")
+
+DRAIN_S = 30.0
+"""Seconds for which the requests of a drained replica may go on there."""
+
+
+def _check_names(config: EngineConfig) -> None:
+    """Raise `NotFound` for a model or an adapter that a start would not find."""
+    check_name(config.model)
+    if config.draft_model is not None:
+        check_name(config.draft_model, "draft_model")
+    for name, path in config.loras.items():
+        if not Path(path).expanduser().is_dir():
+            raise NotFound(
+                f"There is no folder {path}, which loras names {name!r}.",
+                field="loras",
+                remedy="Give the folder that PEFT has saved the adapter in.",
+            )
+
+
+class Engine:
+    """Runs a model in its own processes; a backend for programs (`ramify.lang.backends.base`).
+
+    Parameters
+    ----------
+    model : str
+        A name, a hub id, a local folder, or a `.gguf` file.
+    retries, retry_for
+        How often, and for how many seconds, a program sends a request again that a dead process has lost or
+        the full queue has refused (`ramify.retry.Retry`).
+    priority : int, optional
+        Of requests for which the program sets none, between -100 and 100: higher goes first.
+    lora : str
+        The LoRA adapter of requests for which the program sets none. `loras` and `load_lora` load adapters.
+    cache
+        A file in which answers are kept and found again, made where there is none
+        (`ramify.answers.AnswerStore`). Only programs use it. (SGLang's prefix cache is `prefix_cache`.)
+    **options
+        The other fields of `ramify.runtime.config.EngineConfig`.
+
+    Raises `NotFound` for a model or an adapter that this machine knows not to be had: the hub is not asked.
+
+    The processes start with the first use or with `start`. They end with `close`, at the end of a ``with``
+    block, at the interpreter's exit, or when this process is killed. A child that is forked after the start
+    cannot use the engine, and its exit does not end the engine.
+
+    Examples
+    --------
+    >>> with Engine() as engine:  # doctest: +SKIP
+    ...     engine.complete("The capital of France is", max_tokens=4).text
+    ' Paris.'
+    """
+
+    name = "engine"
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        retries: int | None = None,
+        retry_for: float = RETRY_FOR_S,
+        priority: int | None = None,
+        lora: str = "",
+        cache: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if model is not None:
+            options["model"] = model
+        own = parameters_of(Engine) if options else []
+        for name in options:
+            if name not in EngineConfig.__dataclass_fields__:
+                raise UnsupportedField(
+                    f"Engine has no option {name!r}.",
+                    field=name,
+                    remedy=nearest(name, [*EngineConfig.__dataclass_fields__, *own], ELSEWHERE),
+                )
+        self.config = EngineConfig(**options)
+        self.retry = Retry(retries, retry_for)
+        self.priority = None if priority is None else checked_priority(priority)
+        self.lora = lora
+        self.answers = None if cache is None else AnswerStore(cache)
+        _check_names(self.config)
+        self._frontend = Frontend(self.config)
+        self._start_lock: asyncio.Lock | None = None
+        self._owner: int | None = None
+        """Id of the process that has started the engine."""
+        self._closed = False
+        _open_engines.add(self)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Start the processes and wait until they are ready."""
+        wait(self._ensure_started())
+        return self
+
+    def close(self) -> None:
+        """End the processes. Running requests fail with `EngineClosed`. May be called twice."""
+        if self._closed or self._forked:
+            return
+        self._closed = True
+        if self._started and background_loop().is_running():
+            wait(self._frontend.aclose())
+        else:
+            self._frontend.close_now()
+        _open_engines.discard(self)
+
+    shutdown = close
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- a backend for programs, on the background loop ---------------------------------------------
+
+    async def info(self) -> ModelInfo:
+        await self._ensure_started()
+        return self._frontend.info
+
+    def generate(self, request: Generate, *sampling: object) -> AsyncIterator[TextChunk]:
+        """The chunks of one generation; see `Frontend.generate`."""
+        if sampling or not isinstance(request, Generate):
+            raise UnsupportedField(
+                "Engine.generate is what programs call, with a Generate message.",
+                field="generate",
+                remedy="For prompts there are engine.complete(prompt, max_tokens=…) and "
+                "engine.complete_many(prompts, max_tokens=…).",
+            )
+        return self._generate(request)
+
+    async def _generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
+        await self._ensure_started()
+        async with contextlib.aclosing(self._frontend.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+
+    async def abort(self, rid: str) -> bool:
+        """End this request, whose stream then ends with finish reason "abort" and its usage. Returns False
+        for a request that has not been sent, as while the engine starts."""
+        return self._started and self._frontend.abort(rid) > 0
+
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        """Announce that a branch of a program continues when these tools have returned."""
+        if self._started:
+            await self._frontend.await_tools(program, branch, tools)
+
+    async def end_program(self, program: str) -> None:
+        if self._started:
+            await self._frontend.end_program(program)
+
+    async def aclose(self) -> None:
+        if self._forked:
+            return
+        self._closed = True
+        await self._frontend.aclose()
+        _open_engines.discard(self)
+
+    # --- without a program --------------------------------------------------------------------------
+
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Sequence[ChatMessage] | None = None,
+        constraint: Constraint | None = None,
+        preambles: Sequence[Preamble] = (),
+        scope: str = "",
+        priority: int | None = None,
+        lora: str | None = None,
+        **sampling: Any,
+    ) -> Completion:
+        """Generate once and wait. `sampling` takes the options of `gen`: fields of `SamplingParams`, or
+        SGLang's spellings of them.
+
+        `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. `lora` names
+        a LoRA adapter, "" the model alone; without it the engine's own is taken. Raises `UnsupportedField`
+        for an unknown option, and `InvalidRequest` for a wrong value or prompt.
+        """
+        return wait(
+            self.acomplete(
+                prompt,
+                chat=chat,
+                constraint=constraint,
+                preambles=preambles,
+                scope=scope,
+                priority=priority,
+                lora=lora,
+                **sampling,
+            )
+        )
+
+    def complete_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        constraint: Constraint | None = None,
+        priority: int | None = None,
+        lora: str | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Generate for all `prompts` at the same time. Results have the order of the prompts."""
+        if isinstance(prompts, list | tuple) and not prompts:
+            return []
+        found, several = prompts_of(prompts)
+        if not several:
+            raise InvalidRequest(
+                "prompts is one prompt; it must be a list of prompts.",
+                field="prompts",
+                remedy="Give a list, or call complete.",
+            )
+
+        flow = self._frontend.new_rid()
+
+        async def gather() -> list[Completion]:
+            calls = (
+                self.acomplete(
+                    prompt, constraint=constraint, priority=priority, lora=lora, flow=flow, **sampling
+                )
+                for prompt in found
+            )
+            return await asyncio.gather(*calls)
+
+        return wait(gather())
+
+    async def acomplete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Sequence[ChatMessage] | None = None,
+        constraint: Constraint | None = None,
+        preambles: Sequence[Preamble] = (),
+        scope: str = "",
+        priority: int | None = None,
+        lora: str | None = None,
+        flow: str = "",
+        **sampling: Any,
+    ) -> Completion:
+        """`complete` for any event loop. Calls of the same `flow` share a place in the queue, as the prompts
+        of `complete_many` do."""
+        segments = () if prompt is None else segments_of(prompt)
+        check_chat(chat)
+        if constraint is not None:
+            checked(constraint)
+        request = Generate(
+            rid=self._frontend.new_rid(),
+            prompt=segments,
+            chat=None if chat is None else tuple(chat),
+            sampling=resolve_options(read_options(sampling, of="complete")),
+            constraint=constraint,
+            preambles=tuple(preambles),
+            scope=scope,
+            every_s=HELD_S,
+            priority=(self.priority or 0) if priority is None else priority,
+            lora=self.lora if lora is None else lora,
+            flow=flow,
+        )
+        if asyncio.get_running_loop() is background_loop():
+            return await self._collect(request)
+        return await asyncio.wrap_future(submit(self._collect(request)))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        scope: str = "",
+        priority: int | None = None,
+        lora: str | None = None,
+    ) -> np.ndarray:
+        """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text or one list of token ids.
+
+        An embedding is the hidden state of the last token after the final norm, or with ``pooling="mean"``
+        the mean of all. Without `pooling` it is what the model's folder says (``1_Pooling`` of
+        sentence-transformers), else the last. It is cut to its first `dimensions`, and has length 1 with
+        `normalize`. Texts get the special tokens of the model's tokenizer. Raises `InvalidRequest` for too
+        many dimensions and for what is no prompt, and `UnsupportedField` where the model's own way is not
+        served.
+        """
+        given, several = prompts_of(prompts)
+        vectors = wait(
+            self._embed(
+                given,
+                pooling,
+                scope,
+                (self.priority or 0) if priority is None else priority,
+                self.lora if lora is None else lora,
+            )
+        )
+        found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in vectors]
+        return np.stack(found) if several else found[0]
+
+    async def _embed(
+        self,
+        prompts: Sequence[tuple[Segment, ...]],
+        pooling: str | None,
+        scope: str,
+        priority: int,
+        lora: str,
+    ) -> list[bytes]:
+        info = await self.info()
+        way = pooling_for(info, pooling)
+        room, flow = asyncio.Semaphore(info.max_running), self._frontend.new_rid()
+
+        async def pooled(prompt: tuple[Segment, ...]) -> bytes:
+            request = Generate(
+                rid=self._frontend.new_rid(),
+                prompt=prompt,
+                pooling=way,
+                sampling=SamplingParams(max_tokens=0),
+                scope=scope,
+                priority=priority,
+                lora=lora,
+                flow=flow,
+            )
+            async with room:
+                last = [chunk async for chunk in self._generate(request)][-1]
+            return last.embedding
+
+        return list(await asyncio.gather(*map(pooled, prompts)))
+
+    def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load the LoRA adapter in a PEFT folder, so that requests can name it.
+
+        Raises `InvalidRequest` for a name in use and a folder that does not fit the model, `UnsupportedField`
+        for an adapter of a kind that is not supported.
+        """
+        wait(self._after_start(lambda: self._frontend.load_lora(name, os.fspath(path))))
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter. Requests that run or wait end with it; later ones are refused.
+
+        Raises `NotFound` for a name of no adapter.
+        """
+        wait(self._after_start(lambda: self._frontend.unload_lora(name)))
+
+    async def lora_revisions(self) -> dict[str, str]:
+        """The loaded LoRA adapters: name → what changes with the adapter's files."""
+        await self._ensure_started()
+        return {name: lora.revision for name, lora in self._frontend.loras.items()}
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """The replicas, each with its name, state, number of requests and processes."""
+
+        async def found() -> list[ReplicaStatus]:
+            return self._frontend.replicas()
+
+        return wait(self._after_start(found))
+
+    def add_replica(self) -> str:
+        """Start one more replica, wait until it is up, and return its name: the lowest free number.
+
+        It gets the next GPU; on the CPU it shares cores. Raises `UnsupportedField` for an engine of one
+        replica, and where every GPU or core has one.
+        """
+        return wait(self._after_start(self._frontend.add_replica))
+
+    def drain_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
+        """Send nothing more to a replica, wait for its requests, and stop it.
+
+        Requests that run after `limit_s` seconds go on elsewhere, behind the output that they have. Raises
+        `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
+        """
+        wait(self._after_start(lambda: self._frontend.drain_replica(name, limit_s)))
+
+    def restart_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
+        """Drain a replica, start it anew, and wait until it is up. One after the other is a rolling
+        restart."""
+        wait(self._after_start(lambda: self._frontend.restart_replica(name, limit_s)))
+
+    def stats(self) -> SchedulerStats:
+        """Counters and the state of the pages."""
+
+        return wait(self._after_start(self._frontend.stats))
+
+    def flush_cache(self) -> bool:
+        """Drop every cached page that no running request uses. Returns True."""
+
+        wait(self._after_start(self._frontend.flush_cache))
+        return True
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The configuration, the model and the counters, in plain types."""
+
+        stats = self.stats()
+        return {
+            **dataclasses.asdict(self.config),
+            "max_running": self._frontend.info.max_running,
+            "chunk_tokens": self._frontend.info.chunk_tokens,
+            "model_info": msgspec.to_builtins(self._frontend.info),
+            "stats": msgspec.to_builtins(stats),
+        }
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The worker processes by role."""
+        return self._frontend.pids
+
+    async def _after_start(self, call: Callable[[], Awaitable[T]]) -> T:
+        await self._ensure_started()
+        return await call()
+
+    async def _collect(self, request: Generate) -> Completion:
+        async with contextlib.aclosing(self._generate(request)) as chunks:
+            return await completion_of(request, chunks)
+
+    @property
+    def _started(self) -> bool:
+        return self._owner == os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        """The engine was started by a process that this one was forked from."""
+        return self._owner not in (None, os.getpid())
+
+    async def _ensure_started(self) -> None:
+        if self._started:
+            return
+        if self._forked:
+            raise EngineError(
+                f"This engine belongs to process {self._owner}; process {os.getpid()} was forked from it.",
+                remedy="Make an Engine in each process, or let them share a server: rm.RuntimeEndpoint.",
+            )
+        if self._closed:
+            raise EngineClosed("The engine has been closed.")
+        if self._start_lock is None:
+            self._start_lock = asyncio.Lock()
+        async with self._start_lock:
+            if not self._started:
+                await self._frontend.start()
+                self._owner = os.getpid()
+                _open_engines.add(self)
+
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines_of_parent: list[Engine] = []
+"""The parent's engines in a forked child, referenced for ever: freeing them would close sockets that the
+child shares with its parent."""
+
+
+def _leave_to_parent() -> None:
+    """Leave the parent's engines open at the exit of a forked child."""
+    _engines_of_parent.extend(_open_engines)
+    _open_engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_open_engines):
+        engine._frontend.close_now()

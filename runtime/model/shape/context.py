@@ -1,0 +1,78 @@
+"""The context of an engine: the model's own, a shorter or a longer one, and notes on it for users."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ramify.errors import InvalidRequest
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape
+
+Shape = TypeVar("Shape", bound=ModelShape)
+
+MOST_TOKENS = 1 << 24
+"""Longest context: positions are multiplied as float32, which has all whole numbers up to here."""
+
+
+def with_context(config: Shape, context_length: int | None) -> Shape:
+    """`config` with this context, in tokens; None takes `default_context_length`.
+
+    Raises `InvalidRequest` where the model has no positions for it.
+    """
+    if context_length is None:
+        return replace(config, context_length=config.default_context_length)
+    most, reason = _most(config)
+    if not 1 <= context_length <= most:
+        raise InvalidRequest(
+            f"context_length is {context_length}; this model takes 1 to {most} tokens: {reason}.",
+            field="context_length",
+            remedy="Leave it out, or extend the model by rope_scaling (--rope-scaling)."
+            if config.rope_kinds
+            else "Leave it out: the engine takes the model's own.",
+        )
+    return replace(config, context_length=context_length)
+
+
+def _most(config: ModelShape) -> tuple[int, str]:
+    """The longest context that can be asked for, and what limits it."""
+    native = isinstance(config, ModelConfig)
+    kinds = config.rope_kinds
+    for kind in ("dynamic",) if native else ("dynamic", "longrope"):
+        if kind in kinds:
+            return config.default_context_length, f"beyond them its rope_type {kind!r} rotates {_BY_LENGTH}"
+    if not native and not kinds:
+        return config.context_length, "it has learned no further positions"
+    return MOST_TOKENS, "further positions are not exact in float32"
+
+
+_BY_LENGTH = "all tokens of a request by its length, and cached keys are rotated already"
+
+
+def context_notes(config: ModelShape, context_length: int | None) -> list[str]:
+    """Sentences about the context that `with_context` gives, where requests differ from what the model's
+    makers or transformers have: for the log and for `ramify inspect`. `config` is the model's own."""
+    notes = []
+    border, own = config.default_context_length, config.context_length
+    found = border if context_length is None else context_length
+    if context_length is None and border < own:
+        longer = (
+            f" With --context-length N above {border} every request has the long factors."
+            if isinstance(config, ModelConfig)
+            else ""
+        )
+        notes.append(
+            f"The context is {border} tokens of the model's {own}: beyond them longrope takes its long "
+            f"factors, for {_BY_LENGTH}.{longer}"
+        )
+    if found > border and "longrope" in config.rope_kinds:
+        notes.append(
+            f"context_length is {found}, above longrope's original {border}: every request has the long "
+            f"factors. transformers takes the short ones for requests of up to {border} tokens, so other "
+            "tokens may come out here."
+        )
+    if found > own:
+        notes.append(
+            f"context_length is {found}, and this model was made for {own} tokens: it may write nonsense "
+            "beyond them. Where its makers give an extension, name it by --rope-scaling."
+        )
+    return notes

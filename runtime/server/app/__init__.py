@@ -1,0 +1,1 @@
+"""The application and its process: routers, middleware, connections, start and drain."""

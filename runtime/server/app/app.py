@@ -1,0 +1,56 @@
+"""The HTTP application: all routers, error handlers and middleware."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.host_names import split_names
+from ramify.runtime.server import calls
+from ramify.runtime.server.admin import dashboard, health, replicas
+from ramify.runtime.server.app.access import RefuseWebPages
+from ramify.runtime.server.app.middleware import (
+    CountResponses,
+    OneFormOfPath,
+    RequireApiKey,
+    UnexpectedErrors,
+)
+from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.openai import embeddings, tokenize
+from ramify.runtime.server.openai import endpoints as openai
+from ramify.runtime.server.openai.responses import endpoint as responses
+from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
+from ramify.runtime.server.sglang import endpoints as sglang
+
+
+def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
+    """The application in front of `frontend`, which must have been started on the event loop that serves
+    it."""
+    # No generated schema: bodies are parsed field by field, and FastAPI's pages that show a schema need a
+    # CDN.
+    app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
+    service = Service(frontend, config)
+    app.state.service = service
+    app.state.snapshots = dashboard.SnapshotCache(frontend)
+    # Routes are searched in this order. Programs send most requests, and the shortest.
+    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, replicas, dashboard):
+        app.include_router(module.router)
+    add_error_handlers(app)
+    app.add_middleware(UnexpectedErrors)
+    # The last one added is the outermost: refused requests are counted too, and a preflight has no key.
+    if config.api_key is not None:
+        open_paths = ("/metrics",) if config.open_metrics else ()
+        app.add_middleware(RequireApiKey, api_key=config.api_key, open_paths=open_paths)
+    if config.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=split_names(config.cors),
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", IGNORED_HEADER],
+        )
+    app.add_middleware(RefuseWebPages, config=config)
+    app.add_middleware(CountResponses, metrics=service.metrics)
+    app.add_middleware(OneFormOfPath)
+    return app

@@ -1,0 +1,141 @@
+"""Middleware: the form of paths, the API key, the count of responses, unexpected exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import logging
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ramify.errors import EngineClosed, EngineError, Unauthorized
+from ramify.runtime.server.errors import error_response
+from ramify.runtime.server.metrics import Metrics
+
+logger = logging.getLogger("ramify.server")
+
+_OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+_BROWSER_PATHS = frozenset({"/", "/live"})
+"""Read-only paths that accept the key as the password of basic authentication, which browsers ask for."""
+
+
+class OneFormOfPath:
+    """Routes ``/v1/models/``, ``//v1/models`` and ``/v1//models`` as ``/v1/models``, and HEAD as GET.
+
+    The server leaves out the body of an answer to HEAD (RFC 9110, section 9.3.2).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path.endswith("/") or "//" in path:
+                path = "/" + "/".join(filter(None, path.split("/")))
+            if path != scope["path"] or scope["method"] == "HEAD":
+                # The server reads the method in its own scope.
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                scope = {**scope, "path": path, "method": method}
+        await self.app(scope, receive, send)
+
+
+class RequireApiKey:
+    """Middleware that answers 401 without ``Authorization: Bearer <key>`` (RFC 6750). Probes need no key, nor
+    do `open_paths`.
+
+    The dashboard also accepts basic authentication (RFC 7617): any user, with the key as the password.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str, open_paths: Iterable[str] = ()) -> None:
+        self.app = app
+        self._open = _OPEN_PATHS.union(open_paths)
+        self._key = api_key.encode()
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open:
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            browser = scope["path"] in _BROWSER_PATHS
+            if not (hmac.compare_digest(given, self._expected) or (browser and self._is_password(given))):
+                error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
+                response = error_response(error, scope)
+                if browser:
+                    response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _is_password(self, given: bytes) -> bool:
+        scheme, _, encoded = given.partition(b" ")
+        try:
+            decoded = base64.b64decode(encoded, validate=True)
+        except ValueError:
+            return False
+        return scheme.lower() == b"basic" and hmac.compare_digest(decoded.partition(b":")[2], self._key)
+
+
+class CountResponses:
+    """Counts responses by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self._responses = metrics.responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 499  # the client disconnected before a response
+
+        async def counting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counting_send)
+        finally:
+            # Unknown paths share one label: otherwise a scanner could fill the registry.
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._responses.labels(endpoint, str(status)).inc()
+
+
+class UnexpectedErrors:
+    """Middleware that answers 500 to an unexpected exception; its traceback goes to the log, not to the
+    client.
+
+    Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
+    A request that is cancelled was still open when the drain of the server had ended. It is answered with
+    503, or, in the middle of its answer, its connection ends.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if not started:
+                closed = EngineClosed(
+                    "The server stopped before this request ended.", remedy="Send it again later."
+                )
+                await error_response(closed, scope)(scope, receive, send)
+        except Exception:
+            logger.exception("%s failed", scope.get("path"))
+            if started:
+                raise
+            error = EngineError("An internal error occurred; the server's log has the details.")
+            await error_response(error, scope)(scope, receive, send)

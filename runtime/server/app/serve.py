@@ -1,0 +1,215 @@
+"""The server's process: from the configuration to a clean exit.
+
+SIGTERM or Ctrl-C drains, and a line on standard output says so: /health returns 503 and new generations are
+refused. Running ones have `ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the
+engine core is stopped and the process exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from ramify.errors import InvalidRequest
+from ramify.loop import cancel_at_end, new_loop
+from ramify.runtime.config import ServerConfig
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from ramify.runtime.processes.prestart import PrestartedWorkers
+    from ramify.runtime.server.service import FrontendProtocol
+
+Routes = Callable[[], "Sequence[APIRouter]"]
+
+LAST_BYTES_S = 2.0
+"""Seconds that connections may take to send their last bytes after all generations have ended."""
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection stays open. Clients close theirs sooner (Ramify's after 15 s, most proxies
+after 60 s), so the server never closes one on which a request is being sent."""
+
+PORT_IN_USE = 1
+"""Exit status when the address cannot be bound."""
+
+
+def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
+    """Serve until a signal arrives. Returns the exit status; raises where the engine processes cannot be
+    started.
+
+    `routes` returns further routers. It is called in a thread while the workers start, so it may import large
+    modules. `workers`: processes for the first engine core, if they were started early.
+    """
+    _log_at(config.log_level)
+    try:
+        listener = bind(config.host, config.port)
+    except OSError as error:
+        print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
+        return PORT_IN_USE
+    with listener, asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(_serve(config, listener, routes, workers))
+
+
+async def _serve(
+    config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
+) -> int:
+    from ramify.runtime.frontend.frontend import Frontend
+
+    frontend = Frontend(config, workers)
+    with stop_signals() as stopping:
+        start = asyncio.gather(frontend.start(), asyncio.to_thread(_import_application, routes))
+        try:
+            await _until(stopping, start)
+            if not start.done():
+                return 0
+            _, routers = start.result()
+            url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
+            await run_server(
+                frontend,
+                config,
+                listener,
+                stopping,
+                on_ready=lambda: print(f"Serving {frontend.info.name} on {url}", flush=True),
+                routers=routers,
+            )
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await frontend.aclose()
+    return 0
+
+
+def _import_application(routes: Routes) -> Sequence[APIRouter]:
+    """Import the HTTP application, which takes 0.6 s, while the model is loaded."""
+    import ramify.runtime.server.app.app  # noqa: F401
+
+    return routes()
+
+
+async def run_server(
+    frontend: FrontendProtocol,
+    config: ServerConfig,
+    listener: socket.socket,
+    stopping: StopSignal,
+    on_ready: Callable[[], None],
+    routers: Sequence[APIRouter] = (),
+) -> None:
+    """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
+    from ramify.runtime.server.app.app import create_app
+    from ramify.runtime.server.app.connection import Connection
+
+    app = create_app(frontend, config)
+    for router in routers:
+        app.include_router(router)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(LAST_BYTES_S),
+        ),
+        on_ready,
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _until(stopping, serving)
+        app.state.service.draining = True
+        stopping.clear()
+        print(
+            f"Draining: running requests have up to {config.drain_s:g} s to end."
+            " A second signal (Ctrl-C) ends them at once.",
+            flush=True,
+        )
+        draining = asyncio.create_task(frontend.drain(config.drain_s))
+        async with cancel_at_end((draining,)):
+            await _until(stopping, draining, serving)
+        frontend.abort_all()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Port 0 means any free port. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # A socket that is bound and does not listen would let a second server bind the same address.
+        listener.listen(2048)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+StopSignal = asyncio.Event
+"""An event that a signal to stop sets."""
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignal]:
+    """An event that SIGTERM and SIGINT set. They do not end the process within the block."""
+    loop = asyncio.get_running_loop()
+    stopping = StopSignal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield stopping
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process with the signal instead of status
+    0."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
+    """Wait until `stopping` is set or one of `others` is done."""
+    stop = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((stop, *map(asyncio.ensure_future, others)), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+
+
+def _log_at(level: str) -> None:
+    known = logging.getLevelNamesMapping()
+    if level.upper() not in known:
+        names = ", ".join(name.lower() for name in known)
+        raise InvalidRequest(f"log_level is {level!r}; it must be one of {names}.", field="log_level")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,208 @@
+"""The most recent requests by program, for the dashboard. Bounded in size."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.messages import Generate, TextChunk, Usage
+
+PROGRAMS = 48
+"""Programs that are kept, most recent first."""
+REQUESTS = 160
+"""Requests of each program that are kept. Older ones count in the sums alone."""
+TEXT = 160
+"""Characters kept of a prompt and of an output."""
+NAME = 80
+"""Characters kept of a name or an id."""
+DEPTH = 32
+"""Names kept of a request's path."""
+
+SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "evicted_tokens")
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One generation. Times are in seconds, by the clock of `Recent`."""
+
+    rid: str
+    path: tuple[str, ...]
+    forks: tuple[str, ...]
+    """Ids of the forks in `path`."""
+    begun: float
+    prompt: str = ""
+    """The last characters of the prompt."""
+    text: str = ""
+    """The first characters of the output."""
+    first: float | None = None
+    ended: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    output_tokens: int = 0
+    outcome: str = ""
+    """A finish reason, or "error"; empty while it runs."""
+
+    def to_dict(self, origin: float) -> dict[str, Any]:
+        """The record in plain types, with times in seconds since `origin`."""
+        usage = self.usage
+        return {
+            "rid": self.rid,
+            "path": list(self.path),
+            "forks": list(self.forks),
+            "start": self.begun - origin,
+            "first": None if self.first is None else self.first - origin,
+            "end": None if self.ended is None else self.ended - origin,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "out": max(usage.completion_tokens, self.output_tokens),
+            "forced": usage.forced_tokens,
+            "evicted": usage.evicted_tokens,
+            "evicted_by": usage.evicted_by,
+            "retractions": usage.retractions,
+            "outcome": self.outcome,
+            "prompt": self.prompt,
+            "text": self.text,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class ProgramRecord:
+    """The requests of one program, or those without a program at one endpoint."""
+
+    id: str
+    name: str
+    begun: float
+    touched: float
+    requests: collections.deque[RequestRecord] = field(
+        default_factory=lambda: collections.deque(maxlen=REQUESTS)
+    )
+    count: int = 0
+    running: int = 0
+    failed: int = 0
+    ended: bool = False
+    """True once the client has ended the program."""
+    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
+    """Sums over all requests that have ended, kept or not."""
+
+    def summary(self, now: float) -> dict[str, Any]:
+        """The program in plain types, without its requests."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "age_s": now - self.begun,
+            "idle_s": 0.0 if self.running else now - self.touched,
+            "took_s": (now if self.running else self.touched) - self.begun,
+            "requests": self.count,
+            "running": self.running,
+            "failed": self.failed,
+            "ended": self.ended,
+            **self.sums,
+        }
+
+    def details(self, now: float) -> dict[str, Any]:
+        """The summary and the requests that are kept. Times are in seconds since the program's begin."""
+        return {
+            **self.summary(now),
+            "now": now - self.begun,
+            "calls": [request.to_dict(self.begun) for request in self.requests],
+        }
+
+
+class Recent:
+    """The most recent requests. With `texts` parts of prompts and outputs are kept."""
+
+    def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._texts = texts
+        self._clock = clock
+        self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
+
+    def record_request(self, request: Generate, endpoint: str) -> Recording:
+        """Begin the record of a generation."""
+        now, hint = self._clock(), request.hint
+        name = endpoint if hint is None else hint.name or "program"
+        key = endpoint if hint is None else hint.program[:NAME]
+        program = self._programs.get(key)
+        if program is None:
+            self._make_room()
+            program = self._programs[key] = ProgramRecord(key, name[:NAME], now, now)
+        self._programs.move_to_end(key)
+        path = (request.rid,) if hint is None or not hint.path else hint.path
+        forks = () if hint is None else hint.forks
+        record = RequestRecord(request.rid, _cut(path), _cut(forks), now)
+        if self._texts:
+            record.prompt = _end_of(request)
+        program.requests.append(record)
+        program.count += 1
+        program.running += 1
+        program.ended = False
+        return Recording(program, record, self._texts, self._clock)
+
+    def end_program(self, program: str) -> None:
+        """Mark `program` as ended."""
+        record = self.get(program)
+        if record is not None:
+            record.ended = True
+
+    def __iter__(self) -> Iterator[ProgramRecord]:
+        """The most recently active program first."""
+        return reversed(self._programs.values())
+
+    def get(self, program: str) -> ProgramRecord | None:
+        return self._programs.get(program[:NAME])
+
+    def now(self) -> float:
+        return self._clock()
+
+    def _make_room(self) -> None:
+        """Drop one program if there are `PROGRAMS`: the oldest idle one, or if none is idle the oldest."""
+        if len(self._programs) >= PROGRAMS:
+            idle = (key for key, program in self._programs.items() if not program.running)
+            del self._programs[next(idle, next(iter(self._programs)))]
+
+
+class Recording:
+    """Updates the record of one generation while it runs."""
+
+    def __init__(
+        self, program: ProgramRecord, record: RequestRecord, texts: bool, clock: Callable[[], float]
+    ) -> None:
+        self._program = program
+        self._record = record
+        self._texts = texts
+        self._clock = clock
+
+    def add_chunk(self, chunk: TextChunk) -> None:
+        record = self._record
+        if record.first is None and chunk.ids:
+            held = 0.0 if chunk.usage is None else chunk.usage.writing_s
+            record.first = max(record.begun, self._clock() - held)
+        record.output_tokens += len(chunk.ids)
+        if chunk.usage is not None:
+            record.usage = chunk.usage
+        if self._texts and len(record.text) < TEXT:
+            record.text = (record.text + chunk.text)[:TEXT]
+
+    def end_request(self, outcome: str) -> None:
+        record, program = self._record, self._program
+        record.ended = program.touched = self._clock()
+        record.outcome = outcome
+        program.running -= 1
+        program.failed += outcome == "error"
+        for name in SUMMED:
+            program.sums[name] += getattr(record.usage, name)
+
+
+def _cut(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name[:NAME] for name in names[:DEPTH])
+
+
+def _end_of(request: Generate) -> str:
+    """The last characters of the prompt's text. Token ids are skipped."""
+    if request.chat:
+        return request.chat[-1].content[-TEXT:]
+    for segment in reversed(request.prompt):
+        if isinstance(segment, str):
+            return segment[-TEXT:]
+    return ""
