@@ -80,7 +80,7 @@ class Precedence:
         self._usual_s = {False: 0.0, True: 0.0}
         """Average time of recent steps in which all took part (False), and of those that left some out."""
         self.turn = Turn([])
-        """The turn of the current step."""
+        """The turn of the current step, without its requests: they may end, and hold an adapter's slot."""
 
     def begin_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
@@ -89,16 +89,17 @@ class Precedence:
 
         yielding : the share of the flows of the highest priority that yield
         """
-        self.turn = self._turn(running, waiting, yielding, self._sat_out_s)
-        if self.turn.shared:
+        turn = self._turn(running, waiting, yielding, self._sat_out_s)
+        if turn.shared:
             self._steps_shared += 1
-            self._served[self.turn.most] = self._steps_shared
-        return self.turn
+            self._served[turn.most] = self._steps_shared
+        self.turn = turn._replace(first=[], last=())
+        return turn
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all requests, because nobody of the highest rank can go on."""
-        self.turn = Turn(list(running), share=self.turn.share)
-        return self.turn
+        self.turn = Turn([], share=self.turn.share)
+        return self.turn._replace(first=list(running))
 
     def next_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
@@ -310,7 +311,7 @@ class StepPlanner:
 
     @property
     def turn(self) -> Turn:
-        """The turn of the current step."""
+        """The turn of the current step, without its requests."""
         return self._precedence.turn
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
