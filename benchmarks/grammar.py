@@ -21,7 +21,7 @@ import numpy as np
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.compile.policy import compile_constraint, prepare
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import mask_words
@@ -131,13 +131,11 @@ class XGrammar:
     def __init__(self, vocabulary: Vocabulary, *, strict_mode: bool = True) -> None:
         import xgrammar
 
-        from tests.grammar.xgrammar_oracle import tokenizer_info
+        from ramify.grammar.engine.xgrammar import tokenizer
 
         self._strict_mode = strict_mode
         self._matcher = xgrammar.GrammarMatcher
-        self._compiler = xgrammar.GrammarCompiler(
-            tokenizer_info(vocabulary), max_threads=1, cache_enabled=False
-        )
+        self._compiler = xgrammar.GrammarCompiler(tokenizer(vocabulary), max_threads=1, cache_enabled=False)
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         compiled = self._compiler.compile_json_schema(json.dumps(schema), strict_mode=self._strict_mode)

@@ -14,7 +14,7 @@ Imports go one way, and only `compile` may import all the others:
     compile ──▶ schema ──▶ rules ◀── automaton ◀── engine
 
 Layers, lowest first: own modules; rules; schema.document; schema.logic; schema.values; schema; automaton;
-engine; compile.
+automaton.masks; automaton.construction; engine; compile.
 
 An example, from a schema to a mask:
 

@@ -15,7 +15,7 @@ from ramify.messages import Enforcement
 
 
 class Matcher(Protocol):
-    """Follows the output of one request through its grammar, token by token."""
+    """A matcher, which follows the output of one request through its grammar, token by token."""
 
     def accept(self, token: int) -> bool:
         """Advance over `token`. Returns False, and changes nothing, if the grammar does not allow it here."""
@@ -60,12 +60,12 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """A stop token was accepted."""
+        """Whether a stop token was accepted."""
         ...
 
     @property
     def complete(self) -> bool:
-        """The grammar allows the text to end here."""
+        """Whether the grammar allows the text to end here."""
         ...
 
 
@@ -101,7 +101,7 @@ def single_token(row: np.ndarray) -> int | None:
 
 
 def allowed_among(row: np.ndarray, tokens: Collection[int]) -> list[int] | None:
-    """Those of the distinct `tokens` that the mask `row` allows; None where it allows any other."""
+    """The tokens among the distinct `tokens` that the mask `row` allows; None where it allows any other."""
     words = row.view(np.uint32)
     found = [token for token in tokens if int(words[token >> 5]) >> (token & 31) & 1]
     return found if int(np.bitwise_count(words).sum()) == len(found) else None

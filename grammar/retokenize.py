@@ -26,14 +26,14 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 class Extension(NamedTuple):
-    """`tokens` replace the last `replaced` tokens of the output."""
+    """An extension of the output: `tokens` replace its last `replaced` tokens."""
 
     replaced: int
     tokens: tuple[int, ...]
 
 
 class Retokenizer:
-    """`encode` is the tokenizer's own, without special tokens.
+    """Retokenising by `encode`, the tokenizer's own, without special tokens.
 
     The tokens of ``a + b`` are not the tokens of ``a`` followed by those of ``b``. So the end of the output
     is encoded again together with the text that follows it.
@@ -66,7 +66,7 @@ class Retokenizer:
         return found
 
     def continues(self, token: int) -> bool:
-        """Some other token begins with the spelling of `token`."""
+        """Whether another token begins with the spelling of `token`."""
         return any(tokens_beginning_with(self._tokens[token], self._vocabulary))
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:

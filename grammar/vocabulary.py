@@ -25,7 +25,7 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
     """
 
     tokens: tuple[bytes, ...]
-    """One entry per logit."""
+    """Bytes of each token, one entry per logit."""
     stop_ids: tuple[int, ...]
     controls: tuple[tuple[int, bytes], ...] = ()
     """Control tokens that a grammar can mean, each with the stand-in for it (`constraint.with_controls`)."""
@@ -96,7 +96,7 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
 
 
 def byte_speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """Function from an entry of the vocabulary to its bytes. `decoder` is that of tokenizer.json.
+    """The function that spells an entry of the vocabulary as bytes. `decoder` is the one in tokenizer.json.
 
     Raises `EngineError` unless entries spell bytes as byte-level BPE (GPT-2) or byte fallback (SentencePiece)
     does.

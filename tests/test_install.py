@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 COMPILES = """
 import ramify
 from pathlib import Path
-from ramify.grammar.automaton import trie
+from ramify.grammar.automaton.masks import trie
 from ramify.kernels.cpu.parts import packing
 from ramify.machine_code import folder
 hits = sum(packing._run.stats.cache_hits.values())

@@ -59,7 +59,11 @@ BANNED = (
     Banned(word("stretch stretches"), "span", (*SOURCE, *DOCS)),
     Banned(word("forking"), "nondeterministic", GRAMMAR),
     Banned(word("fresh holder holders"), "unique items", ("grammar/",)),
-    Banned(r"(?i)(?<![\w-])rings?(?![\w-])", "engine core", ("ramify/", "runtime/fleet/", "runtime/server/")),
+    Banned(
+        r"(?i)(?<![\w-])rings?(?![\w-])",
+        "engine core",
+        ("ramify/", "runtime/fleet/", "runtime/frontend/", "runtime/processes/", "runtime/server/"),
+    ),
     Banned(
         name("Mover TreeTeller RingFleet RingSupervisor"),
         "KVConnector, ReplicaFleet, EngineSupervisor",
@@ -73,7 +77,9 @@ BANNED = (
     Banned(r"\bruntime/worker\b(?!_)", "runtime/executor"),
 )
 
-NOUN_FIRST = re.compile(r"ramify/(?!ray/)|runtime/(server|engine)/|tests/(server/(?!fake_)|cli|end_to_end)")
+NOUN_FIRST = re.compile(
+    r"ramify/(?!ray/)|runtime/(server|engine|fleet|frontend|processes|kv_transfer)/|tests/(server/(?!fake_)|cli|end_to_end)"
+)
 """Files whose docstrings begin with the noun that the thing is."""
 RELATIVE = re.compile(r"(?:What|That of|Those|Whose|Which|Of)\b")
 

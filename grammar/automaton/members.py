@@ -1,9 +1,9 @@
-"""Objects whose members come in any order: which members an open object has is not in its states.
+"""Objects whose members come in any order: their states do not tell which members were read.
 
 The rule of such an object has one loop over all its members. Its states inside names are those of a trie of
-all names; a *mark* after each name says which member it was. What was read so far is a *register* beside the
-state (`engine.members`): the members read, and how many must and may still come. For ``a`` (required) and
-``ab`` the rule has the states
+all names; a *mark* after each name says which member it was. The members read so far are in a *register*
+beside the state (`masks.registers`), which also counts those that must and may still come. For ``a``
+(required) and ``ab`` the rule has the states
 
     0   {  → 1
     1   " → 2                       ways: a, ab
@@ -15,24 +15,15 @@ state (`engine.members`): the members read, and how many must and may still come
 
 A state with *ways* can only be left through the mark of one of them. It is alive while one is left: state 5
 is dead once ab was read. The mark of a member that was read is dead, and so is the end while a is missing.
-
-A completion is the shortest one of what has been begun, and then each member that is still owed. The graph
-from which costs are computed (`CompletionGraph`) has these as rules of their own: for each way one state for
-each byte of the name, and for each object the chain of the members that a whole object needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.byte_edges import Edges
-from ramify.grammar.automaton.costs import UNREACHABLE, shortest
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
-from ramify.grammar.rules.expression import UNNAMED, MemberMark, ObjectEnd
 
 END = -2
 """`Members.number` of the mark at the end of an object."""
@@ -40,11 +31,9 @@ END = -2
 NO_LIMIT = 1 << 30
 """`Members.room` of an object that may have any number of members."""
 
-_COMMA, _OPENING, _CLOSING = b",{}"
-
 
 class Members(NamedTuple):
-    """int32 arrays, by state (states,), way (ways,), mark (marks,), object (objects,) or filler (fillers,).
+    """Arrays of int32, by state (states,), way (ways,), mark (marks,), object (objects,), filler (fillers,).
 
     mark            by state, the mark that is read on the way into it, or -1
     start           by state where a rule begins, the object that the rule reads, or -1
@@ -93,271 +82,3 @@ class Members(NamedTuple):
 DTYPES = array_dtypes(Members)
 MEMBERS = tuple_type(Members, DTYPES, readonly=True)
 NO_MEMBERS = Members(*(np.frombuffer(b"", np.int32) for _ in Members._fields))
-
-
-class _Object:
-    """`begins`: pairs of a start of its rule and the state after the opening brace. `after_comma`: the state
-    after a comma between members. `fill`: the marks to fill it with."""
-
-    def __init__(self, end: ObjectEnd) -> None:
-        self.end = end
-        self.marks: dict[int, int] = {}
-        self.begins: set[tuple[int, int]] = set()
-        self.after_comma = -1
-        self.chain: list[int] = []
-        self.fillers: list[int] = []
-        self.missing_fill = max(0, end.low - len(end.required))
-
-
-class CompletionGraph:
-    """The automaton `edges`, whose states have the marks `marks`, for the computation of costs.
-
-    `edges`: the same states and behind them those of ways and of whole objects. `border`: (states,) bool, the
-    states to which no token returns from a called rule.
-    """
-
-    def __init__(self, edges: Edges, marks: Mapping[int, MemberMark | ObjectEnd]) -> None:
-        self._states = len(edges.final)
-        found = list(marks.values())
-        index = np.full(max(marks) + 1, -1, np.int32)
-        index[list(marks)] = np.arange(len(found))
-        self._mark = np.where(edges.mark >= 0, index[edges.mark], np.int32(-1)).astype(np.int32)
-        ends = {mark.object: mark for mark in found if isinstance(mark, ObjectEnd)}
-        self._numbers = {number: i for i, number in enumerate(ends)}
-        self._objects = [_Object(end) for end in ends.values()]
-        self._object_of = [self._numbers[mark.object] for mark in found]
-        self._number = [END if isinstance(mark, ObjectEnd) else mark.member for mark in found]
-        self._find_ways(edges)
-        for mark in np.unique(self._mark[self._mark >= 0]).tolist():
-            self._objects[self._object_of[mark]].marks[self._number[mark]] = mark
-        self._build(edges)
-
-    # --- ways -------------------------------------------------------------------------------------------
-
-    def _find_ways(self, edges: Edges) -> None:
-        source = np.repeat(np.arange(self._states, dtype=np.int32), np.diff(edges.offsets))
-        into = np.where(edges.target >= 0, self._mark[edges.target], -1)
-        is_end = np.array([number == END for number in self._number], np.bool_)
-        self._closing_edge = (into >= 0) & is_end[into]
-        self._naming_edge = (into >= 0) & ~is_end[into]
-        self._closing = np.zeros(self._states, np.bool_)
-        self._closing[source[self._closing_edge]] = True
-        self._source = source
-        closing = self._closing.tolist()
-        starts = {0, *np.unique(~edges.target[edges.target < 0]).tolist()}
-        following = np.where(edges.push >= 0, edges.push, edges.target)
-        following[(into >= 0) | (following < 0)] = self._states
-        order = np.argsort(following, kind="stable")
-        begin = np.searchsorted(following[order], np.arange(self._states + 1)).tolist()
-        order_list, source_list = order.tolist(), source.tolist()
-        low = edges.low.tolist()
-        inner: dict[int, list[tuple[int, int]]] = {}
-
-        def sources(state: int, owner: _Object) -> list[tuple[int, int]]:
-            """(state, edge) of the states before `state` that can only go on to names."""
-            known = inner.get(state)
-            if known is None:
-                known = inner[state] = []
-                for edge in order_list[begin[state] : begin[state + 1]]:
-                    before = source_list[edge]
-                    if before in starts:
-                        owner.begins.add((before, state))
-                    elif not closing[before]:
-                        known.append((before, edge))
-                    elif low[edge] == _COMMA:
-                        owner.after_comma = state
-                    else:
-                        sources(before, owner)  # the object may also be empty
-            return known
-
-        # A way is a state, a mark, the edge to take, and the state or way after it.
-        ways: list[tuple[int, int, int, int]] = []
-        number: dict[tuple[int, int], int] = {}
-        for edge in np.flatnonzero(self._naming_edge).tolist():
-            way = (source_list[edge], int(into[edge]))
-            if way not in number:
-                number[way] = len(ways)
-                ways.append((*way, edge, int(edges.target[edge])))
-        for i, (state, mark, _, _) in enumerate(ways):  # grows while it is read
-            owner = self._objects[self._object_of[mark]]
-            for before, edge in sources(state, owner):
-                if (before, mark) not in number:
-                    number[before, mark] = len(ways)
-                    ways.append((before, mark, edge, self._states + i))
-        self._way_number = number
-        self._ways = np.array(ways, np.int32).reshape(-1, 4)
-
-    def _way(self, state: int, mark: int) -> int:
-        """The state of a way in the graph; the state itself, from which nothing leads on, where there is
-        none."""
-        number = self._way_number.get((state, mark))
-        return self._dead if number is None else self._states + number
-
-    # --- the graph --------------------------------------------------------------------------------------
-
-    def _build(self, edges: Edges) -> None:
-        state, _, edge, after = self._ways.T
-        push = edges.push[edge]
-        self._dead = self._states + len(state)
-        self._end = self._dead + 1
-        more: list[tuple[int, int, int, int, int]] = []
-        rows = self._end + 1
-        self._members: dict[int, int] = {}
-        """By mark, the state from which that member is read with a comma before it."""
-        for each in self._objects:
-            for number, mark in each.marks.items():
-                if number != END:
-                    self._members[mark] = rows
-                    more.append((rows, _COMMA, _COMMA, self._way(each.after_comma, mark), -1))
-                    rows += 1
-            each.fillers = self._fillers(edges, each)
-            each.chain = [each.marks.get(i, -1) for i in sorted(each.end.required)]
-            each.chain += (each.fillers * each.missing_fill if each.end.others else each.fillers)[
-                : each.missing_fill
-            ]
-        self._brace = rows
-        more.append((rows, _CLOSING, _CLOSING, self._end, -1))
-        rows += 1
-        border = [self._brace]
-        for each in self._objects:
-            for start, opened in each.begins:
-                more.append((start, _OPENING, _OPENING, rows if each.chain else self._brace, -1))
-                for i, mark in enumerate(each.chain):
-                    member = self._members.get(mark, self._dead) if i else self._way(opened, mark)
-                    last = i == len(each.chain) - 1
-                    more.append((rows, 0, 255, ~member, self._brace if last else rows + 1))
-                    rows += 1
-                    border.append(rows)
-        border.pop()
-        begins = [start for each in self._objects for start, _ in each.begins]
-        is_start = np.zeros(self._states, np.bool_)
-        is_start[begins] = True
-        kept = ~(self._closing_edge | self._naming_edge | is_start[self._source])
-        added = np.array(more, np.int32).reshape(-1, 5).T
-        from_way = np.arange(self._states, self._dead, dtype=np.int32)
-        columns = [
-            (self._source[kept], from_way, added[0]),
-            (edges.low[kept], edges.low[edge], added[1]),
-            (edges.high[kept], edges.high[edge], added[2]),
-            (edges.target[kept], np.where(push >= 0, edges.target[edge], after), added[3]),
-            (edges.push[kept], np.where(push >= 0, after, np.int32(-1)), added[4]),
-        ]
-        source, low, high, target, pushed = (np.concatenate(column) for column in columns)
-        order = np.argsort(source, kind="stable")
-        offsets = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.bincount(source, minlength=rows), out=offsets[1:])
-        final = np.zeros(rows, np.bool_)
-        final[: self._states] = edges.final | self._closing
-        final[self._end] = True
-        after_item = np.zeros(rows, np.bool_)
-        after_item[: self._states] = edges.after_item
-        self.border = after_item.copy()
-        self.border[border] = True
-        self.edges = Edges(
-            offsets,
-            low[order].astype(np.uint8),
-            high[order].astype(np.uint8),
-            target[order].astype(np.int32),
-            pushed[order].astype(np.int32),
-            final,
-            np.zeros(rows, np.bool_),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.int32),
-            after_item,
-            np.full(rows, -1, np.int32),
-        )
-
-    def _fillers(self, edges: Edges, each: _Object) -> list[int]:
-        """The marks to fill an object with; the shortest first, so that none needs another such object."""
-        if not each.missing_fill:
-            return []
-        if each.end.others:
-            return [each.marks[UNNAMED]] if UNNAMED in each.marks else []
-        optional = [mark for i, mark in each.marks.items() if i >= 0 and i not in each.end.required]
-        length, _ = shortest(edges)
-        least = {mark: int(length[self._mark == mark].min()) for mark in optional}
-        return sorted(optional, key=lambda mark: (least[mark], mark))
-
-    def check(self, length: np.ndarray) -> None:
-        """Raise `InvalidConstraint` where an object has no end, by `length` of `costs.shortest`."""
-        for each in self._objects:
-            if any(length[start] >= UNREACHABLE for start, _ in each.begins):
-                raise InvalidConstraint(
-                    "An object whose members may come in any order cannot be completed.",
-                    remedy="Leave any_order out.",
-                )
-
-    # --- tables -----------------------------------------------------------------------------------------
-
-    def members(self, cost: np.ndarray) -> Members:
-        """The tables, from the `cost` of the states of the graph."""
-        states, ways = self._states, self._ways
-        tokens = [0] * len(self._number)
-        for mark, state in self._members.items():
-            tokens[mark] = int(cost[state])
-        self._way_cost = cost[states : states + len(ways)]
-        self._unnamed = np.array(self._number)[ways[:, 1]] == UNNAMED
-        # Unnamed members first: they are always left where there is no limit.
-        order = np.lexsort((~self._unnamed, ways[:, 0]))
-        begin = np.zeros(states + 1, np.int32)
-        np.cumsum(np.bincount(ways[:, 0], minlength=states), out=begin[1:])
-        endless = [each.end.high is None for each in self._objects]
-        always = np.zeros(states, np.int32)
-        always[ways[self._unnamed & np.array(endless)[np.array(self._object_of)[ways[:, 1]]], 0]] = 1
-        start = np.full(states, -1, np.int32)
-        fillers = [0]
-        owed, filler_number, filler_tokens = [], [], []
-        for i, each in enumerate(self._objects):
-            for state, _ in each.begins:
-                start[state] = i
-            owed.append(int(cost[self._brace]) + sum(tokens[mark] for mark in each.chain if mark >= 0))
-            filler_number += [self._number[mark] for mark in each.fillers]
-            filler_tokens += [tokens[mark] for mark in each.fillers]
-            fillers.append(len(filler_number))
-        required = [
-            number >= 0 and number in self._objects[owner].end.required
-            for number, owner in zip(self._number, self._object_of, strict=True)
-        ]
-        ends = [each.end for each in self._objects]
-        return Members(
-            self._mark,
-            start,
-            begin,
-            always,
-            *(
-                np.array(column, np.int32)
-                for column in (
-                    ways[order, 1],
-                    self._way_cost[order],
-                    self._object_of,
-                    self._number,
-                    required,
-                    tokens,
-                    [len(end.required) for end in ends],
-                    [NO_LIMIT if end.high is None else end.high for end in ends],
-                    [each.missing_fill for each in self._objects],
-                    owed,
-                    fillers,
-                    filler_number,
-                    filler_tokens,
-                )
-            ),
-        )
-
-    def cut(
-        self, edges: Edges, cost: np.ndarray, before_item: np.ndarray
-    ) -> tuple[Edges, np.ndarray, np.ndarray]:
-        """All three without the states of the graph; the cost of a state with ways is that of its longest.
-
-        Only those states begin a run of plain characters from which members without a name can be read.
-        """
-        states, ways = self._states, self._ways
-        cost = cost[:states].copy()
-        np.maximum.at(cost, ways[:, 0], self._way_cost)
-        self.in_names = np.zeros(states, np.bool_)
-        self.in_names[ways[:, 0]] = True
-        named_only = self.in_names.copy()
-        named_only[ways[self._unnamed, 0]] = False
-        plain = edges.plain & ~named_only
-        plain[edges.plain_source[named_only[edges.plain_target]]] = False
-        return edges._replace(plain=plain), cost, before_item[:states]

@@ -16,7 +16,7 @@ BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
 def array_dtypes(
     kind: Any, *, uint8: Iterable[str] = (), flags: Iterable[str] = ()
 ) -> dict[str, np.dtype[Any]]:
-    """By field of the named tuple `kind`: the fields in `uint8`, bool for `flags`, int32 for all others."""
+    """Types of the fields of the named tuple `kind`: uint8 and bool for those named, int32 for all others."""
     dtypes: dict[str, np.dtype[Any]] = dict.fromkeys(kind._fields, np.dtype(np.int32))
     dtypes |= dict.fromkeys(uint8, np.dtype(np.uint8))
     return dtypes | dict.fromkeys(flags, np.dtype(np.bool_))
@@ -57,18 +57,18 @@ def packed_bytes(packed: np.ndarray, i: int) -> np.ndarray:
 
 @numba.njit(cache=True)
 def packed_ints(packed: np.ndarray, i: int) -> np.ndarray:
-    """The same, as int32."""
+    """Array i of those that `pack` packed, as int32."""
     return packed_bytes(packed, i).view(np.int32)
 
 
 @numba.njit(cache=True)
 def packed_flags(packed: np.ndarray, i: int) -> np.ndarray:
-    """The same, as bool."""
+    """Array i of those that `pack` packed, as bool."""
     return packed_bytes(packed, i).view(np.bool_)
 
 
 def record(*names: str) -> np.dtype[Any]:
-    """A record of int32 fields."""
+    """Type of a record of int32 fields."""
     return np.dtype([(name, np.int32) for name in names])
 
 

@@ -37,8 +37,15 @@ MANY_BYTES = 20
 """Bytes that a state reads from which on it is looked at for loops (`loops`): that takes 2 us."""
 
 
+ENDLESS_WORDS = 1 << 30
+"""`UniqueItems.words` of this number of texts and more."""
+
+COUNTED_LENGTHS = 256
+"""Most lengths in `UniqueItems.lengths`."""
+
+
 class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of each state where items must be unique (`rules.expression.UniqueItem`).
+    """Tables of a grammar in which items must be unique (`rules.expression.UniqueItem`).
 
     need       by state, the unique items that must still be read before the rule ends
     item       by state, the start state of those items, or -1
@@ -52,8 +59,23 @@ class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
     lengths: dict[int, list[tuple[int, int]]]
 
     def of_first(self, states: int) -> UniqueItems:
-        """Only of the first `states` states."""
+        """The tables of the first `states` states."""
         return UniqueItems(self.need[:states], self.item[:states], self.words[:states], self.lengths)
+
+
+def surcharge(lengths: list[tuple[int, int]], used: int, need: int) -> int:
+    """Tokens of `need` unique items beyond `need` times the shortest item, where at worst the `used` shortest
+    items are used. Counted in bytes, since a byte takes at most one token."""
+    return sum(_length_of(lengths, used + i) - 1 for i in range(need) if used + i)
+
+
+def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
+    """Bytes of the item at index `rank` in the order of length."""
+    for length, texts in lengths:
+        if texts > rank:
+            return length
+    length, texts = lengths[-1]
+    return length + (rank - texts + 1) * COUNTED_LENGTHS  # not counted, but there is one at least
 
 
 class Arrays(NamedTuple):
@@ -90,9 +112,9 @@ DTYPES = array_dtypes(
 
 @dataclasses.dataclass
 class PushdownAutomaton:
-    """`items` is None where no items must be unique, `members` where no object has its members in any order.
-    `most_pushed`: most states pushed for one byte. `packed`, by `numba_types.pack`, has `arrays` as its
-    views; empty where the automaton has just been compiled."""
+    """A compiled grammar. `items` is None where no items must be unique, `members` where no object has its
+    members in any order. `most_pushed`: most states pushed for one byte. `packed`, by `numba_types.pack`, has
+    `arrays` as its views; empty where the automaton has just been compiled."""
 
     arrays: Arrays
     most_pushed: int

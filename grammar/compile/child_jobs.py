@@ -54,8 +54,40 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(GrammarReady | GrammarFailed)
 
 
+PROC = Path("/proc")
+IDLE: int | None = getattr(os, "SCHED_IDLE", None)
+"""The scheduling policy of processes that run where a core is idle (sched(7)); None where there is none."""
+
+
+class Usage(NamedTuple):
+    cpu_s: float
+    """Processor time in user and system mode."""
+    wants_core: bool
+    """Whether the process runs, or would if it had a core."""
+
+
+def usage_of(pid: int, proc: Path = PROC) -> Usage | None:
+    """Processor time of a process (proc(5)); None where there is no /proc."""
+    if not proc.is_dir():
+        return None
+    fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return Usage((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R")
+
+
+def run_on_idle_cores(pid: int, policy: int | None = IDLE) -> None:
+    """Run the process only where a core is idle, by `policy`, or else with the lowest priority.
+
+    The lowest nice value is not enough: beside 100 hostile constraints, a model on two threads took 1.34
+    times as long for a token with it, and 1.04 times as long with SCHED_IDLE.
+    """
+    if policy is not None:
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+    else:
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
 @dataclasses.dataclass(eq=False, slots=True)
-class _Child:
+class Child:
     """A job's process. `wall_s` is its running time by the clock up to `since`, when it was last
     continued."""
 
@@ -70,14 +102,16 @@ class _Child:
     """Nobody waits for the answer."""
 
     def running_s(self) -> float:
-        """Running time by the clock, without the time in which it was stopped."""
+        """Running time by the clock, without the time in which the process was stopped."""
         return self.wall_s + time.monotonic() - self.since
 
 
 class CompileJobs:
-    """Runs `compile_job` in child processes and passes each answer to `send`, on the running event loop.
+    """Compile jobs: `compile_job` runs in child processes, and each answer goes to `send`, on the running
+    event loop.
 
-    A child may take `timeout_s` of processor time. It calls `enter` first, to limit its memory.
+    A child may take `timeout_s` of processor time. It calls `enter` first, to limit its memory. The running
+    jobs are `quick` and `slow`; jobs wait in `queue`, `stopped` and, without a process, in `again`.
     """
 
     def __init__(
@@ -88,118 +122,124 @@ class CompileJobs:
         timeout_s: float,
         enter: Callable[[], None] = lambda: None,
         quick_s: float = QUICK_S,
+        max_stopped: int = MAX_STOPPED,
+        usage_of: Callable[[int], Usage | None] = usage_of,
+        run_on_idle_cores: Callable[[int], None] = run_on_idle_cores,
     ) -> None:
         self._compile = compile_job
         self._send = send
         self._timeout_s = timeout_s
         self._enter = enter
         self._quick_s = min(quick_s, timeout_s)
+        self._max_stopped = max_stopped
+        self._usage_of = usage_of
+        self._run_on_idle_cores = run_on_idle_cores
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[CompileGrammar] = deque()
-        self._quick: _Child | None = None
-        self._slow: _Child | None = None
-        self._stopped: deque[_Child] = deque()
-        self._again: deque[CompileGrammar] = deque()
-        """Jobs that wait for the slow lane behind those that are stopped, without a process."""
+        self.queue: deque[CompileGrammar] = deque()
+        self.quick: Child | None = None
+        self.slow: Child | None = None
+        self.stopped: deque[Child] = deque()
+        self.again: deque[CompileGrammar] = deque()
         self._credit_s = SAVED_S
         self._credit_at = time.monotonic()
 
     def submit(self, job: CompileGrammar) -> None:
-        self._queue.append(job)
+        self.queue.append(job)
         self._next_quick()
 
     def drop(self, key: str) -> None:
-        """Nobody waits for the answer of the job `key`. In the quick lane it goes on up to that lane's limit:
-        most finish, and the next request finds the grammar on disk."""
-        if self._quick is not None and self._quick.job.key == key:
-            self._quick.dropped = True
-        self._queue = deque([job for job in self._queue if job.key != key])
-        self._again = deque([job for job in self._again if job.key != key])
-        for child in [child for child in self._stopped if child.job.key == key]:
-            self._stopped.remove(child)
+        """Drop the job `key`, whose answer nobody waits for. In the quick lane it goes on up to that lane's
+        limit: most jobs finish there, and the next request finds the grammar on disk."""
+        if self.quick is not None and self.quick.job.key == key:
+            self.quick.dropped = True
+        self.queue = deque([job for job in self.queue if job.key != key])
+        self.again = deque([job for job in self.again if job.key != key])
+        for child in [child for child in self.stopped if child.job.key == key]:
+            self.stopped.remove(child)
             self._reap(child)
-        if self._slow is not None and self._slow.job.key == key:
-            self._reap(self._slow)
-            self._slow = None
+        if self.slow is not None and self.slow.job.key == key:
+            self._reap(self.slow)
+            self.slow = None
             self._next_slow()
 
     def close(self) -> None:
         """Kill all children."""
-        for child in (self._quick, self._slow, *self._stopped):
+        for child in (self.quick, self.slow, *self.stopped):
             if child is not None:
                 self._reap(child)
-        self._quick = self._slow = None
-        self._stopped.clear()
-        self._queue.clear()
-        self._again.clear()
+        self.quick = self.slow = None
+        self.stopped.clear()
+        self.queue.clear()
+        self.again.clear()
 
     # --- lanes ------------------------------------------------------------------------------------
 
     def _next_quick(self) -> None:
-        if self._quick is not None or not self._queue:
+        if self.quick is not None or not self.queue:
             return
-        child = self._quick = self._start(self._queue.popleft())
+        child = self.quick = self._start(self.queue.popleft())
         now = time.monotonic()
         self._credit_s = min(SAVED_S, self._credit_s + SHARE * (now - self._credit_at))
         self._credit_at = now
         if self._credit_s <= 0.0:
-            _run_on_idle_cores(child.pid)
-        self._watch(child, self._quick_s, self._quick_over)
+            self._run_on_idle_cores(child.pid)
+        self._watch(child, self._quick_s, self.end_quick_turn)
 
-    def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
+    def _watch(self, child: Child, limit_s: float, over: Callable[[Child], None]) -> None:
         """Call `over` when `child` has taken `limit_s` of processor time, or WALL_FACTOR times that by the
         clock."""
-        usage, running_s = _usage(child.pid), child.running_s()
+        usage, running_s = self._usage_of(child.pid), child.running_s()
         left_s = limit_s - (running_s if usage is None else usage.cpu_s)
-        if usage is None or not usage.wants_core or child is not self._slow:
+        if usage is None or not usage.wants_core or child is not self.slow:
             left_s = min(left_s, WALL_FACTOR * limit_s - running_s)
         if left_s <= 0.0:
             over(child)
         else:
             child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
 
-    def _quick_over(self, child: _Child) -> None:
-        self._quick = None
+    def end_quick_turn(self, child: Child) -> None:
+        """Move the job of the quick lane, `child`, to where it waits for the slow lane."""
+        self.quick = None
         if child.dropped:
             self._reap(child)
         elif self._quick_s >= self._timeout_s:
             self._fail(child, _overrun(self._timeout_s))
-        elif self._slow is None:
-            _run_on_idle_cores(child.pid)
+        elif self.slow is None:
+            self._run_on_idle_cores(child.pid)
             self._run_slow(child)
-        elif len(self._stopped) < MAX_STOPPED:
+        elif len(self.stopped) < self._max_stopped:
             os.kill(child.pid, signal.SIGSTOP)
-            _run_on_idle_cores(child.pid)
+            self._run_on_idle_cores(child.pid)
             child.wall_s = child.running_s()
-            self._stopped.append(child)
+            self.stopped.append(child)
         else:
             self._reap(child)
-            self._again.append(child.job)
+            self.again.append(child.job)
         self._next_quick()
 
-    def _run_slow(self, child: _Child) -> None:
-        self._slow = child
+    def _run_slow(self, child: Child) -> None:
+        self.slow = child
         self._watch(child, self._timeout_s, self._overran)
 
-    def _overran(self, child: _Child) -> None:
-        self._slow = None
+    def _overran(self, child: Child) -> None:
+        self.slow = None
         self._fail(child, _overrun(self._timeout_s))
         self._next_slow()
 
     def _next_slow(self) -> None:
-        if self._slow is None and self._stopped:
-            child = self._stopped.popleft()
+        if self.slow is None and self.stopped:
+            child = self.stopped.popleft()
             child.since = time.monotonic()
             os.kill(child.pid, signal.SIGCONT)
             self._run_slow(child)
-        elif self._slow is None and self._again:
-            child = self._start(self._again.popleft())
-            _run_on_idle_cores(child.pid)
+        elif self.slow is None and self.again:
+            child = self._start(self.again.popleft())
+            self._run_on_idle_cores(child.pid)
             self._run_slow(child)
 
     # --- children ---------------------------------------------------------------------------------
 
-    def _start(self, job: CompileGrammar) -> _Child:
+    def _start(self, job: CompileGrammar) -> Child:
         reading, writing = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -207,13 +247,13 @@ class CompileJobs:
             self._be_child(job, parent, writing)
         os.close(writing)
         os.set_blocking(reading, False)
-        child = _Child(job, pid, reading, time.monotonic())
+        child = Child(job, pid, reading, time.monotonic())
         self._loop.add_reader(reading, self._read, child)
         return child
 
     def _be_child(self, job: CompileGrammar, parent: int, pipe: int) -> None:
         try:
-            _die_with(parent, self._timeout_s)
+            die_with(parent, self._timeout_s)
             gc.disable()  # the child lives for one job, which makes little garbage
             self._enter()
             body = _encoder.encode(self._compile(job))
@@ -222,17 +262,17 @@ class CompileJobs:
         finally:
             os._exit(0)  # without the parent's exit handlers
 
-    def _read(self, child: _Child) -> None:
+    def _read(self, child: Child) -> None:
         data = os.read(child.pipe, 1 << 20)
         if data:
             child.received += data
             return
-        if child is self._quick:
-            self._quick = None
-        elif child is self._slow:
-            self._slow = None
+        if child is self.quick:
+            self.quick = None
+        elif child is self.slow:
+            self.slow = None
         else:  # it had ended before it was stopped
-            self._stopped.remove(child)
+            self.stopped.remove(child)
         if child.received:
             self._reap(child)
             self._send(_decoder.decode(child.received))
@@ -246,12 +286,12 @@ class CompileJobs:
         self._next_quick()
         self._next_slow()
 
-    def _fail(self, child: _Child, error: RamifyError) -> None:
+    def _fail(self, child: Child, error: RamifyError) -> None:
         self._reap(child)
         error.field = child.job.constraint.kind
         self._send(GrammarFailed(key=child.job.key, error=error.to_info()))
 
-    def _reap(self, child: _Child) -> None:
+    def _reap(self, child: Child) -> None:
         if child.timer is not None:
             child.timer.cancel()
         self._loop.remove_reader(child.pipe)
@@ -261,46 +301,14 @@ class CompileJobs:
         self._credit_s -= used.ru_utime + used.ru_stime
 
 
-_PROC = Path("/proc")
-
-
-class _Usage(NamedTuple):
-    cpu_s: float
-    """Processor time in user and system mode."""
-    wants_core: bool
-    """It runs, or would if it had a core."""
-
-
-def _usage(pid: int) -> _Usage | None:
-    """Of a process (proc(5)); None where there is no /proc."""
-    if not _PROC.is_dir():
-        return None
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return _Usage((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R")
-
-
-def _run_on_idle_cores(pid: int) -> None:
-    """Run the process only where a core is idle (sched(7), SCHED_IDLE).
-
-    The lowest nice value is not enough: beside 100 hostile constraints, a model on two threads took 1.34
-    times as long for a token with it, and 1.04 times as long with SCHED_IDLE. Systems without SCHED_IDLE have
-    no better.
-    """
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
-
-
 def _overrun(timeout_s: float) -> InvalidConstraint:
     return InvalidConstraint(f"The constraint took more than {timeout_s:g} s to compile.", remedy=SIMPLIFY)
 
 
-def _die_with(parent: int, timeout_s: float) -> None:
+def die_with(parent: int, timeout_s: float, platform: str = sys.platform) -> None:
     """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). Where
     there is no such signal, the process ends after the processor time that the parent would allow."""
-    if sys.platform == "linux":
+    if platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     else:

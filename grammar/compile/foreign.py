@@ -7,14 +7,13 @@ library is not known to enforce (`keywords`), and refuse the schema for them unl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile import keywords
-from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import size
 from ramify.grammar.schema.document.check import SchemaDocument
@@ -27,6 +26,15 @@ from ramify.text import shortened
 
 IN_ORDER = "Properties come in the schema's order."
 CLOSED = "Objects have no other properties than the schema names, unless additionalProperties allows them."
+
+
+class Compiled(NamedTuple):
+    """A compiled constraint: the engine, its payload, and how the grammar differs from the constraint."""
+
+    engine: str
+    payload: bytes
+    enforcement: Enforcement = Enforcement()
+
 
 KINDS: dict[str, tuple[Kind, ...]] = {
     "xgrammar": ("json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"),
@@ -60,7 +68,7 @@ def no_such_kind(constraint: Constraint, backend: str) -> InvalidConstraint:
 
 
 def library_of(backend: str) -> tuple[str, Callable[[Constraint, Vocabulary], bytes]]:
-    """The engine of a backend's grammars, and what compiles them. Imports the library."""
+    """The engine of a backend's grammars, and the function that compiles them. Imports the library."""
     if backend == "xgrammar":
         from ramify.grammar.engine import xgrammar
 
@@ -164,7 +172,7 @@ def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforce
 
 
 def _allows_objects(subschema: Any) -> bool:
-    """False where `type`, `enum` or `const` says that a subschema has no objects."""
+    """Whether a subschema allows objects, as far as `type`, `enum` and `const` tell."""
     if not isinstance(subschema, dict):
         return subschema is True
     if "enum" in subschema or "const" in subschema:

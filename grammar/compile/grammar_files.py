@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import ramify.cache as cache
 import ramify.constraint as constraint
 import ramify.grammar as grammar
 from ramify.engine_messages import GrammarReady
-from ramify.grammar.compile.keywords import versions
+from ramify.grammar.compile.keywords import versions as installed_versions
 from ramify.grammar.vocabulary import Vocabulary
 
 log = logging.getLogger("ramify")
@@ -25,8 +26,8 @@ MAX_FILE_BYTES = 16 << 20
 
 
 class GrammarFiles:
-    """One file for each grammar, named by a digest of the constraint, the vocabulary, the compiler's
-    source code, the backend, and the versions of all backends.
+    """Files of compiled grammars, each named by a digest of the constraint, the vocabulary, the compiler's
+    source code, the backend, and the `versions` of all backends, by default those installed.
 
     Files are written atomically. Beyond `max_bytes` the least recently used ones are removed. Files that
     cannot be read and folders that cannot be written are ignored.
@@ -39,11 +40,13 @@ class GrammarFiles:
         max_bytes: int = MAX_BYTES,
         *,
         backend: str = "auto",
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = cache.home() / "grammars" if folder is None else folder
         self._max_bytes = max_bytes
+        versions = versions or installed_versions()
         self._fingerprint = hashlib.sha256(
-            vocabulary.to_bytes() + _source_code() + repr((backend, versions())).encode()
+            vocabulary.to_bytes() + _source_code() + repr((backend, versions)).encode()
         ).digest()
 
     def get(self, key: str) -> GrammarReady | None:

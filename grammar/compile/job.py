@@ -1,25 +1,31 @@
-"""One compile job: from a constraint to a serialised grammar, or to the reason why there is none."""
+"""A compile job: from a constraint to a serialised grammar, or to the reason why there is none."""
 
 from __future__ import annotations
 
 import logging
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
+from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint, RamifyError
+from ramify.grammar.compile.foreign import Compiled
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.vocabulary import Vocabulary
 
 log = logging.getLogger("ramify")
 
-_STATM = Path("/proc/self/statm")
+STATM = Path("/proc/self/statm")
 
 
 def answer(
-    job: CompileGrammar, vocabulary: Vocabulary, backend: str = "auto"
+    job: CompileGrammar,
+    vocabulary: Vocabulary,
+    backend: str = "auto",
+    compile_constraint: Callable[[Constraint, Vocabulary, str], Compiled] = compile_constraint,
 ) -> GrammarReady | GrammarFailed:
-    """Compile one constraint. Every exception becomes a `GrammarFailed`."""
+    """Compile one constraint by `compile_constraint`. Every exception becomes a `GrammarFailed`."""
     error: RamifyError
     try:
         compiled = compile_constraint(job.constraint, vocabulary, backend)
@@ -46,11 +52,10 @@ def answer(
     return GrammarFailed(key=job.key, error=error.to_info())
 
 
-def limit_memory(extra_bytes: int) -> None:
+def limit_memory(extra_bytes: int, statm: Path = STATM) -> None:
     """Let this process map at most `extra_bytes` more memory than now (RLIMIT_AS), where the system tells how
     much it maps (Linux). Elsewhere the limit on time is the only one."""
-    if not _STATM.is_file():
+    if not statm.is_file():
         return
-    with _STATM.open() as statm:
-        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    mapped = int(statm.read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""What each backend does with each keyword of JSON Schema, as a run of the tests' schemas has found it.
+"""Effect of each JSON Schema keyword in each backend, as a run of the tests' schemas has found it.
 
 ``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword, where
 it matters with its value; "a | b" is feature a in a subschema that has feature b as well:
@@ -31,23 +31,23 @@ PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "out
 """The package of each backend's library."""
 
 WIDENING = frozenset(["nullable", "minContains"])
-"""Keywords that allow more, not less: whether they are enforced says `narrowed`."""
+"""Keywords that allow more, not less. `narrowed` tells whether they work."""
 
 
 Status = Literal["enforced", "widened", "refused", "unknown"]
 
 
 class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was found of a feature. `rejected`: instances that violate it alone and were rejected."""
+    """Findings about a feature. `rejected`: instances that violate it alone and were rejected."""
 
     status: Status
     rejected: int = 0
     narrowed: bool = False
-    """Valid instances of schemas with it are rejected."""
+    """Whether valid instances of schemas with the feature are rejected."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was found of a backend: by feature, and by pair of features where the pair alone is the cause."""
+    """Findings about a backend, by feature, and by pair of features where the pair alone is the cause."""
 
     version: str
     features: dict[str, Feature]
@@ -55,7 +55,7 @@ class Found(msgspec.Struct, frozen=True):
 
 @functools.cache
 def table() -> dict[str, Found]:
-    """By backend, what was found. The versions of the libraries that are installed may be others."""
+    """Findings by backend. The libraries that are installed may have other versions."""
     return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Found])
 
 
@@ -115,7 +115,7 @@ def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
 
 
 def _restricts(feature: str) -> bool:
-    """False for ``additionalProperties: true`` and the like, and for keywords that allow more."""
+    """Whether a feature restricts: ``additionalProperties: true`` and keywords that allow more do not."""
     return not feature.endswith(" true") or feature in ("uniqueItems true", "exclusiveMinimum true")
 
 

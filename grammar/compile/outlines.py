@@ -20,8 +20,8 @@ from outlines_core.json_schema import build_regex_from_schema
 
 from ramify.constraint import Constraint, alternation
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.byte_edges import Edges
-from ramify.grammar.automaton.compiler import compile_edges
+from ramify.grammar.automaton.construction.byte_edges import Edges
+from ramify.grammar.automaton.construction.compiler import compile_edges
 from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.text import shortened
@@ -29,8 +29,8 @@ from ramify.text import shortened
 _STOP = 256
 _UNSUPPORTED = "Unsupported JSON Schema structure "
 _MARK = "\U0010ffff"
-"""Written behind every text. outlines-core leaves out the ways from a final state to one that is not final,
-so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it is final."""
+"""A mark written behind every text. outlines-core leaves out the ways from a final state to one that is not
+final, so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it is final."""
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
@@ -45,7 +45,7 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
 
 
 def _refusal(constraint: Constraint, message: str) -> InvalidConstraint:
-    """With the pointer of the subschema that `message` quotes, if it quotes one."""
+    """The error for `message`, with the pointer of the subschema that it quotes, if it quotes one."""
     reason = message.strip().partition("\n")[0].rstrip(" .")
     pointer = None
     if reason.startswith(_UNSUPPORTED):
@@ -89,7 +89,7 @@ def _edges(index: outlines_core.Index, alphabet: frozenset[int]) -> Edges:
 
     offsets = np.zeros(len(order) + 1, np.int32)
     edges: list[list[int]] = []
-    """Each a lowest byte, a highest byte, and a target."""
+    """Lowest byte, highest byte and target of each edge."""
     for i, state in enumerate(order):
         row = transitions[state]
         for byte in sorted(alphabet & row.keys()):

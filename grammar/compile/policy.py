@@ -1,4 +1,4 @@
-"""Which engine compiles which constraint.
+"""Choice of the engine that compiles a constraint.
 
 With the backend "ramify", and first of all with "auto":
 
@@ -20,10 +20,9 @@ import msgspec
 
 from ramify.constraint import Constraint, Kind, json_schema
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
-from ramify.grammar.automaton.nodes import NotCounted, TooLarge
-from ramify.grammar.compile.compiled import Compiled
-from ramify.grammar.compile.foreign import IN_ORDER, compile_foreign, no_such_kind, spacing
+from ramify.grammar.automaton.construction.compiler import MAX_STATES, compile_grammar, compile_rules
+from ramify.grammar.automaton.construction.nodes import NotCounted, TooLarge
+from ramify.grammar.compile.foreign import IN_ORDER, Compiled, compile_foreign, no_such_kind, spacing
 from ramify.grammar.compile.structural_tag import compile_tag
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import Expression, alt, size, text
@@ -52,7 +51,7 @@ PREPARED = json_schema({"type": "object", "properties": _STRINGS})
 """A schema of common parts. The automata of other formats are made when they are first needed."""
 
 SUCCESSORS = ("outlines",)
-"""With "auto", the backends that may take over a schema, in order: those whose answers are whole under every
+"""Backends that may take over a schema with "auto", in order: those whose answers are whole under every
 budget."""
 
 
@@ -101,7 +100,8 @@ def _compile(constraint: Constraint, vocabulary: Vocabulary, backend: str) -> Co
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Compile `PREPARED` (0.5 s): what it needs is there for later constraints, and in forked processes."""
+    """Compile `PREPARED` (0.5 s), whose parts are then there for later constraints, and in forked
+    processes."""
     compile_constraint(PREPARED, vocabulary)
 
 
@@ -170,8 +170,8 @@ def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
 def _rules(
     compiled: Callable[[bool], CompiledSchema], vocabulary: Vocabulary
 ) -> tuple[bytes, tuple[Unenforced, ...]]:
-    """The automaton of the rules that `compiled` makes, and the keywords that they leave out; without
-    counting, the rules of shorter strings and arrays."""
+    """The automaton of the rules that `compiled` makes, and the keywords that these leave out. Where long
+    repetitions cannot be counted, `compiled` makes rules of shorter ones."""
     try:
         try:
             found = compiled(True)

@@ -60,8 +60,8 @@ Ends = tuple[str, ...]
 
 
 def compile_tag(tag: Any, *, counted: bool = True) -> CompiledSchema:
-    """The grammar of the texts that `tag` describes: its rules by name, and the keywords that they do not
-    enforce of the schemas with ``"strict": false`` beside them.
+    """The grammar of the texts that `tag` describes: its rules by name, and the keywords left unenforced in
+    schemas that have ``"strict": false`` beside them.
 
     `counted` is the option of the schemas in it (`schema.compiler.Options`).
 
@@ -96,8 +96,8 @@ def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _TagRules:
-    """Each format becomes an expression over `rules`. Free text inside a tag ends at the first occurrence of
-    the tag's end, which is part of its expression."""
+    """The rules of a tag: each format becomes an expression over `rules`. Free text inside a tag ends at the
+    first occurrence of the tag's end, which is part of its expression."""
 
     def __init__(self, options: Options) -> None:
         self.rules = Rules()
@@ -217,7 +217,7 @@ class _TagRules:
         }
         found |= dict.fromkeys(_strings(form, "excludes", pointer), NOTHING)
         found |= dict.fromkeys(filter(None, ends), EMPTY)
-        self.rules.set(free, self._free_text(pointer, found, may_stop=not any(ends)))
+        self.rules.set_body(free, self._free_text(pointer, found, may_stop=not any(ends)))
         if _flag(form, "at_least_one", pointer):
             return seq(alt(*(self._tag(at, tag) for at, tag in tags)), after)
         return free
@@ -247,7 +247,7 @@ class _TagRules:
                     outcomes = [found[key] for key in keys]
                     after = NOTHING if NOTHING in outcomes else alt(*outcomes)
                 options.append(seq(text(char), after))
-            self.rules.set(call, alt(*options))
+            self.rules.set_body(call, alt(*options))
         return calls[0]
 
     # --- contents ---------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class _TagRules:
         """The root of the grammar `rules`, whose rules are added under new names."""
         names = {name: self.rules.reserve() for name in rules}
         for name, body in rules.items():
-            self.rules.set(names[name], _renamed(body, names))
+            self.rules.set_body(names[name], _renamed(body, names))
         return names[ROOT]
 
 
@@ -275,7 +275,8 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
 
 
 Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
-"""By character, the next node and the keywords that end there; and the node for all other characters."""
+"""A node of the automaton: for each character the next node and the keywords that end there, and the node for
+all other characters."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
@@ -323,7 +324,7 @@ def _counts(form: dict[str, Any], pointer: str) -> tuple[int, int | None]:
 
 
 def _pointing(pointer: str, make: Callable[[], T]) -> T:
-    """`make()`, with the pointers of its errors below `pointer`."""
+    """The result of `make`, whose errors get pointers below `pointer`."""
     try:
         return make()
     except InvalidConstraint as error:

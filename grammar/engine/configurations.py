@@ -1,4 +1,4 @@
-"""What the matchers of pushdown automata share: accepting, taking back, masks and completions.
+"""Base class of the matchers of pushdown automata: accepting, taking back, masks and completions.
 
 A matcher knows the configurations in which the text so far may be read: one in a deterministic automaton,
 several in a nondeterministic one, none after a stop token. Its history is a chain of immutable steps, so that
@@ -29,15 +29,14 @@ class Step(NamedTuple, Generic[C]):
 
 
 class ConfigurationMatcher(Generic[C]):
-    """The base class. A subclass defines `accept_bytes` and `forced_bytes`, and overrides what else
-    differs."""
+    """A matcher by configurations. A subclass defines `accept_bytes` and `forced_bytes`."""
 
     def __init__(self, grammar: PushdownGrammar, step: Step[C]) -> None:
         self._grammar = grammar
         self._step = step
 
     @classmethod
-    def at(cls, grammar: PushdownGrammar, start: C) -> Self:
+    def starting(cls, grammar: PushdownGrammar, start: C) -> Self:
         """A matcher at the beginning of the text, in the configuration `start`."""
         return cls(grammar, Step((start,), None, 0))
 
@@ -89,7 +88,7 @@ class ConfigurationMatcher(Generic[C]):
     def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool:
         """Allow in `row` also the tokens that begin with `prefix` and go on with bytes that may come next.
 
-        False, and nothing is allowed, where this matcher has no faster way than to read each token.
+        Returns False, and allows nothing, where this matcher has no faster way than to read each token.
         """
         own = np.empty_like(row)
         for state, stack, *_ in self._step.configurations:
@@ -114,6 +113,11 @@ class ConfigurationMatcher(Generic[C]):
         return self._grammar.lists.cost[state] + (stack.cost if stack else 0)
 
     # --- ends -------------------------------------------------------------------------------------------
+
+    @property
+    def configurations(self) -> tuple[C, ...]:
+        """All ways to read the text so far; none after a stop token."""
+        return self._step.configurations
 
     @property
     def finished(self) -> bool:

@@ -58,7 +58,7 @@ class ControlMatcher:
         return True
 
     def _takes(self, data: bytes, budget: int | None) -> bool:
-        """Text may go on with `data`, one token, and be completed within `budget`."""
+        """Whether the text may go on with `data`, one token, and be completed within `budget`."""
         after = self._inner.fork()
         return after.accept_bytes(data) and (budget is None or (after.completion_tokens or 0) < budget)
 

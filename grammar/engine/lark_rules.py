@@ -32,7 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MAY_BE_EMPTY = re.compile(r"\[\^")
-"""Only a negated character class makes a pattern that matches nothing."""
+"""Sign of a negated character class: no other pattern may match nothing."""
 
 
 class Endless(NamedTuple):

@@ -227,7 +227,7 @@ def _first_line(message: str) -> str:
 
 
 class _DeadEnd(InvalidConstraint):
-    """No token may come next, though the text is not complete."""
+    """Error: no token may come next, though the text is not complete."""
 
 
 class LLGuidanceGrammar:
@@ -249,8 +249,8 @@ class LLGuidanceGrammar:
 
 
 class LLGuidanceMatcher:
-    """Where text is forced, the mask allows only the tokenizer's own token for it; `accept` takes any
-    spelling.
+    """A matcher of llguidance. Where text is forced, its mask allows only the tokenizer's own token; `accept`
+    takes any spelling.
 
     `steps` counts, for each accepted token or text, the tokens that llguidance consumed; 0 for a stop token.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.vocabulary import Vocabulary

@@ -7,7 +7,8 @@ cheapest one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from ramify.grammar.engine.configurations import ConfigurationMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar
@@ -20,80 +21,95 @@ have a few: one for each level at which an object may belong to one or another o
 MOST_FORCED = 512
 """Most bytes of forced text that are looked for at once."""
 
-Configuration = tuple[int, Entry | None]
+C = TypeVar("C", bound=tuple[Any, ...])
 
 
-class NondeterministicMatcher(ConfigurationMatcher[Configuration]):
-    """A matcher that follows every configuration."""
+class BranchingMatcher(ConfigurationMatcher[C]):
+    """A matcher that follows every configuration.
 
-    @classmethod
-    def begin(cls, grammar: PushdownGrammar) -> NondeterministicMatcher:
-        return cls.at(grammar, (0, None))
+    A subclass says how a configuration returns, and how it takes an edge.
+    """
+
+    def _returned(self, configuration: C) -> C | None:
+        """The configuration after a return; None where the rule cannot end here."""
+        raise NotImplementedError
+
+    def _stepped(self, configuration: C, target: int, push: int, byte: int) -> C | None:
+        """The configuration after an edge that reads `byte`, or calls a rule that will; None where it may not
+        be taken."""
+        raise NotImplementedError
+
+    def _after_byte(self, configurations: Iterable[C], byte: int) -> tuple[C, ...]:
+        edges_of = self._grammar.lists.edges
+        found: dict[C, None] = {}
+        branches = [(configuration, False) for configuration in configurations]
+        while branches:
+            here, entered = branches.pop()
+            # A rule called for this byte reads it: the caller has edges of its own for an empty rule.
+            back = None if entered else self._returned(here)
+            if back is not None:
+                branches.append((back, False))
+            for low, high, target, push in zip(*edges_of(here[0]), strict=True):
+                if low <= byte <= high:
+                    after = self._stepped(here, target, push, byte)
+                    if after is not None and target >= 0:
+                        found[after] = None
+                    elif after is not None:
+                        branches.append((after, True))
+        return tuple(found)
+
+    def _after(self, configurations: tuple[C, ...], data: bytes) -> tuple[C, ...]:
+        for byte in data:
+            configurations = self._after_byte(configurations, byte)
+            if len(configurations) > MOST_CONFIGURATIONS:
+                configurations = tuple(sorted(configurations, key=self._cost)[:MOST_CONFIGURATIONS])
+        return configurations
 
     def accept_bytes(self, data: bytes) -> bool:
-        here = self._step.configurations
-        for byte in data:
-            here = after_byte(self._grammar, here, byte)
-            if len(here) > MOST_CONFIGURATIONS:
-                here = tuple(sorted(here, key=self._cost)[:MOST_CONFIGURATIONS])
-        return bool(here) and self._advance(here)
+        after = self._after(self._step.configurations, data)
+        return bool(after) and self._advance(after)
 
     def forced_bytes(self) -> bytes:
-        return forced_in_all(self._grammar, self._step.configurations)
-
-
-def after_byte(
-    grammar: PushdownGrammar, configurations: Sequence[Configuration], byte: int
-) -> tuple[Configuration, ...]:
-    """The configurations after `byte`, after the returns that are certain."""
-    lists = grammar.lists
-    found: dict[Configuration, None] = {}
-    branches = [(state, stack, False) for state, stack in configurations]
-    while branches:
-        state, stack, entered = branches.pop()
-        # A rule that was called for this byte reads it: the caller has edges of its own for an empty rule.
-        if lists.final[state] and stack is not None and not entered:
-            branches.append((stack.state, stack.parent, False))
-        for low, high, target, push in zip(*lists.edges(state), strict=True):
-            if low <= byte <= high:
-                over = stack if push < 0 else grammar.stacks.pushed(push, stack)
-                if target >= 0:
-                    found[grammar.returned(target, over)] = None
-                else:
-                    branches.append((~target, over, True))
-    return tuple(found)
-
-
-def forced_in_all(grammar: PushdownGrammar, configurations: Sequence[Configuration]) -> bytes:
-    """Bytes that must come next in every one of `configurations`."""
-    final = grammar.lists.final
-    found = bytearray()
-    here = tuple(configurations)
-    while 0 < len(here) <= MOST_CONFIGURATIONS and len(found) < MOST_FORCED:
-        if any(final[state] and (stack is None or stack.complete) for state, stack in here):
-            break
-        byte = _only_byte(grammar, here)
-        if byte is None:
-            break
-        found.append(byte)
-        here = after_byte(grammar, here, byte)
-    return bytes(found)
-
-
-def _only_byte(grammar: PushdownGrammar, configurations: Sequence[Configuration]) -> int | None:
-    """The one byte that all edges of `configurations` read, returns included, or None."""
-    lists = grammar.lists
-    found: set[int] = set()
-    for configuration in configurations:
-        state, stack = configuration
-        while True:
-            low, high, _, _ = lists.edges(state)
-            if low != high:
-                return None
-            found.update(low)
-            if len(found) > 1:
-                return None
-            if not lists.final[state] or stack is None:
+        found = bytearray()
+        here = self._step.configurations
+        while 0 < len(here) <= MOST_CONFIGURATIONS and len(found) < MOST_FORCED:
+            byte = None if any(map(self._may_end, here)) else self._only_byte(here)
+            if byte is None:
                 break
-            state, stack = stack.state, stack.parent
-    return found.pop() if found else None
+            found.append(byte)
+            here = self._after_byte(here, byte)
+        return bytes(found)
+
+    def _only_byte(self, configurations: Iterable[C]) -> int | None:
+        """The one byte that `configurations` can read, or None."""
+        only = None
+        for configuration in configurations:
+            here: C | None = configuration
+            while here is not None:
+                low, high, _, _ = self._grammar.lists.edges(here[0])
+                for first, last in zip(low, high, strict=True):
+                    if (first != only or first != last) and self._after_byte([configuration], first):
+                        if only is not None or first != last:
+                            return None
+                        only = first
+                here = self._returned(here)
+        return only
+
+
+class NondeterministicMatcher(BranchingMatcher[tuple[int, Entry | None]]):
+    """A matcher by states and stacks."""
+
+    @classmethod
+    def at_beginning(cls, grammar: PushdownGrammar) -> NondeterministicMatcher:
+        return cls.starting(grammar, (0, None))
+
+    def _returned(self, configuration: tuple[int, Entry | None]) -> tuple[int, Entry | None] | None:
+        state, stack = configuration
+        return None if stack is None or not self._grammar.lists.final[state] else (stack.state, stack.parent)
+
+    def _stepped(
+        self, configuration: tuple[int, Entry | None], target: int, push: int, byte: int
+    ) -> tuple[int, Entry | None]:
+        stack = configuration[1]
+        over = stack if push < 0 else self._grammar.stacks.pushed(push, stack)
+        return self._grammar.returned(target, over) if target >= 0 else (~target, over)

@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.matcher import Matcher, allow, allows, check_rollback
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
-    """By position in `data`, its end included, the fewest tokens that spell the rest.
+    """Fewest tokens that spell the rest of `data`, for each position in it, the end included.
 
     A list is empty where no tokens spell the rest, which cannot be where tokens spelled `data` itself.
     """
@@ -70,7 +70,8 @@ class WalksBeyond(Protocol):
 
 
 class _Step(NamedTuple):
-    """`rest` of the prefix is still to be spelled; the inner matcher has accepted `inner_steps` tokens."""
+    """State after a token: `rest` of the prefix is still to be spelled, and the inner matcher has accepted
+    `inner_steps` tokens."""
 
     rest: bytes
     inner_steps: int

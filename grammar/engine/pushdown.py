@@ -1,7 +1,7 @@
 """Grammars that are pushdown automata, and the matcher for deterministic ones.
 
 A mask depends on the state and on as much of the stack as tokens can pop. It is computed, by a walk over all
-tokens (`automaton.token_trie`), when state and stack are first met together, and then kept: most steps of a
+tokens (`masks.token_trie`), when state and stack are first met together, and then kept: most steps of a
 request cost one look-up.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.nondeterministic_walk import NO_LIMIT
+from ramify.grammar.automaton.masks.nondeterministic_walk import NO_LIMIT
+from ramify.grammar.automaton.masks.token_trie import Walk, token_trie
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.automaton.token_trie import Walk, token_trie
 from ramify.grammar.engine.configurations import ConfigurationMatcher
-from ramify.grammar.engine.members import MemberLists, MemberMasks, memories
+from ramify.grammar.engine.members import MemberMasks, MemberRegisters, memories
 from ramify.grammar.engine.prefix_matcher import with_prefix
 from ramify.grammar.engine.stack import NO_ITEMS, AutomatonLists, Entry, Memory, SharedStacks, states_of
 from ramify.grammar.matcher import Matcher, allow, mask_words, tokens_of
@@ -40,7 +40,7 @@ class Mask(NamedTuple):
 
     row: np.ndarray
     rise: int
-    """As in `token_trie.Walk`."""
+    """`token_trie.Walk.rise` of the mask."""
     doubtful: list[int]
     """Allowed tokens that the unique items read before may rule out (`unique_items`)."""
 
@@ -55,7 +55,7 @@ class PushdownGrammar:
         self.lists = AutomatonLists(self.automaton)
         self.stacks = SharedStacks(self.lists)
         members = self.automaton.members
-        self.members = None if members is None else MemberLists(members, self.lists.cost)
+        self.members = None if members is None else MemberRegisters(members, self.automaton.arrays.cost)
         self._member_masks = MemberMasks()
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
@@ -77,17 +77,17 @@ class PushdownGrammar:
         if self.automaton.items is not None or self.members is not None:
             from ramify.grammar.engine.remembering import RememberingMatcher
 
-            return RememberingMatcher.begin(self)
+            return RememberingMatcher.at_beginning(self)
         if self.automaton.nondeterministic:
             from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
 
-            return NondeterministicMatcher.begin(self)
-        return PushdownMatcher.begin(self)
+            return NondeterministicMatcher.at_beginning(self)
+        return PushdownMatcher.at_beginning(self)
 
     # --- moving -------------------------------------------------------------------------------------
 
     def returned(self, state: int, stack: Entry | None) -> tuple[int, Entry | None]:
-        """The same configuration after the returns that are certain: from final states without edges."""
+        """The configuration after the returns that are certain: from final states without edges."""
         while stack is not None and self.lists.exit[state]:
             state, stack = stack.state, stack.parent
         return state, stack
@@ -189,7 +189,7 @@ class PushdownGrammar:
         budget: int | None,
         memory: Memory = NO_ITEMS,
     ) -> None:
-        """As `fill`, for the tokens that begin with `prefix` and are longer."""
+        """Write into `row`, as `fill` does, the tokens that begin with `prefix` and are longer."""
         limit = NO_LIMIT if budget is None else budget - 1 - (stack.cost if stack else 0)
         self._walk(state, stack, row, memory, limit=limit, after=prefix)
 
@@ -235,7 +235,8 @@ class PushdownGrammar:
     def _walk(
         self, state: int, stack: Entry | None, row: np.ndarray, memory: Memory, **options: Any
     ) -> tuple[Walk, np.ndarray | None]:
-        """`TokenTrie.allow` with as much of the stack as the mask depends on, and `tested` of `registers`."""
+        """Call `TokenTrie.allow` with as much of the stack as the mask depends on. Returns also `tested` of
+        `registers`."""
         height = stack.height if stack else 0
         shown = min(height, SHOWN)
         tested = None
@@ -248,7 +249,7 @@ class PushdownGrammar:
             if self.members is not None:
                 frames = memories(stack, memory, shown)
                 rows, tested = self.members.rows(frames, exact="limit" in options)
-                run = self.members.may_run(state, memory, tested)
+                run = self.members.may_run(state, memory, rows, tested)
                 options |= {"frames": rows, "tested": tested, "run": run}
             walk = self.trie.allow(self.automaton, state, states, row, **options)
             if walk.examined <= shown or shown == height:
@@ -294,8 +295,8 @@ class PushdownMatcher(ConfigurationMatcher[tuple[int, Entry | None]]):
     """A matcher for deterministic automata: one configuration at a time."""
 
     @classmethod
-    def begin(cls, grammar: PushdownGrammar) -> PushdownMatcher:
-        return cls.at(grammar, grammar.returned(0, None))
+    def at_beginning(cls, grammar: PushdownGrammar) -> PushdownMatcher:
+        return cls.starting(grammar, grammar.returned(0, None))
 
     def _accept_text(self, token: int, data: bytes) -> bool:
         ((state, stack),) = self._step.configurations

@@ -18,22 +18,21 @@ The automaton may be nondeterministic: each configuration then has its own items
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import UniqueItems
-from ramify.grammar.automaton.unique_items import ENDLESS_WORDS, surcharge
-from ramify.grammar.engine.configurations import ConfigurationMatcher, Step
-from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, MOST_FORCED, forced_in_all
+from ramify.grammar.automaton.pushdown import ENDLESS_WORDS, UniqueItems, surcharge
+from ramify.grammar.engine.configurations import Step
+from ramify.grammar.engine.nondeterministic import BranchingMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.stack import NO_ITEMS, Entry, Memory, Register, UsedItems
 
 
 class _Item(NamedTuple):
-    """The item that is being read: its text so far, and the used items that begin with that text. `around` is
-    the item that it is part of."""
+    """The item being read: its text so far, the used items that begin with that text (`alike`), and the item
+    that it is part of (`around`)."""
 
     text: bytes
     alike: UsedItems
@@ -45,7 +44,7 @@ class _Item(NamedTuple):
         return _Item(text, alike, self.around and self.around.after(data))
 
     def levels(self) -> Iterator[_Item]:
-        """The item and those that it is part of, the innermost first."""
+        """The item and the items around it, the innermost first."""
         item: _Item | None = self
         while item is not None:
             yield item
@@ -57,7 +56,8 @@ class _Item(NamedTuple):
 
 
 class _Configuration(NamedTuple):
-    """`used`: what the rule that is being read remembers. Equal configurations go on alike."""
+    """A way to read the text so far. `used` is the memory of the rule being read. Equal configurations go on
+    alike."""
 
     state: int
     stack: Entry | None
@@ -65,7 +65,7 @@ class _Configuration(NamedTuple):
     item: _Item | None
 
 
-class RememberingMatcher(ConfigurationMatcher[_Configuration]):
+class RememberingMatcher(BranchingMatcher[_Configuration]):
     """A matcher for deterministic and nondeterministic automata with unique items or registers."""
 
     def __init__(self, grammar: PushdownGrammar, step: Step[_Configuration]) -> None:
@@ -75,78 +75,53 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         self._members = grammar.members
 
     @classmethod
-    def begin(cls, grammar: PushdownGrammar) -> RememberingMatcher:
+    def at_beginning(cls, grammar: PushdownGrammar) -> RememberingMatcher:
         begun = NO_ITEMS if grammar.members is None else grammar.members.begun(0)
-        return cls.at(grammar, _Configuration(0, None, begun, None))
+        return cls.starting(grammar, _Configuration(0, None, begun, None))
 
     # --- moving -----------------------------------------------------------------------------------------
 
-    def accept_bytes(self, data: bytes) -> bool:
-        found: dict[_Configuration, None] = {}
-        for configuration in self._step.configurations:
-            found.update(dict.fromkeys(self._after(configuration, data)))
-        configurations = tuple(found)
-        if len(configurations) > MOST_CONFIGURATIONS:
-            configurations = tuple(sorted(configurations, key=self._cost)[:MOST_CONFIGURATIONS])
-        return bool(configurations) and self._advance(configurations)
-
-    def _after(self, configuration: _Configuration, data: bytes) -> list[_Configuration]:
+    def _after(self, configurations: tuple[_Configuration, ...], data: bytes) -> tuple[_Configuration, ...]:
         """The configurations after `data` from which an end can be reached."""
-        here = [configuration]
-        for i in range(len(data)):
-            here = [after for before in here for after in self._after_byte(before, data[i : i + 1])]
         exits = self._grammar.lists.exit
         found: dict[_Configuration, None] = {}
-        for read in here:
+        for read in super()._after(configurations, data):
             after: _Configuration | None = read
             while after is not None and after.stack is not None and exits[after.state]:
                 after = self._returned(after)
             if after is not None and self._can_end(after):
                 found[after] = None
-        return list(found)
+        return tuple(found)
 
-    def _after_byte(self, configuration: _Configuration, byte: bytes) -> list[_Configuration]:
-        lists = self._grammar.lists
-        found: dict[_Configuration, None] = {}
-        branches = [(configuration, False)]
-        while branches:
-            here, entered = branches.pop()
-            # A rule that was called for this byte reads it: the caller has edges of its own for an empty
-            # rule.
-            back = None if entered else self._returned(here)
-            if back is not None:
-                branches.append((back, False))
-            for low, high, target, push in zip(*lists.edges(here.state), strict=True):
-                if not low <= byte[0] <= high:
-                    continue
-                stack, used, item = here.stack, here.used, here.item
-                if push >= 0:
-                    own = None
-                    if isinstance(used, Register):
-                        assert self._members is not None
-                        own = self._members.left(push, used)
-                        if own is None:
-                            continue
-                    elif lists.after_item[push]:
-                        item = _Item(b"", used, item)
-                    stack = self._grammar.stacks.pushed(push, stack, used, own)
-                    used = NO_ITEMS
-                if target < 0:
-                    begun = NO_ITEMS if self._members is None else self._members.begun(~target)
-                    branches.append((_Configuration(~target, stack, begun, item), True))
-                    continue
-                if isinstance(used, Register):
-                    assert self._members is not None
-                    after = self._members.entered(target, used)
-                    if after is None:
-                        continue
-                    used = after
-                found[_Configuration(target, stack, used, item and item.after(byte))] = None
-        return list(found)
+    def _stepped(
+        self, configuration: _Configuration, target: int, push: int, byte: int
+    ) -> _Configuration | None:
+        _, stack, used, item = configuration
+        if push >= 0:
+            own = None
+            if isinstance(used, Register):
+                assert self._members is not None
+                own = self._members.left(push, used)
+                if own is None:
+                    return None
+            elif self._grammar.lists.after_item[push]:
+                item = _Item(b"", used, item)
+            stack = self._grammar.stacks.pushed(push, stack, used, own)
+            used = NO_ITEMS
+        if target < 0:
+            begun = NO_ITEMS if self._members is None else self._members.begun(~target)
+            return _Configuration(~target, stack, begun, item)
+        if isinstance(used, Register):
+            assert self._members is not None
+            after = self._members.entered(target, used)
+            if after is None:
+                return None
+            used = after
+        return _Configuration(target, stack, used, item and item.after(bytes([byte])))
 
     def _returned(self, configuration: _Configuration) -> _Configuration | None:
-        """The configuration after a return; None where the rule cannot end here, or its item was used
-        before."""
+        """The configuration after a return; None where the rule cannot end here, or the item that ends was
+        used before."""
         stack = configuration.stack
         if stack is None or not self._grammar.lists.final[configuration.state]:
             return None
@@ -177,8 +152,8 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         return [(state, used, within) for state, used, within in found if self._items.item[state] >= 0]
 
     def _can_end(self, configuration: _Configuration) -> bool:
-        """There are enough unused items for every open array, and the item being read can become one of
-        them."""
+        """Whether enough unused items are left for every open array, and the item being read can become one
+        of them."""
         if not self._arrays_can_end(configuration):
             return False
         item = configuration.item
@@ -232,7 +207,7 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         return self._surcharge_of_arrays(configuration, within=False) + other
 
     def _surcharge_of_arrays(self, configuration: _Configuration, within: bool | None = None) -> int:
-        """Of the open arrays; of those within an item, or of the others."""
+        """Tokens that the open arrays add; with `within`, only arrays within an item, or only the others."""
         items = self._items
         return sum(
             surcharge(items.lengths[items.item[state]], used, items.need[state])
@@ -245,8 +220,8 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         return sum(cost[state] for state in self._states_of_item(configuration))
 
     def _cost_of_other_item(self, configuration: _Configuration) -> int:
-        """Tokens that end the item as one that is not used yet, and so each item that it is part of: one for
-        each byte up to where they differ from all used items, and then the cost from there on."""
+        """Tokens that end the item, and each item around it, as items that are not used yet: a token for each
+        byte up to where they differ from all used items, and from there on the cost of the automaton."""
         least = ENDLESS_WORDS
         queue = [(configuration, 0)]
         while queue:
@@ -262,7 +237,7 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
                 if len(text) > end
             }
             for byte in self._bytes_to_try(here, ahead):
-                for after in self._after_byte(here, bytes([byte])):
+                for after in self._after_byte([here], byte):
                     if after.item is None or read + 1 >= least or not self._arrays_can_end(after):
                         continue
                     if after.item.any_alike:
@@ -273,14 +248,14 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         return least
 
     def _item_may_end(self, configuration: _Configuration) -> bool:
-        """The item, and each that it is part of, may end here as one that is not used yet."""
+        """Whether the item, and each item around it, may end here as one that is not used yet."""
         assert configuration.item is not None
         return all(self._grammar.lists.final[state] for state in self._states_of_item(configuration)) and all(
             item.text not in item.alike for item in configuration.item.levels()
         )
 
     def _bytes_to_try(self, configuration: _Configuration, ahead: set[int]) -> list[int]:
-        """`ahead`, and of each range of bytes that the item may go on with one that is not in `ahead`."""
+        """Bytes to try next: `ahead`, and one more byte of each range that the item may go on with."""
         lists = self._grammar.lists
         found = list(ahead)
         for state in self._states_of_item(configuration):
@@ -303,7 +278,7 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
             word, bit = token >> 5, np.uint32(1 << (token & 31))
             if not allowed[word] & bit:
                 continue
-            afters = self._after(configuration, grammar.vocabulary.tokens[token])
+            afters = self._after((configuration,), grammar.vocabulary.tokens[token])
             if any(budget is None or self._cost(after) < budget for after in afters):
                 bits[word] |= bit
             else:
@@ -332,41 +307,10 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
         return [token for piece in pieces for token in ids.get(piece, ())]
 
     def forced_bytes(self) -> bytes:
-        if self._members is not None:
-            return self._forced_with_registers()
-        configurations = [configuration[:2] for configuration in self._step.configurations]
-        if self._grammar.automaton.nondeterministic:
-            return forced_in_all(self._grammar, configurations)
-        return self._grammar.forced(*configurations[0]) if configurations else b""
-
-    def _forced_with_registers(self) -> bytes:
-        found = bytearray()
-        here = self._step.configurations
-        while 0 < len(here) <= MOST_CONFIGURATIONS and len(found) < MOST_FORCED:
-            if any(map(self._may_end, here)):
-                break
-            byte = self._only_byte(here)
-            if byte is None:
-                break
-            found += byte
-            here = tuple(dict.fromkeys(after for one in here for after in self._after_byte(one, byte)))
-        return bytes(found)
-
-    def _only_byte(self, configurations: Sequence[_Configuration]) -> bytes | None:
-        """The one byte that `configurations` can read, or None."""
-        only = b""
-        for configuration in configurations:
-            here: _Configuration | None = configuration
-            while here is not None:
-                low, high, _, _ = self._grammar.lists.edges(here.state)
-                for first, last in zip(low, high, strict=True):
-                    byte = bytes([first])
-                    if (byte != only or first != last) and self._after_byte(configuration, byte):
-                        if only or first != last:
-                            return None
-                        only = byte
-                here = self._returned(here)
-        return only or None
+        configurations = self._step.configurations
+        if self._members is None and not self._grammar.automaton.nondeterministic and configurations:
+            return self._grammar.forced(*configurations[0][:2])
+        return super().forced_bytes()
 
     def _may_end(self, configuration: _Configuration) -> bool:
         here: _Configuration | None = configuration

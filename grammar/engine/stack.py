@@ -15,8 +15,8 @@ NO_ITEMS: UsedItems = frozenset()
 
 
 class Register(NamedTuple):
-    """What was read of an open object whose members come in any order: a bit for each member, and the numbers
-    of `automaton.registers`."""
+    """Record of an open object whose members come in any order: a bit for each member read, and the numbers
+    of `masks.registers`."""
 
     seen: int
     missing: int
@@ -26,7 +26,7 @@ class Register(NamedTuple):
 
 
 Memory = Register | UsedItems
-"""What a rule remembers while it is read."""
+"""Memory of a rule while it is read: unique items, or the register of its object."""
 
 
 class Entry:
@@ -47,7 +47,7 @@ class Entry:
         used: Memory = NO_ITEMS,
         own: int | None = None,
     ) -> None:
-        """`own`: the tokens to the end of the rule, where they depend on `used`."""
+        """Make an entry. `own` is the tokens to the end of the rule, where they depend on `used`."""
         self.state = state
         self.parent = parent
         self.used = used
@@ -104,7 +104,7 @@ class SharedStacks:
 
 
 def states_of(stack: Entry | None, count: int) -> list[int]:
-    """At most `count` states of the stack, the top first."""
+    """The states of the stack from the top, at most `count`."""
     states: list[int] = []
     while stack is not None and len(states) < count:
         states.append(stack.state)

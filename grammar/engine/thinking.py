@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
 from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
@@ -214,7 +214,8 @@ class PreambleMatcher:
 
     @property
     def answer_tokens(self) -> int | None:
-        """The number of tokens behind this preamble and all that are `apart` behind it; None before that."""
+        """Number of tokens of the answer, which begins behind this preamble and all `apart` preambles after
+        it; None before the answer."""
         inner = self._inner
         if isinstance(inner, PreambleMatcher) and inner._preamble.apart:
             return inner.answer_tokens
@@ -222,12 +223,12 @@ class PreambleMatcher:
 
     @property
     def _forced(self) -> bool:
-        """The preamble's own `max_tokens` are spent."""
+        """Whether the preamble's own `max_tokens` are spent."""
         limit = self._preamble.max_tokens
         return limit is not None and len(self._matched) > limit
 
     def _takes(self, rest: bytes, budget: int | None) -> bool:
-        """The answer may begin with `rest`, and be completed within `budget` more tokens."""
+        """Whether the answer may begin with `rest`, and be completed within `budget` more tokens."""
         if rest not in self._needed_after:
             answer = self._answer.fork()
             fits = not rest or answer.accept_bytes(rest)
@@ -253,7 +254,7 @@ class _End:
         self._completing: dict[int, dict[bytes, list[int]]] = {}
         self.ordinary = _mask_of_text(vocabulary)
         self.next_id: dict[int, int] = {}
-        """By `matched`, the next token of the tokenizer's own spelling of the end."""
+        """Next token of the tokenizer's own spelling of the end, by `matched`."""
         self._left: dict[int, int] = {}
         matched = 0
         for i, token in enumerate(ids):
@@ -309,7 +310,7 @@ class _End:
         return found
 
     def leads_on(self, matched: int, data: bytes, token: int = -1) -> bool:
-        """`data` continues the end, in any spelling, or completes it and goes on."""
+        """Whether `data` continues the end, in any spelling, or completes the end and goes on."""
         rest = self.text[matched:]
         return token == self.next_id.get(matched) or rest.startswith(data) or data.startswith(rest)
 
@@ -323,7 +324,8 @@ class _End:
         return [self._ids[each] for each in beginnings if each in self._ids]
 
     def remaining(self, matched: int) -> int:
-        """Number of tokens that complete the end: of the tokenizer's own, or else the fewest."""
+        """Number of tokens that complete the end, in the tokenizer's own spelling or else in the fewest
+        tokens."""
         if matched not in self._left:
             self._left[matched] = len(fewest_tokens(self.text[matched:], self.vocabulary)[0])
         return self._left[matched]
@@ -348,7 +350,7 @@ def _end_of(preamble: Preamble, vocabulary: Vocabulary) -> _End:
 
 
 def _borders(text: bytes) -> list[int]:
-    """By n, the length of the longest proper prefix of ``text[:n]`` that is also its suffix."""
+    """Length, for each n, of the longest proper prefix of ``text[:n]`` that is also its suffix."""
     borders = [0, 0]
     for byte in text[1:]:
         length = borders[-1]

@@ -114,7 +114,7 @@ class XGrammarGrammar:
 
 
 def _telling(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, whose failures in XGrammar, mostly at a limit, are errors of the constraint."""
+    """`call` with its failures in XGrammar, mostly at a limit, as errors of the constraint."""
 
     @functools.wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -130,7 +130,7 @@ def _telling(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class XGrammarMatcher:
-    """XGrammar cannot say how many tokens complete the text: a budget has no effect."""
+    """A matcher of XGrammar, which cannot say how many tokens complete the text: a budget has no effect."""
 
     completion_tokens = None
 

@@ -47,7 +47,7 @@ from ramify.grammar.rules.rule_set import nullable_rules
 State = TypeVar("State", bound=Hashable)
 
 Residual = frozenset[Expression]
-"""The derivative of an expression by a text: that text may be followed by any of these."""
+"""The derivative of an expression by a text: the expressions that may follow that text."""
 
 
 class Derivatives:
@@ -65,34 +65,34 @@ class Derivatives:
         """Whether the empty text matches."""
         return nullable(expression, self._nullable_rules)
 
-    def of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
+    def steps_of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
         """(characters, the derivative by each of them); the sets of characters may overlap."""
         known = self._known.get(expression)
         if known is None:
-            known = self._known[expression] = self._of(expression)
+            known = self._known[expression] = self._new_steps(expression)
         return known
 
-    def _of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
+    def _new_steps(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
         match expression:
             case Chars(ranges):
                 return ((ranges, EMPTY),)
             case Text(literal):
                 return ((((ord(literal[0]), ord(literal[0])),), text(literal[1:])),)
             case Alt(options):
-                return tuple(piece for option in options for piece in self.of(option))
+                return tuple(piece for option in options for piece in self.steps_of(option))
             case Seq(()):
                 return ()
             case Seq(parts):
                 rest = seq(*parts[1:])
-                pieces = tuple((ranges, seq(after, rest)) for ranges, after in self.of(parts[0]))
-                return pieces + (self.of(rest) if self.nullable(parts[0]) else ())
+                pieces = tuple((ranges, seq(after, rest)) for ranges, after in self.steps_of(parts[0]))
+                return pieces + (self.steps_of(rest) if self.nullable(parts[0]) else ())
             case Repeat(item, low, high):
                 rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
-                return tuple((ranges, seq(after, rest)) for ranges, after in self.of(item))
+                return tuple((ranges, seq(after, rest)) for ranges, after in self.steps_of(item))
             case Accepted(automaton, state):
                 return tuple((ranges, accepted(automaton, after)) for ranges, after in automaton.edges[state])
             case Call(rule):
-                return self.of(self._rules[rule])
+                return self.steps_of(self._rules[rule])
             case UniqueItem() | MemberMark() | ObjectEnd():
                 raise AssertionError("What may follow depends on all texts that were read before.")
 
@@ -105,7 +105,7 @@ class Derivatives:
         pieces: dict[Ranges, list[tuple[int, Expression]]] = {}
         for part, residual in enumerate(residuals):
             for expression in residual:
-                for ranges, after in self.of(expression):
+                for ranges, after in self.steps_of(expression):
                     pieces.setdefault(ranges, []).append((part, after))
         sets = sorted(pieces)
         found: dict[tuple[Residual, ...], list[Ranges]] = {}
@@ -251,7 +251,7 @@ def minimal(automaton: CharAutomaton) -> CharAutomaton:
 
 
 def _classes(sets: list[Ranges]) -> tuple[dict[Ranges, np.ndarray], int]:
-    """Each of `sets` as the numbers of its character classes, and how many there are in all.
+    """Numbers of the character classes of each of `sets`, and the number of all classes.
 
     Characters are of one class if they are in the same sets.
     """

@@ -30,7 +30,7 @@ class CharAutomaton:
 
 
 class _Node(Term):
-    """Remembers whether the expression is regular: it has none of the kinds that only a grammar has."""
+    """Base of expressions. `is_regular`: no part is of the kinds that only a grammar has."""
 
     __slots__ = ("is_regular",)
     is_regular: bool
@@ -139,7 +139,7 @@ class ObjectEnd(_Node):
     high: int | None
 
     def can_end(self, ends: Callable[[Expression], bool]) -> bool:
-        """There are enough members where `ends` says of each text whether it has an end."""
+        """Whether there are enough members, where `ends` says of each text whether it has an end."""
         named = [ends(member) for member in self.members]
         enough = sum(named) >= self.low or any(map(ends, self.others))
         return enough and all(named[i] for i in self.required)
@@ -302,7 +302,7 @@ def rebuilt(expression: Expression, change: Callable[[Expression], Expression]) 
 
 
 def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
-    """Whether the empty text matches; `rules` are the names of the rules that it matches."""
+    """Whether the empty text matches; `rules` are the names of rules that the empty text matches."""
     return derivable(expression, rules, characters=False)
 
 

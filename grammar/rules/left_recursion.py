@@ -28,7 +28,7 @@ from ramify.grammar.rules.expression import (
 from ramify.grammar.rules.rule_set import components, nullable_rules, productive
 
 MAX_ROUNDS = 4
-"""Each nullable rule in front of a left-recursive call may take one more round of elimination."""
+"""Most rounds of elimination. Each nullable rule in front of a left-recursive call may take one more."""
 
 MAX_PARTS = 20_000
 """Most parts of a rule's body, which replacing calls by bodies can make exponentially large."""
@@ -109,7 +109,8 @@ class _Elimination:
         return self._rules
 
     def _split(self, expression: Expression, name: str) -> tuple[Expression, Expression]:
-        """(what follows `name` where `expression` begins with its call, the other texts of `expression`)."""
+        """Two expressions: the texts behind `name` where `expression` begins with a call of it, and all other
+        texts."""
         match expression:
             case Call(rule) if rule == name:
                 return EMPTY, NOTHING

@@ -39,12 +39,12 @@ class Rules:
         return self._by_body[body]
 
     def reserve(self) -> Call:
-        """A call of a new rule, which may be recursive: its body is given to `set` later."""
+        """A call of a new rule, which may be recursive: its body is given to `set_body` later."""
         call = Call(f"r{len(self.bodies)}")
         self.bodies[call.rule] = NOTHING
         return call
 
-    def set(self, call: Call, body: Expression) -> None:
+    def set_body(self, call: Call, body: Expression) -> None:
         self.bodies[call.rule] = body
 
 

@@ -82,7 +82,8 @@ def compile_schema(
 def _rules(
     document: SchemaDocument, options: Options, ignored: frozenset[str], most_multiplied: int | None
 ) -> dict[str, Expression]:
-    """All rules; where their clauses are refused, those with up to `MAX_DISJUNCTS` disjuncts instead.
+    """The rules of a schema; where clauses are refused, the rules with up to `MAX_DISJUNCTS` disjuncts
+    instead.
 
     Eight conditionals about one property have 256 disjuncts; as clauses one value may meet any set of them.
     """
@@ -105,7 +106,7 @@ def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
 
 def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
     """The names of the `values` that no negated enum excludes, as texts."""
-    excluded = [value for assertion in disjunct.of(NotInEnum) for value in assertion.values]
+    excluded = [value for assertion in disjunct.asserted(NotInEnum) for value in assertion.values]
     return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 
 

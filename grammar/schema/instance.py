@@ -1,4 +1,4 @@
-"""The validator: does a JSON value satisfy a schema, and if not, where and why? JSON Schema 2020-12 and
+"""The validator: whether a JSON value satisfies a schema, and if not, where and why. JSON Schema 2020-12 and
 older.
 
 >>> validate({"properties": {"n": {"minimum": 3}}, "required": ["m"]}, {"n": 1})
@@ -58,11 +58,11 @@ def validate(schema: Any, value: Any) -> list[Failure]:
         return Validator(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
 
 
-def validate_text(schema: Any, text: str) -> list[Failure]:
-    """As `validate`, for a text that is meant to be JSON. Where it is not, or cannot be validated within the
+def validate_text(schema: Any, text: str, limit: TimeLimit | None = None) -> list[Failure]:
+    """All failures of a text that is meant to be JSON. Where it is no JSON, or cannot be validated within the
     limits, that is its one failure. Raises `InvalidConstraint` if `schema` is no JSON Schema."""
     with deep_recursion():
-        validator = Validator(SchemaDocument(as_decimals(schema)))
+        validator = Validator(SchemaDocument(as_decimals(schema)), limit)
     try:
         value = parse_json(text)
     except InvalidConstraint as error:
@@ -95,7 +95,7 @@ class _Place(NamedTuple):
     at: str
     """JSON pointer of the value."""
     evaluated: _Evaluated
-    """Of the value, by this subschema so far."""
+    """Parts of the value that this subschema has evaluated so far."""
 
     def fail(self, keyword: str, message: str) -> list[Failure]:
         return [Failure(self.at, f"{place(self.pointer)}/{keyword}", message)]
@@ -106,7 +106,8 @@ Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
 
 
 class Validator:
-    """Validates one value against the subschemas of a document, within `limit` (by default a new one)."""
+    """A validation of one value against the subschemas of a document, within `limit` (by default a new
+    one)."""
 
     def __init__(self, document: SchemaDocument, limit: TimeLimit | None = None) -> None:
         self._document = document
@@ -142,7 +143,8 @@ class Validator:
     # --- applicators to the value itself ----------------------------------------------------------
 
     def _in_place(self, place: _Place, below: str) -> list[Failure]:
-        """The value against the subschema `below` this one, which may evaluate its properties and items."""
+        """Failures of the value against the subschema `below` this one, which may evaluate its properties and
+        items."""
         return self.failures(f"{place.pointer}/{below}", place.value, place.at, place.evaluated)
 
     def _all_of(self, place: _Place, options: list[Any]) -> Iterator[Failure]:
@@ -370,7 +372,7 @@ _STRING = frozenset(["string"])
 _ARRAY = frozenset(["array"])
 _OBJECT = frozenset(["object"])
 _LAST = frozenset(["unevaluatedItems", "unevaluatedProperties"])
-"""They depend on what all other keywords evaluated."""
+"""Keywords to check last: they depend on the properties and items that all others evaluated."""
 
 _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
     **{keyword: (_ANY, _reference(keyword)) for keyword in ("$ref", "$dynamicRef", "$recursiveRef")},

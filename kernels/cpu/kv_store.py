@@ -1,4 +1,9 @@
-"""Copies of pages."""
+"""Copies of pages.
+
+    for layer's pages of keys, then of values: for i: pages[dst[i]] = pages[src[i]]
+
+A page is (KV heads, slots, dim), in all layers of a pool. Reading and writing bounds it.
+"""
 
 from __future__ import annotations
 

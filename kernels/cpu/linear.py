@@ -22,7 +22,7 @@ There are five ways to multiply; all accumulate in float32:
                request. A product whose groups are longer than MOST_INT16_GROUP is BY_F32 instead
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
-number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
+number of threads. A call chooses one way by its number of rows; with `by_row` every number has one way.
 """
 
 from __future__ import annotations
@@ -280,16 +280,6 @@ def linear(
         way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8, int16=int16)
         multiply_rows(x, weight, norm, out, add, way, len(x), extra=extra)
     return out
-
-
-row_linear = functools.partial(linear, by_row=True)
-"""As `linear`, with one way for any number of rows: a row's bits depend on the row and the weight alone."""
-int8_linear = functools.partial(linear, int8=True)
-"""As `linear`; x may be rounded to int8 for int8 and int4 weights."""
-int16_row_linear = functools.partial(linear, by_row=True, int16=True)
-"""As `row_linear`; x may be rounded to int16."""
-int8_row_linear = functools.partial(linear, by_row=True, int8=True)
-"""As `row_linear`, with the rounding of `int8_linear`."""
 
 
 def fill_call(x: Tensor, out: Tensor, rows: int) -> Any:

@@ -24,11 +24,6 @@ _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _TEAM_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
-def set_threads(count: int) -> None:
-    """Set the number of threads of the kernels and of torch, which share one team."""
-    torch.set_num_threads(count)
-
-
 def compute_alone() -> None:
     """Let torch's operations of the calling thread alone run without a team, where torch has OpenMP."""
     torch.get_num_threads()  # a thread's first operation would take the process's number

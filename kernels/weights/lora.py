@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen.records import record
+
 MOST_SLOTS = 256
 """Adapters that may be loaded at the same time."""
 MOST_PARTS = 4
@@ -26,10 +28,10 @@ SEGMENT_ROWS = 16
 MULTIPLE = 16
 """Inputs, and outputs of a part, are padded with zeros to a multiple of this."""
 
-RECORD = np.dtype([(name, np.int64) for name in (
+RECORD = record(
     "a", "scales", "ranks", "parts", "bf16",
     *(f"{field}{part}" for part in range(MOST_PARTS) for field in ("b", "rank", "start", "columns")),
-)])  # fmt: skip
+)  # fmt: skip
 """The arguments of compiled kernels for the weights of one adapter in one matrix: addresses and counts."""
 
 
@@ -81,14 +83,14 @@ class LoraWeight:
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
         """The address of a `RECORD`, and the record."""
-        record = np.zeros(1, RECORD)
-        one = record[0]
+        found = np.zeros(1, RECORD)
+        one = found[0]
         one["a"], one["scales"] = self.a.data_ptr(), self.scales.data_ptr()
         one["ranks"], one["parts"], one["bf16"] = len(self.a), len(self.parts), self.a.dtype == torch.bfloat16
         for place, part in enumerate(self.parts):
             one[f"b{place}"], one[f"rank{place}"] = part.b.data_ptr(), part.rank
             one[f"start{place}"], one[f"columns{place}"] = part.start, part.columns
-        return record.ctypes.data, record
+        return found.ctypes.data, found
 
 
 class LoraTable:

@@ -19,6 +19,7 @@ negatives, with powers of two as factors.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
@@ -29,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen.records import new_record, record
 from ramify.kernels.machine.threads import on_threads
 from ramify.kernels.weights.routing import ClampedGate
 from ramify.kernels.weights.rows import (
@@ -51,11 +53,15 @@ PANEL_MULTIPLE = 4
 """Panels are padded with zeros to a multiple of this: kernels take up to four at once."""
 
 
-LAYOUT = np.dtype([(name, np.int64) for name in (
+LAYOUT = record(
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
-    "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets", "gated", "results",
-    "looked_up", "raised", "tables_at", "order_at",
-)] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
+    "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets",
+    "gated",  # 0: no, 1: SwiGLU, 2: `clamp`
+    "results",
+    "looked_up", "raised",  # whether codes have a table, and the number added to the weights
+    "tables_at", "order_at",
+    floats=("alpha", "limit"),
+)  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
 AT_ONCE = 1 << 21
@@ -126,24 +132,26 @@ class PackedWeight:
     def layout(self) -> tuple[int, Any]:
         """The address of a record of `LAYOUT`, and the arrays that must live as long. Cached, as every call
         needs it."""
-        record = np.zeros(1, LAYOUT)
+        one = new_record(LAYOUT)
         looked_up = len(self.table) > 0
-        raised = RAISED if looked_up or self.format == "int8" else 0
-        lowest = lowest_of_steps(self.table) if looked_up else None
-        if lowest is not None:
-            raised = -lowest
         codes = tables(self.table) if looked_up else _CODES
-        alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
-        record[0] = (
-            self.panels.data_ptr(), self.panels.shape[1],
-            self.scales.data_ptr(), self.scales[0].nbytes if self.group else 0,
-            self.bias.data_ptr() if len(self.bias) else 0,
-            FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
-            SCALE_DTYPES.index(self.scales.dtype), self.has_offsets,
-            self.gated + (self.clamp is not None), self.results, looked_up, raised, codes.ctypes.data,
-            self.order.data_ptr() if len(self.order) else 0, alpha, limit,
-        )  # fmt: skip
-        return record.ctypes.data, (record, codes)
+        lowest = lowest_of_steps(self.table) if looked_up else None
+        one.panels, one.panel_bytes = self.panels.shape
+        one.panels_at, one.scales_at = self.panels.data_ptr(), self.scales.data_ptr()
+        if self.group:
+            one.group, one.scale_bytes = self.group, self.scales[0].nbytes
+        one.scale_kind, one.offsets = SCALE_DTYPES.index(self.scales.dtype), self.has_offsets
+        one.bias_at = self.bias.data_ptr() if len(self.bias) else 0
+        one.form, one.inputs, one.padded = FORMATS.index(self.format), self.inputs, self.padded_inputs
+        one.gated, one.results = self.gated + (self.clamp is not None), self.results
+        one.looked_up, one.tables_at = looked_up, codes.ctypes.data
+        one.raised = RAISED if looked_up or self.format == "int8" else 0
+        if lowest is not None:
+            one.raised = -lowest
+        one.order_at = self.order.data_ptr() if len(self.order) else 0
+        if self.clamp is not None:
+            one.alpha, one.limit = self.clamp.alpha, self.clamp.limit
+        return ctypes.addressof(one), (np.frombuffer(one, LAYOUT), codes)
 
 
 def with_offsets(weight: PackedWeight) -> PackedWeight:

@@ -56,6 +56,48 @@ class _Line(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
+class Origin(NamedTuple):
+    """A store of results, in the words of its refusals."""
+
+    path: object
+    kind: str
+    """file or folder."""
+    field: str
+    """The option that names the store."""
+    content: str
+    """The part of a row that identifies it where no key does."""
+    changed: str = 'rerun="changed"'
+    """The spelling of that option."""
+
+    def difference(self, header: Record, record: Record, place: object) -> str | None:
+        """First difference between a header, read at `place`, and `record`. Raises `InvalidRequest` for a
+        header of another version or with another key."""
+        if header.get("ramify_results") != VERSION or not isinstance(header.get("header"), str):
+            raise InvalidRequest(
+                f"{place} is a header of another version of Ramify.",
+                field=self.field,
+                remedy=f"Give another {self.kind}.",
+            )
+        was, now = header.get("key", {}).get("name"), record["key"].get("name")
+        if was != now:
+            known = [self.content if one is None else one for one in (was, now)]
+            raise InvalidRequest(
+                f"{self.path} has rows that are known by {known[0]}, not by {known[1]}.",
+                field="key",
+                remedy=f"Give {'no key' if was is None else f'key {was!r}'}, or another {self.kind}.",
+            )
+        return difference(header, record)
+
+    def refusal(self, found: str | None) -> InvalidRequest:
+        """Error of results that differ by `found`."""
+        return InvalidRequest(
+            f"{self.path} has results of another batch: {found}.",
+            field=self.field,
+            remedy=f"Give another {self.kind}, or {self.changed} to run these rows again, or "
+            'rerun="missing" to keep their results and run the others.',
+        )
+
+
 class Identity(NamedTuple):
     """Identity of a row: a number, and the fields of its line that give it."""
 
@@ -71,6 +113,11 @@ def read_rerun(text: str | None) -> frozenset[str]:
             f"rerun is {word!r}; it is one of {', '.join(RERUN)}.", field="rerun", remedy=nearest(word, RERUN)
         )
     return words
+
+
+def keyed(record: Record, key: str | None) -> Record:
+    """`record` with the name of the key column."""
+    return {**record, "key": {} if key is None else {"name": key}}
 
 
 class ResultsFile:
@@ -98,7 +145,8 @@ class ResultsFile:
         from ramify.lang.batch.finished import FinishedRows
 
         self.path = Path(path)
-        self._record = {**record, "key": {} if key is None else {"name": key}}
+        self._record = keyed(record, key)
+        self._origin = Origin(path, "file", "out", "their content", 'rerun="changed" (--rerun changed)')
         self._key, self._rerun = key, rerun
         self._difference: str | None = None
         """First difference between the newest header of another program and this run."""
@@ -127,7 +175,7 @@ class ResultsFile:
                 self._done = FinishedRows(())
             self._replaced = self._lines - len(self._done)
             if self._changed and not rerun & {"changed", "missing"}:
-                raise self._refusal()
+                raise self._origin.refusal(self._difference)
         except BaseException:
             if self._file is not None:
                 self._file.close()
@@ -169,7 +217,7 @@ class ResultsFile:
         if not word or word & ~STATUS != digest & (0xFFFFFFFF & ~STATUS):
             return found, 0
         if word & OUTDATED and not self._rerun & {"changed", "missing"}:
-            raise self._refusal()
+            raise self._origin.refusal(self._difference)
         status = word & STATUS & ~OUTDATED
         again = (
             (word & OUTDATED and "changed" in self._rerun)
@@ -310,21 +358,7 @@ class ResultsFile:
 
     def _read_header(self, text: bytes, number: int) -> None:
         record = read_header(text)
-        if record.get("ramify_results") != VERSION or not isinstance(record.get("header"), str):
-            raise InvalidRequest(
-                f"{self.path}, line {number}, is a header of another version of Ramify.",
-                field="out",
-                remedy="Give another file.",
-            )
-        if record.get("key") != self._record["key"]:
-            was, now = record.get("key", {}).get("name"), self._key
-            raise InvalidRequest(
-                f"{self.path} has rows that are known by {was or 'their content'}, not by "
-                f"{now or 'their content'}.",
-                field="key",
-                remedy=f"Give key {was!r}, or another file." if was else "Give no key, or another file.",
-            )
-        found = difference(record, self._record)
+        found = self._origin.difference(record, self._record, f"{self.path}, line {number},")
         self._ids[record["header"]] = found is None
         self._changed = found is not None
         if found is None:
@@ -337,14 +371,6 @@ class ResultsFile:
             return key_identity(line.key)
         return _copy(int(line.digest, 16), line.copy)
 
-    def _refusal(self) -> InvalidRequest:
-        return InvalidRequest(
-            f"{self.path} has results of another batch: {self._difference}.",
-            field="out",
-            remedy='Give another file, or rerun="changed" (--rerun changed) to run these rows again, or '
-            'rerun="missing" to keep their results and run the others.',
-        )
-
     def _wrong_line(self, number: int, text: bytes) -> InvalidRequest:
         if text.startswith(LINE) and b'"digest":' in text and not self._ids:
             return InvalidRequest(
@@ -356,7 +382,7 @@ class ResultsFile:
 
 
 def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The result lines of a results file, as bytes."""
+    """The decoded result lines of a results file."""
     with open(path, "rb") as file:
         for text in file:
             if text.startswith(LINE) and text.endswith(b"\n"):

@@ -35,12 +35,13 @@ from ramify.runtime.fleet.kv_connector import EVACUATE_S
 from ramify.runtime.processes.shares import whole
 
 CLOSE_S = EVACUATE_S + 10.0
-"""Beyond drain_s: for prefixes and requests to go elsewhere, and for the engine core's processes to end."""
+"""Seconds beyond drain_s for prefixes and requests to move to other replicas, and for the engine core's
+processes to end."""
 SESSIONS = 1.1
 """Calls that run on each replica while it has no request, which Serve counts: the frontend's session, and for
 moments its heartbeats. With 1, two idle replicas would need 1.01 replicas at a target of 1, so both."""
 POLL_S = 0.5
-"""How often an actor that stops looks whether its requests have ended."""
+"""Seconds between checks of a stopping actor for running requests."""
 
 
 class Model:
@@ -59,8 +60,7 @@ class Model:
         await self._host.start()
 
     async def session(self, replica: str, session: str, version: str) -> AsyncIterator[bytes]:
-        """See `EngineHost.session`. Nothing where the call was meant for another replica or another
-        version."""
+        """See `EngineHost.session`. Yields nothing if the call was meant for another replica or version."""
         if (replica, version) == (self._name, self._version):
             async for item in self._host.session(session):
                 yield item
@@ -72,8 +72,8 @@ class Model:
     async def export(
         self, replica: str, session: str, message: bytes
     ) -> tuple[bytes, list[ray.ObjectRef]] | None:
-        """See `EngineHost.export`. The KV snapshot is an object in the store of this machine: none, or one
-        in a list, as Ray would replace a reference by the object."""
+        """See `EngineHost.export`. The KV snapshot is an object in this machine's store, given as a list
+        of at most one reference: Ray would replace a bare reference by the object."""
         found = await self._host.export(session, message) if replica == self._name else None
         if found is None:
             return None
@@ -172,7 +172,7 @@ class HandleTransport:
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """The application with the options `args`: those of `ramify serve` and of `ClusterConfig`.
+    """Build the application from `args`: options of `ramify serve` and of `ClusterConfig`.
 
     Raises what `read_options` raises.
     """
@@ -225,10 +225,8 @@ def _stopping(deployment: Deployment) -> dict[str, float]:
 
 
 def refuse_several(frontends: int) -> None:
-    """Raises `UnsupportedField` for more than one frontend.
-
-    Each would place by reservations of its own, count limits of tokens alone, and know adapters that it has
-    loaded itself.
+    """Raise `UnsupportedField` for more than one frontend. Each would know only its own reservations, token
+    counts and adapters.
     """
     if frontends > 1:
         raise UnsupportedField(
@@ -239,14 +237,13 @@ def refuse_several(frontends: int) -> None:
 
 
 def listening(config: ServerConfig, host: str | None) -> ServerConfig:
-    """The configuration with the address on which Ray Serve listens.
-
-    Raises ValueError where other machines can reach it and there is no API key.
+    """The configuration with the address on which Ray Serve listens. Raises ValueError if other machines
+    can reach it and no API key is set.
     """
     return config if host is None else dataclasses.replace(config, host=host)
 
 
 def http_options() -> tuple[str | None, int]:
-    """Host and port of Ray Serve's proxies; the host is None where there are none."""
+    """Host and port of Ray Serve's proxies; the host is None if no proxy runs."""
     found = _get_global_client().http_config
     return found.host, found.port

@@ -19,8 +19,8 @@ from ramify.lang.batch.table import common_type, stored_type, to_array
 from ramify.lang.typed.typed_dict import modern
 
 FIXED = ("row_id", "returned", "error", "usage")
-"""Columns beside the dataset's and the variables'. A variable with the name of one of these, or of a column
-of the dataset, is ``outputs.NAME``."""
+"""Columns added to the dataset's and the variables'. A variable with the name of one of these, or of a
+column of the dataset, becomes ``outputs.NAME``."""
 
 
 class Columns:
@@ -47,7 +47,7 @@ class Columns:
         }
 
     def table(self, rows: Any, ids: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Any:
-        """The Arrow table `rows` with the columns of its results, whose lines are those of a results file."""
+        """The Arrow table `rows` with the columns of its results. `lines` are lines of a results file."""
         given = set(rows.column_names)
         for name in FIXED:
             if name in given:
@@ -114,8 +114,8 @@ def arrow_type(kind: Any) -> Any:
 
 
 def _of_schema(pa: Any, schema: Mapping[str, Any], known: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
-    """The Arrow type of values of a JSON schema as pydantic writes it; None where they have no common one.
-    `inside` are the definitions that are being followed."""
+    """The Arrow type of a JSON schema as pydantic writes it; None if its values have no common type.
+    `inside` holds the definitions that are being followed, which ends recursion."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return None if name in inside else _of_schema(pa, known[name], known, (*inside, name))

@@ -21,12 +21,12 @@ from ramify.ray.map_actor import Engine, ProgramActor, Work, make_backend
 from ramify.ray.parts import Parts
 
 BATCHES_IN_TASK = 4
-"""Batches of one task that Ray Data 2.60 gives an async actor at once."""
+"""Number of a task's batches that Ray Data 2.60 gives to an async actor at once."""
 TASKS_IN_ACTOR = 2
-"""Tasks that an actor runs at once, so that its engine has rows while a task ends and the next one begins."""
+"""Number of tasks that an actor runs at once: its engine has rows while a task ends and the next begins."""
 MAX_RESTARTS = 10
-"""How often Ray replaces an actor, unless `ray_remote_args` says otherwise. Ray's own default has no limit,
-and a row that kills the engine would be run again for ever."""
+"""Most replacements of an actor by Ray, unless `ray_remote_args` has another number. Ray's own default
+has no limit, so a row that kills the engine would run again for ever."""
 
 
 def map_program(
@@ -150,7 +150,7 @@ def map_program(
 
 
 def _with_threads(engine: Engine, num_cpus: float) -> Engine:
-    """`engine` with its number of threads; raises what `Engine` raises for wrong options."""
+    """`engine` with its number of threads. Raises `Engine`'s errors for wrong options."""
     if not isinstance(engine, Mapping):
         if not callable(engine):
             raise InvalidRequest(
@@ -166,7 +166,8 @@ def _with_threads(engine: Engine, num_cpus: float) -> Engine:
 def _record(
     fn: Program[..., Any], options: Mapping[str, Any], common: Mapping[str, Any], engine: Engine
 ) -> Record:
-    """What is run. Made by the caller, where the source of the program is: an actor has its bytecode."""
+    """Record of the batch. The caller makes it, as the caller has the program's source: an actor has its
+    bytecode."""
     model = str(engine.get("model", "")) if isinstance(engine, Mapping) else ""
     info = structs.replace(NO_MODEL, name=model)
     record = record_of(fn, options, common, None, info, {})

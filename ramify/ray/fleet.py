@@ -5,46 +5,36 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ramify.engine_messages import ToFrontend
-from ramify.errors import EngineError, RamifyError, UnsupportedField, WorkerDied
+from ramify.errors import RamifyError, UnsupportedField
 from ramify.ray.listed import ListedReplicas
 from ramify.ray.remote_engine import RemoteEngine
 from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import Transport
-from ramify.runtime.fleet.fleet import ReplicaFleet
+from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
+from ramify.runtime.fleet.replica import FleetEvents
 
 log = logging.getLogger("ramify")
 
 
 class ListedFleet(ReplicaFleet):
-    """An engine core for each replica of the list. The callbacks are those of `ReplicaFleet`.
+    """A replica for each one of Ray Serve's list.
 
-    `drain_s`: seconds that requests may take on a replica that has left the list; then they go on elsewhere.
+    drain_s : seconds that requests may take on a replica that has left the list; then they go on elsewhere
     """
 
     def __init__(
-        self,
-        *,
-        transport: Transport,
-        listed: ListedReplicas,
-        drain_s: float,
-        receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
-        restarted: Callable[[], None],
-        gave_up: Callable[[EngineError], None],
+        self, events: FleetEvents, *, transport: Transport, listed: ListedReplicas, drain_s: float
     ) -> None:
-        super().__init__(receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
-        self._transport = transport
         self._snapshots = RemoteSnapshots()
-        self.move_pages(lambda: self._snapshots)
+        super().__init__(events, make_store=lambda: self._snapshots)
+        self._transport = transport
         self._listed = listed
         self._drain_s = drain_s
         self._names: frozenset[str] = frozenset()
         self._first = asyncio.Event()
-        self._max_prompt_tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -54,21 +44,12 @@ class ListedFleet(ReplicaFleet):
         await self._first.wait()
 
     @property
-    def max_prompt_tokens(self) -> int:
-        """What every replica takes; of those before where there is none."""
-        self._max_prompt_tokens = super().max_prompt_tokens or self._max_prompt_tokens
-        return self._max_prompt_tokens
-
-    async def add_one(self) -> str:
-        raise _of_ray()
-
-    async def restart(self, name: str, limit_s: float) -> None:
-        raise _of_ray()
-
-    async def drain(self, name: str, limit_s: float, *, last: bool = False) -> None:
-        if not last:  # that is for a replica which Ray Serve has stopped
-            raise _of_ray()
-        await super().drain(name, limit_s, last=True)
+    def operator(self) -> ReplicaOperator:
+        raise UnsupportedField(
+            "Ray Serve adds, stops and replaces the replicas of this server.",
+            field="replicas",
+            remedy="Deploy it again with other bounds: ramify deploy --replicas LOW..HIGH.",
+        )
 
     async def aclose(self) -> None:
         self._listed.listen(lambda names: None)
@@ -113,11 +94,3 @@ class ListedFleet(ReplicaFleet):
 
     def _tell_needed(self) -> None:
         self._listed.need(self.replicas)
-
-
-def _of_ray() -> UnsupportedField:
-    return UnsupportedField(
-        "Ray Serve adds, stops and replaces the replicas of this server.",
-        field="replicas",
-        remedy="Deploy it again with other bounds: ramify deploy --replicas LOW..HIGH.",
-    )

@@ -48,7 +48,7 @@ SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
-    """Whose request or question it is, and the id that it has there."""
+    """The sending session, and the request's or call's id in it."""
 
     session: Session
     rid: str
@@ -64,16 +64,16 @@ class _Adapter:
 
 
 class Session:
-    """What is on its way to one frontend, and which of its requests run."""
+    """One frontend's outgoing messages and running requests."""
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
         self.heard_at = now
         self.running: dict[str, asyncio.Future[None]] = {}
-        """By request id: resolved when the request has ended."""
+        """Request id → future that is resolved when the request has ended."""
         self.next_number = 1
         self.early: dict[int, ToTokenizer | Failed] = {}
-        """Messages whose predecessors have not come yet."""
+        """Message number → message that came before its predecessors."""
         self._queue: deque[ToSession] = deque()
         self._wake = asyncio.Event()
         self._ended = False
@@ -83,7 +83,7 @@ class Session:
         self._wake.set()
 
     def end(self, reason: str) -> None:
-        """`reason` is the last thing that the frontend hears."""
+        """End the session. The frontend's last message is `Goodbye` with the `reason`."""
         for future in self.running.values():
             if not future.done():
                 future.set_result(None)
@@ -91,7 +91,7 @@ class Session:
         self.put(Goodbye(reason=reason))
 
     async def items(self) -> AsyncIterator[bytes]:
-        """What has come since the item before, as one item."""
+        """Yield items, each with all messages since the item before."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -103,8 +103,8 @@ class Session:
                 return
 
     def engine_id(self, rid: str) -> str:
-        """The id in the engine core of a request or question: frontends, and sessions of one frontend after
-        the other, may give equal ids."""
+        """Id of a request or question in the engine core, unique among sessions, which may give equal
+        ids."""
         return f"{self.name}/{rid}"
 
     def forget(self, rid: str) -> None:
@@ -116,12 +116,17 @@ class Session:
 class EngineHost:
     """Owns an engine core and shares it among the frontends that open sessions.
 
-    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests.
+    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests. `clock` gives seconds.
     """
 
     def __init__(
-        self, config: EngineConfig, make_engine: Callable[..., Any] = EngineSupervisor, **options: Any
+        self,
+        config: EngineConfig,
+        make_engine: Callable[..., Any] = EngineSupervisor,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> None:
+        self._clock = clock
         self._engine = make_engine(
             config,
             None,
@@ -133,11 +138,11 @@ class EngineHost:
         )
         self._sessions: dict[str, Session] = {}
         self._asked: dict[str, _Asked] = {}
-        """By their ids in the engine core."""
+        """Id in the engine core → request or question."""
         self._loading: dict[str, tuple[str, LoadLora]] = {}
-        """By its id in the engine core: the session and its order to load an adapter."""
+        """Id in the engine core → session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}
-        """By name. A frontend that starts anew loads what the one before it had."""
+        """Loaded adapters by name; a restarted frontend registers the same ones again."""
         self._snapshots = ReplicaSnapshots(self._engine.send)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None
@@ -154,7 +159,7 @@ class EngineHost:
         await self._engine.aclose()
 
     def check(self) -> None:
-        """Raises `EngineError` where the engine core is gone, or has been silent for `SILENT_S`."""
+        """Raise `EngineError` if the engine core is gone, or has been silent for `SILENT_S`."""
         if self._gone is not None:
             raise self._gone
         if self._up.is_set() and self._engine.heartbeat_age_s > SILENT_S:
@@ -183,7 +188,7 @@ class EngineHost:
                 yield encode_item([Goodbye(reason=SUPERSEDED)])
                 return
             self._end(other, SUPERSEDED)
-        session = self._sessions[name] = Session(name, time.monotonic())
+        session = self._sessions[name] = Session(name, self._clock())
         session.put(
             Hello(
                 info=self._engine.info,
@@ -198,14 +203,16 @@ class EngineHost:
             self._close(name)
 
     async def send(self, name: str, number: int, message: bytes) -> bool:
-        """Take message `number` of a session. Of a `Generate` it returns when the request has ended.
+        """Take message `number` of a session. Returns at once, but for a `Generate` when the request has
+        ended.
 
-        Calls may overtake one another: a message waits for those before it. False where there is no session.
+        Calls may overtake one another: a message waits for those before it. Returns False if there is no
+        such session.
         """
         session = self._sessions.get(name)
         if session is None:
             return False
-        session.heard_at = time.monotonic()
+        session.heard_at = self._clock()
         decoded = _decoded(message)
         ended: asyncio.Future[None] | None = None
         if isinstance(decoded, Generate):
@@ -219,8 +226,8 @@ class EngineHost:
         return True
 
     async def export(self, name: str, message: bytes) -> tuple[bytes, bytes | None] | None:
-        """The answer to an `ExportPrefix` of a session, and the KV snapshot, if there is one. None where
-        there is no session. Raises `msgspec.ValidationError`."""
+        """The answer to an `ExportPrefix` of a session, and the KV snapshot, if there is one. None if there
+        is no such session. Raises `msgspec.ValidationError`."""
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
@@ -229,7 +236,7 @@ class EngineHost:
         return encode_answer(answer), snapshot
 
     async def import_(self, name: str, message: bytes, snapshot: object) -> bytes | None:
-        """The answer to an `ImportPrefix` of a session; None where there is none. Raises
+        """The answer to an `ImportPrefix` of a session; None if there is no such session. Raises
         `msgspec.ValidationError`."""
         if name not in self._sessions:
             return None
@@ -261,7 +268,7 @@ class EngineHost:
         return adapter is not None and adapter.path == message.path
 
     def _leave_adapter(self, session: str, name: str) -> bool:
-        """Whether others have the adapter still."""
+        """Drop the session's use of an adapter; returns whether other sessions still use it."""
         adapter = self._adapters.get(name)
         if adapter is None:
             return False
@@ -271,7 +278,7 @@ class EngineHost:
         return bool(adapter.users)
 
     def _close(self, name: str) -> None:
-        """The frontend is gone, or has a new session: its requests end, and adapters that it alone had."""
+        """Remove a session: abort its requests, and unload the adapters that it alone used."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
@@ -284,8 +291,8 @@ class EngineHost:
                 self._engine.send(UnloadLora(rid="", name=adapter))
 
     def _end_silent(self) -> None:
-        """Frontends that died with their machine close nothing."""
-        now = time.monotonic()
+        """End the sessions of silent frontends: one that died with its machine closes nothing."""
+        now = self._clock()
         for name, session in list(self._sessions.items()):
             if now - session.heard_at > SILENT_S:
                 self._end(name, "The frontend has been silent.")
@@ -357,7 +364,7 @@ class EngineHost:
 
 
 def _decoded(message: bytes) -> ToTokenizer | Failed:
-    """The message, or the answer to one that is none."""
+    """Decode a message; a malformed one becomes the `Failed` that answers it."""
     try:
         return decode_message(message)
     except msgspec.ValidationError as error:

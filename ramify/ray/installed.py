@@ -8,13 +8,13 @@ from typing import Any
 from ramify.errors import InvalidRequest
 
 VERSION = "2.60"
-"""The minor version of Ray whose interfaces are used: Serve's request routers and Data's actors differ
+"""Minor version of Ray that is used: interfaces of Serve's request routers and Data's actors differ
 between minor versions."""
 REMEDY = "pip install 'ramify-llm[ray]'"
 
 
 def require(module: str = "ray") -> Any:
-    """The module `module` of Ray, such as ``ray.data`` or ``ray.serve``.
+    """Import a module of Ray, such as ``ray.data`` or ``ray.serve``.
 
     Raises `InvalidRequest` where Ray, or a package that this part of Ray needs, is not installed, and where
     the version is not `VERSION`.

@@ -1,4 +1,4 @@
-"""The replicas that Ray Serve lists, as its router hears of them and the fleet needs to know."""
+"""The replicas that Ray Serve lists: its router writes the list, and the fleet listens to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Listener = Callable[[list[str]], object]
 
 
 class ListedReplicas:
-    """Names of replicas, told to one listener. Any thread may call: Serve's router has its own."""
+    """Names of replicas, passed to one listener. Thread-safe: Serve's router has a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,8 @@ class ListedReplicas:
         self._needed: frozenset[str] = frozenset()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with the names now, and again at each change, in order. It calls nothing here."""
+        """Call `listener` with the names now, and again at each change, in order. The listener must not
+        call this object."""
         with self._lock:
             self._listener = listener
             listener(list(self._names))
@@ -31,17 +32,17 @@ class ListedReplicas:
                 self._listener(list(names))
 
     def need(self, names: Collection[str]) -> None:
-        """Calls may name these although Serve has stopped listing them: they drain."""
+        """Set the fleet's replicas. Calls may name one that drains, although Serve no longer lists it."""
         self._needed = frozenset(names)
 
     def kept(self, before: Collection[Any], names: Collection[str]) -> list[Any]:
-        """Those of the replicas `before` that are needed and not in `names`."""
+        """Replicas of `before` that the fleet still has and `names` lacks."""
         needed = self._needed
         return [one for one in before if name_of(one) in needed and name_of(one) not in names]
 
 
 here = ListedReplicas()
-"""Of this process: a frontend of Ray Serve's is alone in its process."""
+"""The list of this process: Ray Serve gives each frontend a process of its own."""
 
 
 class ReplicaGone(Exception):
@@ -49,10 +50,10 @@ class ReplicaGone(Exception):
 
 
 def name_of(replica: Any) -> str:
-    """The name of one of Ray Serve's `RunningReplica`."""
+    """Name of a `RunningReplica` of Ray Serve."""
     return str(replica.replica_id.unique_id)
 
 
 def choose(name: str, candidates: Sequence[Any]) -> Any | None:
-    """The candidate of this name; None where there is none."""
+    """The candidate of this name; None if there is none."""
     return next((one for one in candidates if name_of(one) == name), None)

@@ -30,18 +30,18 @@ Engine = Mapping[str, Any] | Callable[[], Backend]
 
 @dataclass(frozen=True)
 class Work:
-    """What an actor runs; Ray ships it to the actors."""
+    """The work of an actor: program, engine and options. Ray ships it to the actors."""
 
     program: Program[..., Any]
     engine: Engine
     options: Mapping[str, Any]
-    """Of `run_batch`: sampling options, and arguments that all rows share."""
+    """Options of `run_batch`: sampling options, and arguments that all rows share."""
     window: int
     """Most rows that an actor is given at once."""
     rows_in_flight: int
     give_up_after: float | None
     raises: bool
-    """The first failed row fails the job."""
+    """Whether the first failed row fails the job."""
     key: str | None
     columns: Mapping[str, Any]
     parts: Parts | None
@@ -84,7 +84,7 @@ class ProgramActor:
         return self._columns.table(rows, ids, done)
 
     def _arguments(self, columns: list[str]) -> list[str]:
-        """The columns that the program takes."""
+        """Row values that the program takes as arguments."""
         parameters = self._work.program._signature.parameters.values()
         for parameter in parameters:
             named = parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -108,7 +108,7 @@ class ProgramActor:
             raise InvalidRequest(f"{error}", field="dataset", remedy=remedy) from None
 
     def _line(self, row: Row, state: ProgramState) -> dict[str, Any]:
-        """The line of a row that has ended, which is in the checkpoint from now on."""
+        """Result line of a row that has ended; it is written to the checkpoint first."""
         error, fields = outcome(state)
         if self._owns_engine and any(map(is_gone, _causes(error))):
             self._lost(error)
@@ -137,7 +137,7 @@ def make_backend(engine: Engine) -> Backend:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether an engine that has raised `error` answers nothing any more."""
+    """Whether `error` means that the engine will not answer any more."""
     return isinstance(error, EngineClosed) or (isinstance(error, WorkerDied) and not error.transient)
 
 

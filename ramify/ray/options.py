@@ -1,4 +1,4 @@
-"""The options of a deployment on a Ray cluster: those of the server, and what a cluster adds."""
+"""The options of a deployment on a Ray cluster: the server's and the cluster's."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ class ClusterConfig:
     """Options of the replicas on a Ray cluster."""
 
     replicas: str = "1"
-    """How many: N, or LOW..HIGH, between which Ray Serve scales by the requests that run and wait."""
+    """Number of replicas: N, or LOW..HIGH, between which Ray Serve scales by the requests that run and
+    wait."""
     cpus_per_replica: float = 1.0
-    """Cores that Ray reserves for a replica. It computes with as many threads, at least one, where threads is
-    not given."""
+    """Cores that Ray reserves for a replica. Unless threads is given, a replica computes with that
+    number of threads, at least one."""
     gpus_per_replica: float | None = None
     """GPUs that Ray reserves for a replica. None: 1 where device is cuda, else 0."""
     requests_per_replica: float | None = None
-    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running, or 32 on
-    the CPU and 64 with GPUs where that is not given."""
+    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running;
+    without max_running 32 on the CPU and 64 with GPUs."""
 
     def __post_init__(self) -> None:
         self.bounds  # noqa: B018 - raises where it is no number or range
@@ -81,26 +82,28 @@ class ClusterConfig:
         """Requests per replica that scaling aims at."""
         if self.requests_per_replica is not None:
             return self.requests_per_replica
-        # Of the smallest GPU: which one the replicas get is not known.
+        # The smallest GPU's value, as the replicas' GPU is not known.
         by_device = ON_CUDA[-1][1] if self.gpus(server) else ON_CPU
         return max(1.0, (server.max_running or by_device.max_running) * REQUESTS_PER_REPLICA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What an application of Ray Serve is made of."""
+    """The configurations of an application of Ray Serve: the server's and the cluster's."""
 
     server: ServerConfig
-    """`replicas` is the most that there will be, and at least 2: schedulers tell of their trees."""
+    """`replicas` is the greatest number of replicas, and at least 2, so that schedulers publish their
+    trees."""
     cluster: ClusterConfig
 
     @property
     def most_requests(self) -> int:
-        """In all batches and in the queue: of the largest GPUs, where the configuration leaves it to them."""
+        """Most requests in all batches and in the queue. If the configuration leaves it to the device,
+        the value for the largest GPUs."""
         return self.server.most_requests(self.server.max_running or ON_CUDA[0][1].max_running)
 
     def replica(self) -> Deployment:
-        """What a replica needs to know: the same for any number of them."""
+        """Configuration of a replica, the same for any number of replicas."""
         return Deployment(
             server=dataclasses.replace(self.server, replicas=2),
             cluster=dataclasses.replace(self.cluster, replicas="1", requests_per_replica=None),
@@ -108,7 +111,7 @@ class Deployment:
 
     @property
     def version(self) -> str:
-        """Differs where a replica of another deployment would not do."""
+        """Text that differs between deployments whose replicas cannot stand in for each other."""
         replica = self.replica()
         text = json.dumps([dataclasses.asdict(one) for one in (replica.server, replica.cluster)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -138,9 +141,8 @@ def read_options(given: Mapping[str, Any]) -> Deployment:
 
 
 def deployment(values: Mapping[str, Any]) -> Deployment:
-    """Of values of the right types. The address to listen on is checked where it is known.
-
-    Raises `InvalidRequest`.
+    """Make the configurations from values of the right types. Raises `InvalidRequest`. The address to
+    listen on is checked later, when it is known.
     """
     of_cluster = {field.name for field in dataclasses.fields(ClusterConfig)}
     try:
@@ -155,7 +157,7 @@ def deployment(values: Mapping[str, Any]) -> Deployment:
 
 
 def _value(hint: Any, given: Any, name: str) -> Any:
-    """`given` as a field of this type has it."""
+    """Convert `given` to the type of a field."""
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if optional:
         if given is None or given == "none":
@@ -181,7 +183,7 @@ def _value(hint: Any, given: Any, name: str) -> Any:
 
 
 def _object(given: Any, name: str) -> dict[str, Any]:
-    """A mapping, or a text of JSON."""
+    """A mapping, given as such or as JSON text."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -192,7 +194,7 @@ def _object(given: Any, name: str) -> dict[str, Any]:
 
 
 def _pairs(given: Any, name: str) -> dict[str, str]:
-    """A mapping, or a text name=path,name=path."""
+    """A mapping, given as such or as text name=path,name=path."""
     if isinstance(given, Mapping):
         return {str(key): str(value) for key, value in given.items()}
     pairs = [part.partition("=") for part in str(given).split(",") if part]

@@ -22,7 +22,16 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.checkpoint import HEADER, LINE, VERSION, Identity, ResultsFile, read_header
+from ramify.lang.batch.checkpoint import (
+    HEADER,
+    LINE,
+    VERSION,
+    Identity,
+    Origin,
+    ResultsFile,
+    keyed,
+    read_header,
+)
 from ramify.lang.batch.fingerprint import Record, difference
 from ramify.lang.batch.json_text import canonical, encode
 
@@ -41,7 +50,7 @@ class _Line(msgspec.Struct):
 class Parts:
     """A checkpoint folder, which every machine of the cluster sees under `path`.
 
-    `record` is what is run now (`ramify.lang.batch.fingerprint`), `rerun` has words of
+    `record` is the record of this batch (`ramify.lang.batch.fingerprint`); `rerun` has words of
     `ramify.lang.batch.checkpoint.RERUN`.
     """
 
@@ -52,7 +61,7 @@ class Parts:
 
     @property
     def _recorded(self) -> Record:
-        return {**self.record, "key": {} if self.key is None else {"name": self.key}}
+        return keyed(self.record, self.key)
 
     def begin(self) -> None:
         """Make the folder, or check that it belongs to this batch.
@@ -69,42 +78,21 @@ class Parts:
             )
         folder = Path(self.path)
         folder.mkdir(parents=True, exist_ok=True)
+        origin = Origin(self.path, "folder", "checkpoint", "their arguments")
         for file in self._files():
             with file.open("rb") as opened:
                 for text in opened:
                     if text.startswith(HEADER):
-                        self._check(file, read_header(text))
+                        found = origin.difference(read_header(text), self._recorded, file)
+                        if found is not None and not self.rerun & {"changed", "missing"}:
+                            raise origin.refusal(found)
         if not (folder / BATCH).exists():
             new = folder / f"{uuid.uuid4().hex}.new"
             new.write_bytes(encode({"ramify_results": VERSION, "header": "batch", **self._recorded}) + b"\n")
             os.replace(new, folder / BATCH)
 
-    def _check(self, file: Path, header: dict[str, Any]) -> None:
-        if header.get("ramify_results") != VERSION:
-            raise InvalidRequest(
-                f"{file} was written by another version of Ramify.",
-                field="checkpoint",
-                remedy="Give another folder.",
-            )
-        was, now = header.get("key", {}).get("name"), self.key
-        if was != now:
-            raise InvalidRequest(
-                f"{self.path} has rows that are known by {was or 'their arguments'}, not by "
-                f"{now or 'their arguments'}.",
-                field="key",
-                remedy=f"Give key {was!r}, or another folder." if was else "Give no key, or another folder.",
-            )
-        found = difference(header, self._recorded)
-        if found is not None and not self.rerun & {"changed", "missing"}:
-            raise InvalidRequest(
-                f"{self.path} has results of another batch: {found}.",
-                field="checkpoint",
-                remedy='Give another folder, or rerun="changed" to run these rows again, or '
-                'rerun="missing" to keep their results and run the others.',
-            )
-
     def open(self) -> Finished:
-        """The finished rows, for an actor."""
+        """Open the checkpoint in an actor."""
         if not (Path(self.path) / BATCH).exists():
             raise InvalidRequest(
                 f"This machine does not see the checkpoint folder {self.path}.",
@@ -139,7 +127,7 @@ class Parts:
 
 
 class Finished:
-    """The rows of a checkpoint that an actor finds finished, and the file of the rows that it finishes.
+    """The finished rows of a checkpoint, and the file of the rows that this actor finishes.
 
     A finished row takes 24 bytes of memory.
     """
@@ -165,7 +153,7 @@ class Finished:
         )
 
     def find(self, row_id: str) -> dict[str, Any] | None:
-        """The line of a finished row; None where the row has to run."""
+        """The line of a finished row; None if the row has to run."""
         import numpy as np
 
         wanted = np.uint64(int(row_id[:16], 16))
@@ -209,11 +197,11 @@ def row_id(values: Mapping[str, Any], key: Any = None) -> str:
 
 
 class _NoId(TypeError):
-    """A value whose type has no bytes that are the same in every process."""
+    """A value has a type without bytes that are the same in every process."""
 
 
 def _stable(value: Any) -> Any:
-    """The same in every process."""
+    """Bytes of an array for a row's id, the same in every process."""
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         return [str(value.dtype), list(value.shape), value.tobytes()]
     raise _NoId(f"A row with a value of type {type(value).__qualname__} has no id.")

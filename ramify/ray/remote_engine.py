@@ -29,19 +29,25 @@ from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, EngineEvents
 log = logging.getLogger("ramify")
 
 RETRY_S = 0.5
-"""Between two attempts to open a session with a replica that Ray still lists."""
+"""Seconds between two attempts to open a session with a replica that Ray still lists."""
 
 
 class RemoteEngine:
-    """The engine core of one replica; a `EngineCore`. The callbacks run on the event loop of `start`.
+    """The engine core of one replica; an `EngineCore`. The callbacks run on the event loop of `start`.
 
-    When a session ends the engine core has died, and comes back with the next session, until `aclose`.
-    `snapshots` are those on their way between all engine cores of the fleet.
+    The end of a session counts as the engine core's death, and the next session as its return, until
+    `aclose`. `snapshots` holds the KV snapshots on their way between all engine cores of the fleet.
     """
 
     def __init__(
-        self, name: str, transport: Transport, snapshots: RemoteSnapshots, events: EngineEvents
+        self,
+        name: str,
+        transport: Transport,
+        snapshots: RemoteSnapshots,
+        events: EngineEvents,
+        retry_s: float = RETRY_S,
     ) -> None:
+        self._retry_s = retry_s
         self._name = name
         self._transport = transport
         self._snapshots = snapshots
@@ -53,8 +59,8 @@ class RemoteEngine:
         self._number = 0
         self._last_message = time.monotonic()
         self._context = contextvars.copy_context()
-        """Without an HTTP request: Ray Serve cancels the calls of one whose client has gone, and messages
-        about it must still arrive."""
+        """Context without an HTTP request. If a request's client goes away, Ray Serve cancels the calls
+        made in the request's context, but messages about it must still arrive."""
         self._started: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: asyncio.Task[str] | None = None
@@ -84,7 +90,7 @@ class RemoteEngine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """None: its processes are another machine's."""
+        """Empty: the processes are another machine's."""
         return {}
 
     @property
@@ -160,10 +166,10 @@ class RemoteEngine:
                 await asyncio.gather(self._listening, return_exceptions=True)
                 raise
             self._ended(result if isinstance(result, str) else _reason(result))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._retry_s)
 
     def _ended(self, reason: str) -> None:
-        """A session has ended, or there was none."""
+        """Note that a session has ended, or could not begin."""
         was_up, self._up = self._up, False
         for task in list(self._sending):
             task.cancel()

@@ -17,7 +17,7 @@ class PlacedRequestRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The named replica alone. Where it has ended, the call fails with `ReplicaGone`."""
+        """Choose the named replica. If it has ended, the call fails with `ReplicaGone`."""
         if pending_request is None:
             return [candidate_replicas]
         name = str(pending_request.args[0])
@@ -29,7 +29,7 @@ class PlacedRequestRouter(RequestRouter):  # type: ignore[misc]
         return [candidate_replicas]  # any of them: Serve sees first that the call is done
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve's list has changed. Replicas that drain stay, for messages about their requests."""
+        """Take Serve's new list. Draining replicas stay, for messages about their requests."""
         names = [listed.name_of(one) for one in replicas]
         super().update_replicas([*replicas, *listed.here.kept(self.curr_replicas.values(), names)])
         listed.here.update(names)

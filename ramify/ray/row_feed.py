@@ -30,7 +30,7 @@ from ramify.loop import wait
 
 
 class _Inbox:
-    """Rows that have arrived, as an iterator that ends where there is none now."""
+    """The rows that have arrived, as an iterator that may go on after its end when more rows arrive."""
 
     def __init__(self) -> None:
         self.rows: deque[Row] = deque()
@@ -49,11 +49,11 @@ class RowFeed:
     """Runs rows as they arrive, in a thread of its own.
 
     Args:
-        program: What is run.
+        program: The program that runs for each row.
         batch: Its arguments; `limit` rows run at once.
         size: Rows that the window holds; more rows wait in the order in which they came.
-        finish: Called in the feed's thread with each row that has ended. What it returns is the result of
-            `run`. An error that it raises is that of `run` too.
+        finish: Called in the feed's thread with each row that has ended. Its result, or the error that it
+        raises, becomes the result of `run`.
         lost: Called with the error when the backend has given no answer for `give_up_after` seconds. Rows
             that were not answered fail with it.
 
@@ -82,7 +82,7 @@ class RowFeed:
         self._wake: Callable[[], None] = lambda: None
         self._closed = False
         self._failure: BaseException | None = None
-        """What has ended the thread."""
+        """Error that has ended the thread."""
         threading.Thread(target=self._run, name="ramify-rows", daemon=True).start()
 
     def run(self, values: Any, identity: Any = None) -> Future[Any]:

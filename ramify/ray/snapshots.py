@@ -36,16 +36,16 @@ class RemoteSnapshots:
         return name
 
     def has_room(self, size: int) -> bool:
-        """The replicas look on their own machines."""
+        """Always true: the replicas check the room on their own machines."""
         return True
 
     def put(self, name: str, snapshot: Any) -> None:
-        """What a transport calls the KV snapshot. Nothing where it is not needed any more."""
+        """Keep the transport's handle of a KV snapshot, unless the snapshot is no longer needed."""
         if name in self._snapshots:
             self._snapshots[name] = snapshot
 
     def get(self, name: str) -> Any:
-        """Raises KeyError."""
+        """The transport's handle of a KV snapshot. Raises KeyError."""
         return self._snapshots[name]
 
     def remove(self, snapshot: str) -> None:
@@ -56,8 +56,8 @@ class RemoteSnapshots:
 
 
 class ReplicaSnapshots:
-    """A replica's exports and imports. They go on to their end where the caller has gone away, so that no
-    file stays.
+    """A replica's exports and imports. They run to their end even if the caller goes away, so that no file
+    stays.
 
     send : sends a message into the engine core
     """
@@ -73,7 +73,7 @@ class ReplicaSnapshots:
     async def export(
         self, message: ExportPrefix, page_bytes: int, page_size: int
     ) -> tuple[Reply | Failed, bytes | None]:
-        """The answer to `message`, and the KV snapshot: None where it failed.
+        """Export: the answer to `message`, and the KV snapshot, or None if it failed.
 
         page_bytes, page_size : bytes and tokens of a page of this engine core
         """
@@ -87,7 +87,7 @@ class ReplicaSnapshots:
         return Reply(rid=message.rid, transferred=done), snapshot
 
     async def import_(self, message: ImportPrefix, snapshot: object) -> Reply | Failed:
-        """The answer to `message`, whose path means nothing here."""
+        """Import: the answer to `message`, whose path is the sender's and replaced here."""
         try:
             if not isinstance(snapshot, bytes):
                 raise InvalidRequest(
@@ -99,7 +99,7 @@ class ReplicaSnapshots:
         return Reply(rid=message.rid, transferred=done)
 
     def answered(self, answer: Reply | Texts | Failed) -> bool:
-        """Take an answer of the engine core; False where it is none to these messages."""
+        """Take an answer of the engine core. Returns False if it answers another message."""
         found = self._asked.pop(answer.rid, None)
         if found is None:
             return False
@@ -111,7 +111,7 @@ class ReplicaSnapshots:
         return True
 
     def engine_lost(self, reason: str) -> None:
-        """What has been asked of the engine core gets no answer."""
+        """Fail all exports and imports: the engine core is lost and answers none."""
         asked, self._asked = self._asked, {}
         for future in asked.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""What a replica and a frontend on another machine say to each other, as msgpack.
+"""The messages between a replica and a frontend on another machine, as msgpack.
 
     frontend ──▶ replica    one call for each message, numbered from 1 within a session
     replica ──▶ frontend    one stream for each session; an item is a list of messages
@@ -27,11 +27,11 @@ class Hello(Message, frozen=True, kw_only=True):
     info: ModelInfo
     max_prompt_tokens: int
     page_bytes: int
-    """Of a KV page; 0 where pages are not transferred."""
+    """Bytes of a KV page; 0 if pages are not transferred."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
-    """The last message of a session: the engine core is gone, for this `reason`."""
+    """The last message of a session, with the reason of its end."""
 
     reason: str
 
@@ -66,8 +66,8 @@ def decode_item(item: bytes) -> list[ToSession]:
 
 
 def encode_message(message: ToTokenizer) -> bytes:
-    """Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError for a number of more
-    than 64 bits."""
+    """Encode a message. Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError
+    for a number of more than 64 bits."""
     return _encoder.encode(message)
 
 
@@ -85,26 +85,26 @@ def decode_answer(answer: bytes) -> Reply | Failed:
 
 
 class NoSession(Exception):
-    """The replica does not have this session (any more)."""
+    """The replica does not have this session, or has it no longer."""
 
 
 class Transport(Protocol):
-    """How a frontend reaches replicas: Ray Serve's handle, and another one in tests."""
+    """A frontend's connection to replicas: over Ray Serve's handle, or within a process in tests."""
 
     def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
-        """The items of a new session. Raises what became of the replica; closing it ends the session."""
+        """Yield the items of a new session. Closing the iterator ends the session. Raises the replica's
+        failure."""
 
     async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
-        """Returns when the replica has the message; for a `Generate` when the request has ended.
+        """Send a message. Returns when the replica has it; for a `Generate` when the request has ended.
 
-        Raises `NoSession`, and what became of the replica."""
+        Raises `NoSession`, and the replica's failure."""
 
     async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
-        """The answer to an `ExportPrefix`, and what `import_` takes as its KV snapshot: None where there is
-        none.
+        """The answer to an `ExportPrefix`, and the KV snapshot for `import_`, or None.
 
-        Raises `NoSession`, and what became of the replica."""
+        Raises `NoSession`, and the replica's failure."""
 
     async def import_(self, replica: str, session: str, message: bytes, snapshot: Any) -> bytes:
-        """The answer to an `ImportPrefix`. Raises `NoSession`, and what became of the replica or KV
+        """The answer to an `ImportPrefix`. Raises `NoSession`, and the failure of the replica or the
         snapshot."""

@@ -1,4 +1,4 @@
-"""Questions to the replicas: each goes to one of them or to all, whose answers become one."""
+"""Control calls: messages that one replica or all of them answer; several answers become one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ramify.engine_messages import (
 )
 from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.runtime.faults import errors_logged, unsendable
-from ramify.runtime.fleet.replica import SILENT_S, Later, Replica, State, Timer
+from ramify.runtime.fleet.replica import SILENT_S, Later, Replica, Timer
 from ramify.runtime.fleet.stats import merged
 
 log = logging.getLogger("ramify")
@@ -28,15 +28,15 @@ log = logging.getLogger("ramify")
 Answer = Reply | Texts | Failed
 
 ADAPTER_S = 120.0
-"""A question about an adapter that has not been answered by all for this long fails. A replica that hangs is
-replaced before; this is for one that answers heartbeats, and whose files' disk does not."""
+"""Time limit of a call about an adapter, in seconds. A replica that hangs is replaced before; this is for one
+that answers heartbeats while the disk of the adapter's files does not."""
 MOST_DEATHS = 2
-"""A question that was asked of more replicas that died than this fails: it may be what kills them."""
+"""Deaths of asked replicas that a call survives; with one more it fails, as it may be what kills them."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _ControlCall:
-    """A message to be answered by the replicas in `waiting`; by any that joins where none was up."""
+class _Call:
+    """A call that the replicas in `waiting` have to answer; any that joins where none was up."""
 
     message: ToTokenizer
     done: Callable[[Answer], None]
@@ -47,58 +47,62 @@ class _ControlCall:
 
 
 class ControlCalls:
-    """What has been asked and not answered.
+    """Control calls that have not been answered.
 
-    replicas : those of the fleet, by name, now
+    replicas : the fleet's, by name; the caller changes them
+    labelled : figures carry the names of the replicas, also where there is one
     later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
     """
 
-    def __init__(self, replicas: Mapping[str, Replica], later: Later | None = None) -> None:
+    def __init__(
+        self, replicas: Mapping[str, Replica], *, labelled: bool = True, later: Later | None = None
+    ) -> None:
         self._replicas = replicas
-        self.later = later
-        self._asked: dict[str, _ControlCall] = {}
+        self._labelled = labelled
+        self._later = later
+        self._asked: dict[str, _Call] = {}
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
-        """`done` gets the answer, those of several replicas merged; a `Failed` where it cannot be sent."""
-        question = _ControlCall(message, done)
-        self._ask(question)
-        if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is question:
-            later = self.later or asyncio.get_running_loop().call_later
-            question.timer = later(ADAPTER_S, lambda: self._give_up(question))
+        """Send `message`. `done` gets the answer of one or of all; a `Failed` where it cannot be sent."""
+        call = _Call(message, done)
+        self._ask(call)
+        if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is call:
+            later = self._later or asyncio.get_running_loop().call_later
+            call.timer = later(ADAPTER_S, lambda: self._give_up(call))
 
     def answered(self, name: str, answer: Answer) -> None:
-        question = self._asked.get(answer.rid)
-        if question is not None and name in question.waiting:
-            question.waiting.discard(name)
-            question.answers[name] = answer
-            self._finish(question)
+        call = self._asked.get(answer.rid)
+        if call is not None and name in call.waiting:
+            call.waiting.discard(name)
+            call.answers[name] = answer
+            self._finish(call)
 
     def joined(self, name: str) -> None:
-        """A replica is up, without adapters: it is asked what waits for one."""
-        for question in list(self._asked.values()):
-            if not question.waiting:
-                self._ask(question)
-            elif isinstance(question.message, LoadLora):
-                question.waiting.add(name)
-                self._send(question, [name])
+        """Ask a replica that has come up, without adapters, the calls that wait for one."""
+        for call in list(self._asked.values()):
+            if not call.waiting:
+                self._ask(call)
+            elif isinstance(call.message, LoadLora):
+                call.waiting.add(name)
+                self._send(call, [name])
 
     def left(self, name: str, *, died: bool) -> None:
-        """A replica is not up any more. Where nobody else was asked, another one is."""
-        for question in list(self._asked.values()):
-            if name in question.waiting:
-                question.waiting.discard(name)
-                question.deaths += died
-                self._finish(question)
+        """Count a replica out. A call that nobody else was asked goes to another one."""
+        for call in list(self._asked.values()):
+            if name in call.waiting:
+                call.waiting.discard(name)
+                call.deaths += died
+                self._finish(call)
 
     def waiting_for(self, name: str) -> list[str]:
-        """The ids of the questions that the replica has not answered."""
-        return [rid for rid, question in self._asked.items() if name in question.waiting]
+        """Ids of the calls that the replica has not answered."""
+        return [rid for rid, call in self._asked.items() if name in call.waiting]
 
     def forget(self, rid: str) -> None:
-        question = self._asked.pop(rid, None)
-        if question is not None and question.timer is not None:
-            question.timer.cancel()
+        call = self._asked.pop(rid, None)
+        if call is not None and call.timer is not None:
+            call.timer.cancel()
 
     def clear(self) -> None:
         for rid in list(self._asked):
@@ -106,23 +110,23 @@ class ControlCalls:
 
     # --- internals --------------------------------------------------------------------------------
 
-    def _ask(self, question: _ControlCall) -> None:
-        self._asked[_rid(question.message)] = question
-        question.waiting = set(self._for(question.message))
-        self._send(question, list(question.waiting))
+    def _ask(self, call: _Call) -> None:
+        self._asked[_rid(call.message)] = call
+        call.waiting = set(self._for(call.message))
+        self._send(call, list(call.waiting))
 
-    def _send(self, question: _ControlCall, names: Sequence[str]) -> None:
-        """Where sending fails, that is the replica's answer."""
+    def _send(self, call: _Call, names: Sequence[str]) -> None:
+        """Send to the named replicas. A failure to send is that replica's answer."""
         for name in names:
             try:
-                self._replicas[name].engine.send(question.message)
+                self._replicas[name].engine.send(call.message)
             except Exception as error:
-                log.exception("a question could not be sent to replica %s", name)
-                question.waiting.discard(name)
+                log.exception("a control call could not be sent to replica %s", name)
+                call.waiting.discard(name)
                 info = unsendable(error).to_info()
-                question.answers[name] = Failed(rid=_rid(question.message), error=info)
-        if question.answers:
-            self._finish(question)
+                call.answers[name] = Failed(rid=_rid(call.message), error=info)
+        if call.answers:
+            self._finish(call)
 
     def _for(self, message: ToTokenizer) -> Sequence[str]:
         """The replicas that have to answer."""
@@ -143,27 +147,27 @@ class ControlCalls:
         """The replicas that do not hang; all where all do."""
         return [name for name in names if self._replicas[name].engine.heartbeat_age_s < SILENT_S] or names
 
-    def _finish(self, question: _ControlCall) -> None:
+    def _finish(self, call: _Call) -> None:
         """Give the answer if all have answered; ask again where all who were asked are gone."""
-        if question.waiting:
+        if call.waiting:
             return
-        message = question.message
-        if not question.answers and question.deaths <= MOST_DEATHS:
-            self._ask(question)
+        message = call.message
+        if not call.answers and call.deaths <= MOST_DEATHS:
+            self._ask(call)
             return
         self.forget(_rid(message))
         try:
-            answer = self._answer(question)
+            answer = self._answer(call)
         except Exception as error:
             log.exception("answers could not be merged")
             answer = Failed(rid=_rid(message), error=unsendable(error).to_info())
         with errors_logged("taking an answer"):
-            question.done(answer)
+            call.done(answer)
 
-    def _give_up(self, question: _ControlCall) -> None:
-        """The time is over: those that have not answered fail, and forget the adapter once they have it."""
-        message = question.message
-        late, question.waiting = question.waiting, set()
+    def _give_up(self, call: _Call) -> None:
+        """End a call whose time is over: missing answers are failures; late replicas drop the adapter."""
+        message = call.message
+        late, call.waiting = call.waiting, set()
         names = ", ".join(sorted(late))
         within = f"within {ADAPTER_S:g} s"
         text = (
@@ -171,35 +175,35 @@ class ControlCalls:
         )
         failed = Failed(rid=_rid(message), error=EngineError(text).to_info())
         for name in late:
-            question.answers[name] = failed
+            call.answers[name] = failed
             if isinstance(message, LoadLora):
                 with errors_logged("unloading an adapter"):
                     self._replicas[name].engine.send(UnloadLora(rid="", name=message.name))
         if not late:
-            question.answers[""] = failed
-        self._finish(question)
+            call.answers[""] = failed
+        self._finish(call)
 
-    def _answer(self, question: _ControlCall) -> Answer:
-        message = question.message
-        if not question.answers:
-            error = WorkerDied(f"Replicas died {question.deaths} times over this.", transient=False)
+    def _answer(self, call: _Call) -> Answer:
+        message = call.message
+        if not call.answers:
+            error = WorkerDied(f"Replicas died {call.deaths} times over this.", transient=False)
             return Failed(rid=_rid(message), error=error.to_info())
         if isinstance(message, LoadLora):
-            return self._loaded(message, question.answers)
+            return self._loaded(message, call.answers)
         if isinstance(message, UnloadLora):
             for replica in self._replicas.values():
                 replica.loras.pop(message.name, None)
-        return _merged(question.answers, self._states())
+        return self._merged(call.answers)
 
     def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
         """The answer to a `LoadLora`. Where not all replicas have the same adapter then, none keeps it."""
         own = {name: replica.loras for name, replica in self._replicas.items() if replica.up}
         if all(message.name in own.get(name, ()) for name in answers):
-            return _merged(answers, self._states())  # it was there before: each has refused it
+            return self._merged(answers)  # it was there before: each has refused it
         for name, answer in answers.items():
             if isinstance(answer, Reply) and name in own:
                 own[name][message.name] = answer.lora
-        answer = _merged(answers, self._states())
+        answer = self._merged(answers)
         revisions = {loras[message.name] for loras in own.values() if message.name in loras}
         if len(revisions) > 1:
             changed = InvalidRequest(f"The files of {message.name} have changed.", remedy="Load it again.")
@@ -210,17 +214,15 @@ class ControlCalls:
                     self._replicas[name].engine.send(UnloadLora(rid="", name=message.name))
         return answer
 
-    def _states(self) -> dict[str, State]:
-        return {name: replica.state for name, replica in self._replicas.items()}
+    def _merged(self, answers: dict[str, Answer]) -> Answer:
+        """Merge the replicas' answers; the first failure wins."""
+        replies = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
+        if len(replies) < len(answers):
+            return next(answer for answer in answers.values() if not isinstance(answer, Reply))
+        if not self._labelled:
+            return next(iter(replies.values()))
+        return merged(replies, {name: replica.state for name, replica in self._replicas.items()})
 
 
 def _rid(message: ToTokenizer) -> str:
     return str(getattr(message, "rid", ""))
-
-
-def _merged(answers: dict[str, Answer], states: Mapping[str, State]) -> Answer:
-    """One answer of those of all that were asked: the first failure if there is one."""
-    for answer in answers.values():
-        if not isinstance(answer, Reply):
-            return answer
-    return merged({name: answer for name, answer in answers.items() if isinstance(answer, Reply)}, states)

@@ -1,19 +1,20 @@
-"""Several engine cores behind one frontend: to the frontend they are one engine core.
+"""A fleet: the engine cores of one or several replicas behind one frontend, used as if they were one.
 
-    a request       its prompt's ids from some tokenizer → `Placement` → its replica (`Router`)
-    an abort        the replica that has the request
-    a question      one replica, or all of them, whose answers are merged (`ControlCalls`)
-    a death         the replica's requests go to others with the output that they have (`ReplicaSet`)
-    a drain         nothing new goes there; what it has ends, or goes on elsewhere (`ReplicaSet`)
+    a request        the only replica, or the one that `Placement` chooses (`Router`)
+    an abort         the replica that has the request
+    a control call   one replica, or all of them, whose answers are merged (`ControlCalls`)
+    a death          the replica's requests are sent again, with the output that they have (`ReplicaSet`)
+    a drain          nothing new goes there; its requests end, or go on elsewhere (`ReplicaSet`)
 
-A message for which no replica is up waits until one is. Engine cores join and leave by name; `local` makes
-those of this machine.
+A message for which no replica is up waits until one is. Replicas join and leave by name; `local` makes those
+of this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from ramify.engine_messages import (
     Abort,
@@ -28,90 +29,121 @@ from ramify.engine_messages import (
     ToTokenizer,
     TreeChange,
 )
-from ramify.errors import EngineError, WorkerDied
 from ramify.messages import Generate, ModelInfo
 from ramify.runtime.fleet.control_calls import ControlCalls
 from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.fleet.replica import EngineCore, MakeEngine, Replica
+from ramify.runtime.fleet.replica import (
+    FleetEvents,
+    Later,
+    MakeEngine,
+    Replica,
+    ReplicaStatus,
+    status_of,
+)
 from ramify.runtime.fleet.replica_set import ReplicaSet
 from ramify.runtime.fleet.routing import Router
 from ramify.runtime.kv_transfer.store import SnapshotStore
 
 
+class ReplicaOperator(Protocol):
+    """Orders of an operator: replicas are added, drained and restarted while the fleet serves."""
+
+    async def add_one(self) -> str: ...
+    async def drain(self, name: str, limit_s: float) -> None: ...
+    async def restart(self, name: str, limit_s: float) -> None: ...
+
+
 class ReplicaFleet:
-    """Engine cores by name, with the methods of `EngineSupervisor`.
+    """Replicas by name. Everything runs on one event loop.
 
     Parameters
     ----------
-    receive
-        Called with every message for the frontend.
-    lost
-        Called with the ids of requests whose replica has died or has left, to be sent again, and with the
-        error for those that cannot go on: None where nothing has died. It returns whether one of them is
-        known to be the cause.
-    restarted
-        Called when a replica without adapters is up, before any request goes there.
-    gave_up
-        Called with the reason when the last replica is gone.
+    events
+        Callbacks to the frontend.
+    make_store
+        Makes the place where KV snapshots lie while cached pages are moved between the replicas. None: pages
+        are not moved.
+    prefill
+        Names of the replicas that compute prompts for the others.
+    labelled
+        Figures carry the names of the replicas, also where there is one.
+    placement
+        Chooses replicas; None for a new `Placement`.
+    later
+        Calls a function after a number of seconds; None for the running loop's `call_later`.
     """
 
     def __init__(
         self,
+        events: FleetEvents,
         *,
-        receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
-        restarted: Callable[[], None],
-        gave_up: Callable[[EngineError], None],
+        make_store: Callable[[], SnapshotStore] | None = None,
+        prefill: frozenset[str] = frozenset(),
+        labelled: bool = True,
+        placement: Placement | None = None,
+        later: Later | None = None,
     ) -> None:
-        self._receive = receive
+        self._events = events
+        self._max_prompt_tokens = 0
         self._replicas: dict[str, Replica] = {}
-        self._placement = Placement()
-        self._control_calls = ControlCalls(self._replicas)
+        self._placement = placement or Placement()
+        self._control_calls = ControlCalls(self._replicas, labelled=labelled, later=later)
+        self._connector: KVConnector | None = None
+        if make_store is not None:
+            self._connector = KVConnector(
+                self._placement,
+                send=lambda name, message: self._replicas[name].engine.send(message),
+                page_bytes=lambda: min((one.engine.page_bytes for one in self._up.values()), default=0),
+                make_store=make_store,
+                later=later,
+            )
         self._router = Router(
             self._replicas,
             self._placement,
             self._control_calls,
-            receive=receive,
-            less=lambda name: self._replica_set.check_idle(name),
+            self._connector,
+            prefill=prefill,
+            receive=events.receive,
         )
         self._replica_set = ReplicaSet(
             self._replicas,
             self._placement,
             self._control_calls,
+            self._connector,
             self._router,
+            prefill=prefill,
             received=self._received,
-            lost=lost,
-            restarted=restarted,
-            gave_up=gave_up,
+            events=events,
         )
-
-    def move_pages(self, make_store: Callable[[], SnapshotStore]) -> None:
-        """Move cached pages between the engine cores from now on, and off those that drain."""
-        self._router.connector = connector = KVConnector(
-            self._placement,
-            send=lambda name, message: self._replicas[name].engine.send(message),
-            page_bytes=lambda: min((self._replicas[name].engine.page_bytes for name in self._up), default=0),
-            make_store=make_store,
-        )
-        self._replica_set.before_leaving = connector.evacuate
-
-    def watch_trees(self, changed: Callable[[str, TreeChange | None], None]) -> None:
-        """From now on `changed` is called with a replica's name and what has changed in its tree; with None
-        where the tree is gone."""
-        self._replica_set.tree_changed = changed
 
     # --- replicas come and go ---------------------------------------------------------------------
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
-        """By name. They change with what this class is told, and with deaths."""
+        """Replicas by name. They change with the orders that this class gets, and with deaths."""
         return self._replicas
+
+    @property
+    def operator(self) -> ReplicaOperator:
+        """Takes an operator's orders. Raises `UnsupportedField` where something else starts the replicas."""
+        raise NotImplementedError
+
+    def statuses(self) -> list[ReplicaStatus]:
+        """State and figures of every replica."""
+        return [
+            status_of(name, one.engine, one.state, self._router.count(name))
+            for name, one in self._replicas.items()
+        ]
 
     def requests_of(self, name: str) -> int:
         """See `Router.count`."""
         return self._router.count(name)
+
+    async def start(self) -> None:
+        """Start the first replicas. Raises what keeps them from starting."""
+        raise NotImplementedError
 
     async def add(self, name: str, make: MakeEngine) -> None:
         """Start the engine core that `make` gives, as the replica `name`. Raises what keeps it from
@@ -129,17 +161,17 @@ class ReplicaFleet:
     # --- life -------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        if self.connector is not None:
-            self.connector.close()
-        engines = [engine.aclose() for engine in self._engines.values()]
+        if self._connector is not None:
+            self._connector.close()
+        engines = [replica.engine.aclose() for replica in self._replicas.values()]
         await asyncio.gather(*engines, *self._replica_set.closing)
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
-        for engine in self._engines.values():
-            engine.close_now()
-        if self.connector is not None:
-            self.connector.close()
+        for replica in self._replicas.values():
+            replica.engine.close_now()
+        if self._connector is not None:
+            self._connector.close()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -147,48 +179,43 @@ class ReplicaFleet:
         return self._replica_set.info
 
     @property
-    def connector(self) -> KVConnector | None:
-        """Moves pages between the engine cores: see `move_pages`."""
-        return self._router.connector
-
-    @property
     def max_prompt_tokens(self) -> int:
-        """What every replica takes."""
-        return min((engine.max_prompt_tokens for engine in self._engines.values() if engine.info), default=0)
+        """Longest prompt that all replicas accept, in tokens; the last known value while there is none."""
+        engines = [replica.engine for replica in self._replicas.values()]
+        limits = [engine.max_prompt_tokens for engine in engines if engine.info]
+        if limits:
+            self._max_prompt_tokens = min(limits)
+        return self._max_prompt_tokens
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by replica and role, such as "1/scheduler"."""
         return {
             f"{name}/{role}": pid
-            for name, engine in self._engines.items()
-            for role, pid in engine.pids.items()
+            for name, replica in self._replicas.items()
+            for role, pid in replica.engine.pids.items()
         }
 
     @property
     def restarting(self) -> bool:
-        """No replica is up."""
+        """Whether no replica is up."""
         return not self._up
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from any engine core that is up; 0 where there is none."""
-        engines = self._engines
-        return min((engines[name].heartbeat_age_s for name in self._up or engines), default=0.0)
+        """Seconds since the last message from any replica that is up; 0 where there is none."""
+        some = self._up or self._replicas
+        return min((replica.engine.heartbeat_age_s for replica in some.values()), default=0.0)
 
     @property
-    def _up(self) -> list[str]:
+    def _up(self) -> dict[str, Replica]:
         """The replicas that take messages."""
-        return [name for name, replica in self._replicas.items() if replica.up]
+        return {name: replica for name, replica in self._replicas.items() if replica.up}
 
-    @property
-    def _engines(self) -> dict[str, EngineCore]:
-        return {name: replica.engine for name, replica in self._replicas.items()}
-
-    # --- to the engine cores -----------------------------------------------------------------------------
+    # --- to the replicas --------------------------------------------------------------------------
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message to the replicas that it is for."""
+        """Send a message to the replicas that it is for. Raises what encoding a request raises."""
         if isinstance(message, Generate):
             self._router.send(message)
         elif isinstance(message, Abort):
@@ -196,12 +223,12 @@ class ReplicaFleet:
         elif isinstance(message, AwaitTools | EndProgram):
             if isinstance(message, EndProgram):
                 self._placement.program_ended(message.program)
-            for name in self._up:  # those that do not know the program ignore it
-                self._replicas[name].engine.send(message)
+            for replica in self._up.values():  # those that do not know the program ignore it
+                replica.engine.send(message)
         elif isinstance(message, GetTree):
             raise TypeError("GetTree is for one replica.")
         else:
-            self._control_calls.ask(message, self._receive)
+            self._control_calls.ask(message, self._events.receive)
 
     def send_alone(self, request: Generate) -> None:
         """See `Router.send_alone`."""
@@ -211,23 +238,22 @@ class ReplicaFleet:
         """See `Router.end_alone`."""
         self._router.end_alone()
 
-    # --- from the engine cores ---------------------------------------------------------------------------
+    # --- from the replicas ------------------------------------------------------------------------
 
     def _received(self, name: str, replica: Replica, message: ToFrontend) -> None:
         if replica.left:
-            return  # its requests go on elsewhere, behind what it has said before
+            return  # its requests go on elsewhere, behind the output that has arrived
         if isinstance(message, StepText):
-            self._router.heard(message)
-            self._replica_set.check_all_idle()
-            self._receive(message)
+            self._router.output_arrived(message)
+            self._events.receive(message)
         elif isinstance(message, TreeChange):
             self._tree_changed(name, replica, message)
         elif isinstance(message, Failed) and self._router.placed(message.rid):
             self._router.ended(message.rid)
-            self._receive(message)
+            self._events.receive(message)
         elif isinstance(message, Reply | Texts | Failed):
-            if self.connector is not None and self.connector.answered(name, message):
-                self._replica_set.check_all_idle()
+            if self._connector is not None and self._connector.answered(name, message):
+                self._router.check_idle()
                 return
             self._control_calls.answered(name, message)
 
@@ -237,5 +263,5 @@ class ReplicaFleet:
         events = TreeEvents(change.epoch, change.number, change.added, change.removed, change.whole)
         if not self._placement.apply(name, events):
             replica.engine.send(GetTree())
-        elif self._placement.complete(name):  # else the whole that was asked for has it
-            self._replica_set.tree_changed(name, change)
+        elif self._placement.complete(name):  # else the whole tree that was asked for has the change
+            self._events.tree_changed(name, change)

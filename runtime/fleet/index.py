@@ -1,4 +1,4 @@
-"""Which replica holds which prefixes: the digests of page ends that its tree has told of.
+"""Prefix index: digests of the page ends that each replica holds, from the events of its prefix tree.
 
 Events are hints: where one is missing or late, a request is computed again or waits, and says the same text.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeEvents:
-    """What changed in one replica's tree since the events before.
+    """Changes of one replica's prefix tree since the events before.
 
     `epoch` names the life of the tree, and `number` counts its events from 1. With `whole`, `added` is all
     that the tree holds.
@@ -36,7 +36,7 @@ class EventNumbers:
     epoch: int = 0
     number: int = 0
     complete: bool = True
-    """None is missing since the last whole."""
+    """Whether no event is missing since the last whole tree."""
 
     def follows(self, epoch: int, number: int, *, whole: bool) -> bool:
         """Take the event of this number, which is none of before. False where some are missing between it and
@@ -50,7 +50,7 @@ class EventNumbers:
 @dataclasses.dataclass(slots=True)
 class _Tree:
     bit: int
-    """Of this replica in the masks of `PrefixIndex`."""
+    """The replica's bit in the masks of `PrefixIndex`."""
     last: EventNumbers = dataclasses.field(default_factory=EventNumbers)
     digests: set[int] = dataclasses.field(default_factory=set)
 
@@ -113,8 +113,8 @@ class PrefixIndex:
         _clear_bits(self._promised, digests, self._trees[replica].bit)
 
     def pages(self, digests: Sequence[int], *, promised: bool = False) -> dict[str, int]:
-        """How many of the prompt's whole pages, from the first on, each replica holds; with `promised` it may
-        also be promised them. Replicas with none are left out.
+        """Number of the prompt's whole pages, from the first on, that each replica holds; with `promised`
+        also those that it will compute. Replicas with none are left out.
 
         By bisection: a tree that holds a prefix holds every shorter one. Costs O(log pages) for each number
         of pages that differs.

@@ -62,13 +62,13 @@ PATIENCE = 4.0
 """Times the expected time that a prompt may take on a replica for prompts."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray cluster
-each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
+"""Bytes of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray
+cluster each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
 EVACUATE_S = 10.0
-"""For the prefixes of a replica that drains."""
+"""Seconds in which the prefixes of a draining replica may move."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
-"""The id of the question for them."""
+"""Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
 """KV snapshots in a row that a replica refuses of another one before nothing is moved between the two any
 more: on machines with other processors the same model has other keys and values."""
@@ -81,17 +81,17 @@ class _InProgress:
     end: int
     """The digest of the last page."""
     snapshot: str
-    """Its name in the store."""
+    """Name of the KV snapshot in the store."""
     bytes: int
     began: float
     waiting: list[tuple[str, Callable[[], None]]]
-    """Requests, and what sends each."""
+    """Ids of the requests that wait, with a function that sends each."""
     export: ExportPrefix | None = None
     """Sent when the source has computed the prompt."""
     prefill: bool = False
     """The source computes the prompt first."""
     exporting: bool = False
-    """The source has been asked for the KV snapshot and has not answered."""
+    """Whether the source has been asked for the KV snapshot and has not answered."""
     importing: bool = False
     timer: Timer | None = None
 
@@ -100,8 +100,8 @@ class KVConnector:
     """The moves in progress.
 
     send : sends a message to a replica that is up
-    page_bytes : of one page, 0 where replicas do not transfer pages
-    make_store : where the KV snapshots lie; called with the first move
+    page_bytes : gives the bytes of one page, 0 where replicas do not transfer pages
+    make_store : makes the place for the KV snapshots; called with the first move
     later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
     """
 
@@ -128,15 +128,16 @@ class KVConnector:
         self._make_store = make_store
         self._store: SnapshotStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
-        """By source and target: KV snapshots that were refused, one after the other."""
+        """(source, target) → number of KV snapshots that were refused, one after the other."""
         self._digests = Digests()
         self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
-        """By replica: what `evacuate` waits for."""
+        """Replica → its prefixes, for which `evacuate` waits."""
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
 
     def seconds_for(self, pages: int) -> float:
-        """For pages to come from another replica, as measured; infinite where they do not."""
+        """Seconds in which `pages` pages come from another replica, as measured; infinite where they do
+        not."""
         page_bytes = self._page_bytes()
         return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
@@ -219,8 +220,8 @@ class KVConnector:
         self._start(move, target, work.digests[-1], ids, scope, (work.rid, then), rid, prompt)
         return True
 
-    def prefilled(self, rid: str) -> None:
-        """A request has ended: if it was a prompt computed for another replica, export it."""
+    def prompt_computed(self, rid: str) -> None:
+        """Export the prompt of a request that has ended, if it was computed for another replica."""
         found = self._moves.get(rid)
         if found is None or found.export is None:
             return
@@ -232,21 +233,25 @@ class KVConnector:
             self._end(rid, 0)
 
     def prompts(self, name: str) -> int:
-        """How many prompts the replica computes for others, or has computed and exports."""
+        """Number of prompts that the replica computes for others, or has computed and exports."""
         moves = self._moves.values()
         return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
 
     def asked_of(self, name: str) -> list[str]:
-        """The requests that wait for a prompt which the replica computes."""
+        """Ids of the requests that wait for a prompt which the replica computes."""
         moves = self._moves.values()
         computing = [one for one in moves if one.export is not None and one.move.source == name]
         return [rid for one in computing for rid, _ in one.waiting]
 
-    def forget(self, rid: str) -> None:
-        """The request `rid`, which may wait here, is aborted: send it at once."""
+    def stop_waiting(self, rid: str) -> None:
+        """Send the request `rid` at once, which is aborted, if it waits here. Others go on waiting."""
         for found in list(self._moves.values()):
-            if [rid] == [waiting for waiting, _ in found.waiting]:
+            own = [waiting for waiting in found.waiting if waiting[0] == rid]
+            if own == found.waiting:
                 self._release(found, 0)
+            elif own:
+                found.waiting = [waiting for waiting in found.waiting if waiting[0] != rid]
+                self._send_waiting(own, 0)
 
     async def evacuate(self, name: str) -> None:
         """Move what the tree of `name` holds and programs will need to where their next requests will go.
@@ -293,7 +298,7 @@ class KVConnector:
         await done.wait()
 
     def _has_room(self, move: Move, target: str) -> bool:
-        """There is a store for the KV snapshot, with room for it beside those on their way."""
+        """Whether there is a store with room for the KV snapshot beside those on their way."""
         size = self._size(move)
         others = [*self._moves.values(), *self._late.values()]
         for name in (move.source, target):
@@ -321,7 +326,7 @@ class KVConnector:
         rid: str = "",
         prompt: Generate | None = None,
     ) -> None:
-        """`prompt`: computed by the source first."""
+        """Start a move. `prompt`: a request that the source computes first."""
         assert self._store is not None
         rid = rid or self._new_rid()
         snapshot, now = self._store.new(), self._clock()
@@ -354,7 +359,7 @@ class KVConnector:
         return f"{INTERNAL}move-{self._name}-{next(self._numbers)}"
 
     def answered(self, name: str, answer: Reply | Texts | Failed) -> bool:
-        """Take the answer of a replica; False where it is not about a move."""
+        """Take a replica's answer. Returns False where it is not about a move."""
         if answer.rid == PREFIXES:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
@@ -379,7 +384,7 @@ class KVConnector:
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """`target` has not refused the last KV snapshots of `source`."""
+        """Whether `target` has not refused the last KV snapshots of `source`."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -393,7 +398,7 @@ class KVConnector:
                 log.warning("cached pages are not moved from %s to %s any more: %s", *pair, message)
 
     def left(self, name: str) -> None:
-        """A replica takes no messages any more."""
+        """End the moves of a replica that takes no messages any more."""
         self._tell(name, ())
         self._refusals = {pair: count for pair, count in self._refusals.items() if name not in pair}
         for rid, found in list(self._moves.items()):
@@ -451,6 +456,9 @@ class KVConnector:
                 with errors_logged("aborting a prompt"):
                     self._send(found.move.source, Abort(rid=rid))
         waiting, found.waiting = found.waiting, []
+        self._send_waiting(waiting, gained)
+
+    def _send_waiting(self, waiting: Sequence[tuple[str, Callable[[], None]]], gained: int) -> None:
         for rid, send in waiting:
             with errors_logged("counting pages that have come"):
                 self._placement.fetched(rid, gained, self._clock())

@@ -1,49 +1,59 @@
-"""The replicas of this machine: their names, their shares of cores and GPUs, and engine cores that come and
-go."""
+"""The replicas of this machine: their names, their shares of cores and GPUs; they come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 
-from ramify.engine_messages import ToFrontend
-from ramify.errors import EngineError, UnsupportedField, WorkerDied
+from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.fleet import ReplicaFleet
-from ramify.runtime.fleet.replica import EngineEvents
+from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
+from ramify.runtime.fleet.placement import Placement
+from ramify.runtime.fleet.replica import EngineCore, EngineEvents, FleetEvents, Later
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.kv_transfer.store import SnapshotStore
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share, share_of, shares
 
 
 class LocalFleet(ReplicaFleet):
-    """`config.replicas` engine cores on this machine at first, named by numbers.
+    """`config.replicas` replicas on this machine at first, named by numbers.
 
-    `workers`: processes for the first one's engine core, if they were started early. The callbacks are
-    those of `ReplicaFleet`.
+    One replica has the whole machine; several divide its cores and GPUs.
+
+    workers : processes for the first one's engine core, if they were started early
+    make_engine : makes an engine core; called as `EngineSupervisor`
+    make_store, placement, later : see `ReplicaFleet`
     """
 
     def __init__(
         self,
         config: EngineConfig,
         workers: PrestartedWorkers | None,
+        events: FleetEvents,
         *,
-        receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
-        restarted: Callable[[], None],
-        gave_up: Callable[[EngineError], None],
+        make_engine: Callable[..., EngineCore] = EngineSupervisor,
+        make_store: Callable[[], SnapshotStore] = SnapshotFolder,
+        placement: Placement | None = None,
+        later: Later | None = None,
     ) -> None:
-        super().__init__(receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._config = config
-        self.move_pages(SnapshotFolder)
-        self._router.prefill = frozenset(map(str, range(config.prefill_replicas)))
-        for index, share in enumerate(shares(config)):
-            self._replica_set.hold(
-                str(index), functools.partial(self._make, str(index), share, workers if index == 0 else None)
-            )
+        self._make_engine = make_engine
+        self._single = config.replicas == 1
+        super().__init__(
+            events,
+            make_store=None if self._single else make_store,
+            prefill=frozenset(map(str, range(config.prefill_replicas))),
+            labelled=not self._single,
+            placement=placement,
+            later=later,
+        )
+        for index, share in enumerate([None] if self._single else shares(config)):
+            make = functools.partial(self._make, str(index), share, None if index else workers)
+            self._replica_set.hold(str(index), make)
 
     async def start(self) -> None:
         """Start one engine core and then the others, which find compiled kernels and packed weights on
@@ -63,11 +73,27 @@ class LocalFleet(ReplicaFleet):
             await self.aclose()
             raise
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by role; with several replicas by replica and role, such as "1/scheduler"."""
+        found = super().pids
+        return {role.partition("/")[2]: pid for role, pid in found.items()} if self._single else found
+
+    @property
+    def operator(self) -> ReplicaOperator:
+        return self
+
     async def add_one(self) -> str:
         """Start one more replica. Returns its name, the lowest number that is free.
 
         Raises `UnsupportedField` where every GPU or core has a replica, and what keeps it from starting.
         """
+        if self._single:
+            raise UnsupportedField(
+                "This engine was started with one replica, which has the whole machine.",
+                field="replicas",
+                remedy="Start it with two or more: --replicas 2, or rm.Engine(replicas=2).",
+            )
         name = next(name for name in map(str, itertools.count()) if name not in self._replicas)
         await self._add(name)
         return name
@@ -88,21 +114,28 @@ class LocalFleet(ReplicaFleet):
             raise
 
     async def _add(self, name: str) -> None:
-        await self.add(name, functools.partial(self._make, name, share_of(self._config, int(name)), None))
+        share = None if self._single else share_of(self._config, int(name))
+        await self.add(name, functools.partial(self._make, name, share, None))
 
     def _make(
-        self, name: str, share: Share, workers: PrestartedWorkers | None, events: EngineEvents
-    ) -> EngineSupervisor:
-        busy = functools.partial(self._busy, name)
-        return EngineSupervisor(self._config, workers, share=share, name=name, busy=busy, **events._asdict())
+        self, name: str, share: Share | None, workers: PrestartedWorkers | None, events: EngineEvents
+    ) -> EngineCore:
+        return self._make_engine(
+            self._config,
+            workers,
+            share=share,
+            name="" if self._single else name,
+            busy=functools.partial(self._busy, name),
+            **events._asdict(),
+        )
 
     def _busy(self, name: str) -> bool:
-        """The replica has something to answer."""
-        return bool(self.requests_of(name) or self._control_calls.waiting_for(name))
+        """Whether the replica has something to answer."""
+        return bool(self._router.count(name) or self._control_calls.waiting_for(name))
 
 
 async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all at once. At the first error the others are cancelled, and it is raised when they have ended."""
+    """Run all at once. Raises the first error, when the others, which are cancelled then, have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

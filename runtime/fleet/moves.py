@@ -15,17 +15,18 @@ import dataclasses
 from collections.abc import Sequence
 
 OVERHEAD_BYTES = 8 << 20
-"""What a move of nothing counts for: four messages through engine cores whose steps they wait for."""
+"""Bytes that every move counts beside its pages: four messages wait for steps of engine cores."""
 FIRST_PACE = 1 / 300e6
 """Seconds a byte before the first move."""
 KEPT = 0.9
-"""What a move weighs in the pace when the next one has ended."""
+"""Weight of a move in the pace when the next one has ended."""
 LEAST_TOKENS = 64
 """No move for fewer: a step costs about as much as 50 tokens of a prefill (CPU)."""
 LEAST_LIMIT_S = 0.05
-"""Every move has this long."""
+"""Least time limit of a move, in seconds."""
 MOST_LIMIT_S = 60.0
-"""No move has longer: before the first answer of a replica its pace is taken as 1 s a token."""
+"""Longest time limit of a move, in seconds: before the first answer of a replica its pace is taken as 1 s a
+token."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +47,7 @@ class MovePace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-    """What a request lacks on its replica, in pages of its prompt from the first one on.
+    """Pages of a request's prompt that its replica lacks, counted from the first page on.
 
     expected : pages that the replica holds, or will have computed for others
     """

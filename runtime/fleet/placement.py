@@ -1,4 +1,4 @@
-"""Where a request goes: the replica on which it would be through first.
+"""Placement: a request goes to the replica on which it would be through first.
 
 Work is counted in tokens to be computed; an output token counts as `OUTPUT_WEIGHT`. The cost of a replica is
 the work that it has, plus the tokens of the prompt that it does not hold, at its measured pace. Three rules
@@ -24,18 +24,18 @@ OUTPUT_WEIGHT = 0.3
 """Work of an output token, in prompt tokens. It costs 2.5 times a prompt token, but a new request does not
 wait for it: rows decode beside its prompt."""
 MISS_WEIGHT = 1.5
-"""A prompt token that has to be computed counts for the request, which waits for it, and for those behind it.
-With 1 the siblings of a fork go to idle replicas and compute there what one of them computes already; with 2
+"""Weight of a prompt token to be computed: the request waits for it, and so do the requests behind it. With
+1 the siblings of a fork go to idle replicas and compute there what one of them computes already; with 2
 they wait longer than that takes (`python -m benchmarks.fleet`)."""
 STAY = 64.0
 """Work that going elsewhere must save a program: its next step would be drawn to two places."""
 KEPT = 0.9
-"""What an answer weighs in a pace when the next one has come."""
+"""Weight of an answer in a pace when the next one has come."""
 DOUBTED_S = 10.0
 """Seconds without an answer after which a replica's pace counts half, and the fleet's the other half: one
 that was slow once would get no request by which to show that it is not."""
 STEP = 512.0
-"""Work that a request waits for beside what is before it: of the step that runs when it comes."""
+"""Work left in the step that already runs when a request arrives, in tokens."""
 MOST_HOMES = 16_384
 """Programs whose replica is remembered; a client that dies tells of no end."""
 KEPT_PROMISES = 256
@@ -89,7 +89,7 @@ class _Pace:
         self.learnt_at = now
 
     def beside(self, fleet: float, now: float) -> float:
-        """What is to be expected at `now`; `fleet` is the pace of all replicas, or 0."""
+        """Pace to be expected at `now`; `fleet`: the pace of all replicas, or 0."""
         if not (self.value and fleet):
             return self.value or fleet
         trust = 0.5 ** (max(now - self.learnt_at, 0.0) / DOUBTED_S)
@@ -101,15 +101,15 @@ class _Replica:
     pace: _Pace
     prefill: bool = False
     answered: bool = False
-    """Its first answer does not count: it contains what happens once, such as compiling. It is better than
-    nothing while the fleet has no pace at all."""
+    """Whether its first answer has come. That one does not count in the pace, as it contains work done once,
+    such as compiling; only a fleet without any pace uses it."""
     draining: bool = False
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-    """What is still promised for requests that have ended."""
+    """Ended request → digests of its pages that are still promised."""
     reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     unanswered: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
-    """Those whose prompt is still to be computed, the oldest first."""
+    """Requests whose prompt is still to be computed, the oldest first."""
 
 
 class Placement:
@@ -124,14 +124,14 @@ class Placement:
         self._replicas: dict[str, _Replica] = {}
         self._reservations: dict[str, _Reservation] = {}
         self._pace = _Pace()
-        """The fleet's."""
+        """Pace of the whole fleet."""
         self._homes: dict[str, str] = {}
         """The replica of each program's last request; the least recently placed program first."""
 
     # --- replicas ---------------------------------------------------------------------------------
 
     def join(self, replica: str, *, prefill: bool = False) -> None:
-        """A replica with an empty tree. Until its second answer its pace is taken to be the fleet's.
+        """Add a replica with an empty tree. Until its second answer its pace is taken to be the fleet's.
 
         With `prefill` it computes prompts for others, and gets requests only while there is no other.
         """
@@ -147,7 +147,7 @@ class Placement:
         self._replicas[replica].draining = False
 
     def leave(self, replica: str) -> list[Work]:
-        """The replica is gone. Returns the work that it had, to be placed anew."""
+        """Remove a replica that is gone. Returns the work that it had, to be placed anew."""
         gone = self._replicas.pop(replica)
         self._index.leave(replica)
         for rid in gone.reserved:
@@ -224,7 +224,7 @@ class Placement:
         return name
 
     def progress(self, rid: str, tokens: int, now: float) -> None:
-        """`tokens` more of the output have arrived; with the first ones the prompt is computed."""
+        """Count `tokens` more of a request's output; with the first ones its prompt is computed."""
         found = self._reservations.get(rid)
         if found is None:
             return
@@ -244,7 +244,7 @@ class Placement:
         replica.work -= done
 
     def ended(self, rid: str) -> None:
-        """The request has ended, in any way. Unknown ids are ignored."""
+        """Forget a request that has ended in any way. Unknown ids are ignored."""
         found = self._reservations.pop(rid, None)
         if found is None:
             return
@@ -266,7 +266,7 @@ class Placement:
     # --- for moves of pages -----------------------------------------------------------------------
 
     def held(self, replica: str, digests: Sequence[int]) -> int:
-        """How many of the prompt's whole pages the replica holds now."""
+        """Number of the prompt's whole pages that the replica holds now."""
         return self._index.pages(digests).get(replica, 0)
 
     def others(self, replica: str, digests: Sequence[int]) -> list[tuple[str, int]]:
@@ -282,7 +282,7 @@ class Placement:
         return sorted(takers, key=self.work_of)
 
     def settle(self, program: str, replica: str) -> None:
-        """The program's next request is drawn to `replica`."""
+        """Draw the program's next request to `replica`."""
         self._homes.pop(program, None)
         self._homes[program] = replica
         while len(self._homes) > MOST_HOMES:
@@ -294,7 +294,7 @@ class Placement:
         return 0 if found is None else int(found.prompt)
 
     def answered(self, replica: str) -> bool:
-        """A prompt has been computed there."""
+        """Whether the replica has computed a prompt."""
         return self._replicas[replica].answered
 
     def pace(self, replica: str, now: float) -> float:
@@ -302,7 +302,7 @@ class Placement:
         return self._pace_of(self._replicas[replica], now)
 
     def fetched(self, rid: str, tokens: int, now: float) -> None:
-        """The request has waited for pages until `now`: `tokens` fewer of its prompt are to be computed."""
+        """Count `tokens` fewer of a prompt to be computed: the request has waited for pages until `now`."""
         found = self._reservations.get(rid)
         if found is not None and found.prompt:
             saved = min(float(tokens), found.prompt - 1)

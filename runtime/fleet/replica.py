@@ -1,27 +1,32 @@
-"""What a fleet needs of an engine core, and what it remembers of each."""
+"""An engine core as its fleet uses it, and a replica: the core with its state in the fleet."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from ramify.engine_messages import INTERNAL, ToFrontend, ToTokenizer
+from ramify.engine_messages import INTERNAL, ToFrontend, ToTokenizer, TreeChange
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import ModelInfo
 
 State = Literal["starting", "up", "draining", "gone"]
-"""Of a replica: it takes nothing yet, or is being replaced; it takes requests; it takes no new ones; it will
-not come back by itself."""
+"""State of a replica.
+
+starting    it takes nothing yet, or is being replaced
+up          it takes requests
+draining    it takes no new ones
+gone        it will not come back by itself
+"""
 
 
 HEARTBEAT_S = 2.0
-"""How often a scheduler is asked for its counters, so that a message comes back even from an idle engine
-core."""
+"""Seconds between two heartbeats: the scheduler is asked for its counters, so that even an idle engine core
+sends a message."""
 HEARTBEAT = f"{INTERNAL}heartbeat"
-"""The id of these questions, whose answers only show that the engine core lives."""
+"""Id of these control calls; their answers only show that the engine core lives."""
 SILENT_S = 30.0
 """An engine core without a message for this long hangs, as a step takes seconds at most; a frontend that
 has sent a replica nothing for this long is gone."""
@@ -36,13 +41,13 @@ Later = Callable[[float, Callable[[], None]], Timer]
 
 
 class EngineCore(Protocol):
-    """A `EngineSupervisor`, or an engine core somewhere else that is used in the same way."""
+    """An `EngineSupervisor`, or an engine core somewhere else that is used in the same way."""
 
     info: ModelInfo | None
     """Set by `start`."""
     max_prompt_tokens: int
     page_bytes: int
-    """Of a KV page; 0 where its pages are not moved."""
+    """Bytes of a KV page; 0 where its pages are not moved."""
 
     @property
     def pids(self) -> Mapping[str, int]: ...
@@ -57,30 +62,47 @@ class EngineCore(Protocol):
 
 
 class EngineEvents(NamedTuple):
-    """What an engine core calls, on the fleet's event loop."""
+    """Callbacks of an engine core. It calls them on the fleet's event loop."""
 
     receive: Callable[[ToFrontend], None]
-    """With every message from the engine core."""
+    """Takes every message from the engine core."""
     died: Callable[[WorkerDied], bool]
-    """When what it ran is lost, with the error for requests that cannot go on. It returns whether a request
-    is known to be the cause."""
+    """Called when the running requests are lost, with the error for those that cannot go on. Returns whether
+    a request is known to be the cause."""
     restarted: Callable[[], None]
-    """When it has started anew, with an empty tree and without adapters."""
+    """Called when the core has started anew, with an empty tree and without adapters."""
     gave_up: Callable[[EngineError], None]
-    """When it will not start again."""
+    """Called when the core will not start again."""
+
+
+class FleetEvents(NamedTuple):
+    """Callbacks of a fleet."""
+
+    receive: Callable[[ToFrontend], None]
+    """Takes every message for the frontend."""
+    lost: Callable[[WorkerDied | None, Sequence[str]], bool]
+    """Called with the ids of requests whose replica has died or has left, to be sent again, and with the
+    error for those that cannot go on: None where nothing has died. Returns whether one of them is known to
+    be the cause."""
+    restarted: Callable[[], None]
+    """Called when a replica without adapters is up, before any request goes there."""
+    gave_up: Callable[[EngineError], None]
+    """Called with the reason when the last replica is gone."""
+    tree_changed: Callable[[str, TreeChange | None], None]
+    """Called with a replica's name and the change of its prefix tree; with None where the tree is gone."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica, for people to look at."""
+    """Figures of a replica, for people to look at."""
 
     name: str
     state: State
     requests: int
-    """That it runs or has queued."""
+    """Requests that it runs or has queued."""
     heartbeat_age_s: float
     """Seconds since its last message."""
     pids: dict[str, int]
-    """Its processes by role."""
+    """Role → process id."""
 
 
 def status_of(name: str, engine: EngineCore, state: State, requests: int) -> ReplicaStatus:
@@ -95,7 +117,8 @@ MakeEngine = Callable[[EngineEvents], EngineCore]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Replica:
-    """An engine core of the fleet. `up`: it takes messages. `left`: it is not in the fleet any more."""
+    """An engine core of the fleet, with its state. `up`: it takes messages. `left`: the fleet has removed
+    it."""
 
     engine: EngineCore
     up: bool = False
@@ -103,7 +126,7 @@ class Replica:
     gone: bool = False
     left: bool = False
     loras: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Its LoRA adapters: name → revision."""
+    """LoRA adapters: name → revision."""
 
     @property
     def state(self) -> State:
@@ -115,5 +138,5 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """It takes requests, or will when it has started."""
+        """Whether it takes requests, or will when it has started."""
         return not (self.draining or self.gone)

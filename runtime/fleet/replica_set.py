@@ -1,7 +1,7 @@
 """The replicas of a fleet by name: they start, join, drain, leave, die and come back.
 
 starts       its model and its page size are those of the others
-joins        with an empty tree and without adapters: it gets the questions and requests that wait
+joins        with an empty tree and without adapters: it gets the calls and requests that wait
 drains       nothing new goes there; what it has ends, or goes on elsewhere
 dies         its requests go to others with the output that they have (decision 0050), and it comes back
 is gone      it has died too often, and does not come back by itself
@@ -10,27 +10,29 @@ is gone      it has died too often, and does not come back by itself
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
-from ramify.engine_messages import ToFrontend, TreeChange
+from ramify.engine_messages import ToFrontend
 from ramify.errors import EngineError, InvalidRequest, NotFound, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.control_calls import ControlCalls
+from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.placement import Placement
-from ramify.runtime.fleet.replica import EngineEvents, MakeEngine, Replica
+from ramify.runtime.fleet.replica import EngineEvents, FleetEvents, MakeEngine, Replica
 from ramify.runtime.fleet.routing import Router
 
 log = logging.getLogger("ramify")
 
 
 class ReplicaSet:
-    """The replicas, which `by_name` has.
+    """The replicas `by_name`, which this class alone adds and removes.
 
+    connector : moves cached pages between replicas; None where they are not moved
+    prefill : names of the replicas that compute prompts for the others
     received : called with the name, the replica and each message of its engine core
-    lost, restarted, gave_up : those of `ReplicaFleet`
+    events : the fleet's callbacks
     """
 
     def __init__(
@@ -38,37 +40,30 @@ class ReplicaSet:
         by_name: dict[str, Replica],
         placement: Placement,
         control_calls: ControlCalls,
+        connector: KVConnector | None,
         router: Router,
         *,
+        prefill: frozenset[str],
         received: Callable[[str, Replica, ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
-        restarted: Callable[[], None],
-        gave_up: Callable[[EngineError], None],
+        events: FleetEvents,
     ) -> None:
         self.by_name = by_name
         self._placement = placement
         self._control_calls = control_calls
+        self._connector = connector
         self._router = router
+        self._prefill = prefill
         self._received = received
-        self._lost = lost
-        self._restarted = restarted
-        self._fleet_gave_up = gave_up
+        self._events = events
         self.info: ModelInfo | None = None
-        """Of the model that all have; None before the first has started."""
-        self.before_leaving: Callable[[str], Awaitable[None]] | None = None
-        """Awaited with the name of a replica that has drained, while it is still up: what its tree holds can
-        be moved to others."""
-        self.tree_changed: Callable[[str, TreeChange | None], None] = lambda name, change: None
-        """Called with a replica's name and what has changed in its tree; with None where the tree is gone."""
-        self._idle: dict[str, asyncio.Event] = {}
-        """Set when a draining replica has no request left."""
+        """Description of the model that all replicas have; None before the first has started."""
         self.closing: set[asyncio.Future[None]] = set()
-        """Of engine cores that have come back with another model."""
+        """Closings of engine cores that have come back with another model."""
 
     # --- start ------------------------------------------------------------------------------------
 
     def hold(self, name: str, make: MakeEngine) -> Replica:
-        """The replica `name`, with an engine core that is not started."""
+        """Add the replica `name`, with an engine core that is not started."""
         if name in self.by_name:
             raise InvalidRequest(f"There is a replica {name!r}.", field="name")
         events = EngineEvents(
@@ -95,8 +90,11 @@ class ReplicaSet:
             self._came_back(name, replica)
 
     def _check_model(self, name: str, replica: Replica) -> None:
-        """Requests go on with the same tokens where the model is the same alone, and digests of page ends
-        are equal where pages have the same size. The first replica to start says what these are."""
+        """Compare model and page size with those of the first replica that started.
+
+        Requests go on elsewhere with the same tokens only where the model is the same, and digests of page
+        ends are equal only where pages have the same size.
+        """
         info = replica.engine.info
         assert info is not None, "the engine core has started"
         if self.info is None:
@@ -110,7 +108,7 @@ class ReplicaSet:
             )
         elif info.fingerprint != self.info.fingerprint:
             raise EngineError(
-                f"Replica {name} has another model than the others: {info.name}, {self.info.name}.",
+                f"Replica {name} has another model than the fleet: {info.name}, {self.info.name}.",
                 remedy="Were the model's files changed? Restart the engine.",
             )
 
@@ -130,14 +128,11 @@ class ReplicaSet:
             self._check_others(name)
         replica.draining = True
         self._router.unpin(name)
-        idle = self._idle[name] = asyncio.Event()
         try:
             if replica.up:
                 self._placement.drain(name)
-                self.check_idle(name)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(idle.wait(), limit_s)
-                await self._prepare(name, replica)
+                await self._router.wait_idle(name, limit_s)
+                await self._evacuate(name, replica)
             if not (replica.gone or last):
                 self._check_others(name)
         except BaseException:
@@ -146,24 +141,14 @@ class ReplicaSet:
                 self._placement.undrain(name)
                 self._router.place_all()
             raise
-        finally:
-            del self._idle[name]
         await self.remove(name)
 
-    def check_idle(self, name: str) -> None:
-        """A draining replica may have a request less."""
-        if name in self._idle and not self._router.count(name):
-            self._idle[name].set()
-
-    def check_all_idle(self) -> None:
-        for name in self._idle:
-            self.check_idle(name)
-
-    async def _prepare(self, name: str, replica: Replica) -> None:
-        if self.before_leaving is not None and replica.up:
+    async def _evacuate(self, name: str, replica: Replica) -> None:
+        """Move cached pages of a drained replica to the others, while it is still up."""
+        if self._connector is not None and replica.up:
             try:
-                await self.before_leaving(name)
-            except Exception:  # what it would have saved is computed again
+                await self._connector.evacuate(name)
+            except Exception:  # the pages are computed again
                 log.exception("replica %s leaves without preparation", name)
 
     def _check_others(self, name: str) -> None:
@@ -178,7 +163,7 @@ class ReplicaSet:
         """Stop a replica now. Its requests go on elsewhere. Raises `NotFound`."""
         replica = self._replica(name)
         rids = self._forget(name, replica)
-        self._lost(None, rids)
+        self._events.lost(None, rids)
         self._router.place_all()
         await replica.engine.aclose()
 
@@ -189,7 +174,7 @@ class ReplicaSet:
         return self.by_name[name]
 
     def _forget(self, name: str, replica: Replica) -> list[str]:
-        """A replica is not in the fleet any more. Returns the requests that it had."""
+        """Take a replica out of the fleet. Returns the ids of the requests that it had."""
         if self.by_name.get(name) is not replica:
             return []
         replica.left = True
@@ -202,23 +187,23 @@ class ReplicaSet:
     def _died(self, name: str, replica: Replica, error: WorkerDied) -> bool:
         if replica.left:
             return False
-        explained = self._lost(error, self._down(name, replica, died=True))
-        self._router.place_all()  # what was to run alone there, once that had none but such requests
+        explained = self._events.lost(error, self._down(name, replica, died=True))
+        self._router.place_all()  # suspects that waited for this replica to have no other requests
         return explained
 
     def _down(self, name: str, replica: Replica, *, died: bool) -> list[str]:
-        """A replica takes nothing any more. Returns the requests that it had."""
+        """Count a replica out that takes nothing any more. Returns the ids of the requests that it had."""
         rids = self._router.lose(name, died=died)
         if replica.up:
             replica.up = False
             replica.loras.clear()
             self._placement.leave(name)
             with errors_logged("telling of a tree that is gone"):
-                self.tree_changed(name, None)
-        if self._router.connector is not None:
+                self._events.tree_changed(name, None)
+        if self._connector is not None:
             with errors_logged("ending moves"):
-                self._router.connector.left(name)
-        self.check_idle(name)
+                self._connector.left(name)
+        self._router.check_idle()
         self._control_calls.left(name, died=died)
         return rids
 
@@ -234,12 +219,12 @@ class ReplicaSet:
             self._gave_up(name, replica, error)
             return
         self._join(name, replica)
-        self._restarted()
+        self._events.restarted()
         self._router.place_all()
 
     def _join(self, name: str, replica: Replica) -> None:
-        """A replica with an empty tree and no adapters is up: it gets the questions that wait."""
-        self._placement.join(name, prefill=name in self._router.prefill)
+        """Send control calls that wait to a replica that is up, with an empty tree and no adapters."""
+        self._placement.join(name, prefill=name in self._prefill)
         if replica.draining:
             self._placement.drain(name)
         replica.up, replica.gone = True, False
@@ -256,7 +241,7 @@ class ReplicaSet:
             self.give_up(error)
 
     def give_up(self, error: EngineError) -> None:
-        """No replica is left."""
+        """End everything that waits for a replica: none is left."""
         self._control_calls.clear()
         self._router.clear()
-        self._fleet_gave_up(error)
+        self._events.gave_up(error)

@@ -1,9 +1,9 @@
-"""What a fleet knows of one request, from its arrival to its end.
+"""A request in a fleet, from its arrival to its end.
 
-tokenised   `ids` is None: a tokenizer has been asked for them
-waiting     no replica takes it yet
-fetching    it has a replica, and is sent when its pages have come there, or will not
-sent        its replica has it
+tokenising   `ids` is None: a tokenizer has been asked for them
+waiting      no replica takes it yet
+fetching     it has a replica, and is sent when its pages have come there, or will not
+sent         its replica has it
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ from ramify.runtime.fleet.placement import Work
 EXPECTED_OUTPUT = 64.0
 """Output tokens that a request is expected to take, at most its max_tokens."""
 CHARACTERS = 4
-"""Of a choice's text, per token."""
+"""Characters of a choice's text for each token."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class FleetRequest:
+    """One request: its place in the fleet, and the aborts that wait for it."""
+
     request: Generate
     alone: bool = False
-    """It is sent to a replica that has none but such ones."""
+    """Quarantined: runs only on the isolation replica."""
     ids: tuple[int, ...] | None = None
-    """The prompt's."""
+    """Token ids of the prompt; empty where there was nothing to choose by them."""
     replica: str = ""
-    """Where it is placed; "" before."""
+    """Name of its replica; "" before it has one."""
+    reserved: bool = False
+    """`Placement` has chosen the replica, and counts the request's work there."""
     sent: bool = False
     aborts: list[Abort] = dataclasses.field(default_factory=list)
     """Aborts that came before it was sent."""
 
     @property
     def coalesced(self) -> bool:
-        """Its chunks are held back for a while, and come joined."""
+        """Whether its chunks are held back for a while, and come joined."""
         return self.request.every_s > 0
 
     @property
     def limits(self) -> list[str]:
-        """The limits of tokens that it counts against, by their ids."""
+        """Ids of the token limits that it counts against."""
         hint = self.request.hint
         return [] if hint is None else [one.id for one in hint.limits if one.max_total_tokens is not None]
 
     def work(self, digests: Digests, scope: str, page_size: int) -> Work:
-        """What it is to a replica. `scope` is that of the prefix tree."""
+        """The request's work for a replica. `scope`: of the prefix tree."""
         request, ids = self.request, self.ids or ()
         try:
             tokens = np.array(ids, np.int32)

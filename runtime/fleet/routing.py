@@ -1,13 +1,16 @@
-"""The requests of a fleet: each finds a replica, is sent there, and is counted until it ends.
+"""Routing: each request of a fleet finds a replica, is sent there, and is counted until it ends.
 
-arrives      its prompt's ids from some tokenizer, then `Placement`, then its replica; or it waits for one
-aborted      its replica is told, or it is when it is sent
-runs alone   on a replica that has none but such ones, the ward, until `end_alone`
-loses it     its replica is gone: the record goes, and the frontend sends the request again
+one replica    there is nothing to choose: a request goes there as it comes
+several        the prompt's ids from some tokenizer, then `Placement`, then its replica; or it waits for one
+abort          sent to the replica, behind the request
+suspect        runs on the isolation replica, which has suspects alone, until `end_alone`
+replica lost   its requests are forgotten; the frontend sends them again
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -30,17 +33,18 @@ from ramify.runtime.lora_names import tree_scope
 log = logging.getLogger("ramify")
 
 MOST_PINS = 4096
-"""Limits of programs whose replica is remembered."""
+"""Token limits of programs whose replica is remembered."""
 PLACE = f"{INTERNAL}place-"
-"""Begins the ids of questions for the tokens of a prompt that is to be placed."""
+"""Prefix of the ids of control calls for the tokens of a prompt that is to be placed."""
 
 
 class Router:
     """Routes requests to the replicas.
 
-    replicas : those of the fleet, by name, now
+    replicas : the fleet's, by name; the caller changes them
+    connector : moves cached pages between replicas; None where they are not moved
+    prefill : names of the replicas that compute prompts for the others
     receive : takes the message for the frontend where a request cannot be sent
-    less : called with the name of a replica that has a request less
     """
 
     def __init__(
@@ -48,41 +52,53 @@ class Router:
         replicas: Mapping[str, Replica],
         placement: Placement,
         control_calls: ControlCalls,
+        connector: KVConnector | None,
         *,
+        prefill: frozenset[str],
         receive: Callable[[ToFrontend], None],
-        less: Callable[[str], None],
     ) -> None:
         self._replicas = replicas
         self._placement = placement
         self._control_calls = control_calls
+        self._connector = connector
+        self._prefill = prefill
         self._receive = receive
-        self._less = less
         self._digests = Digests()
-        self.requests: dict[str, FleetRequest] = {}
-        """All that have arrived and have not ended, by id."""
-        self.connector: KVConnector | None = None
-        self.prefill: frozenset[str] = frozenset()
-        """The replicas that compute prompts for the others."""
-        self.isolation_replica: str | None = None
-        """The replica of those that run alone."""
+        self._requests: dict[str, FleetRequest] = {}
+        """Requests that have arrived and have not ended, by id."""
+        self._isolation_replica: str | None = None
         self._pins: dict[str, str] = {}
-        """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
+        """Token limit → its replica: one scheduler has to count all tokens of a limit's requests."""
+        self._idle: dict[str, asyncio.Event] = {}
+        """Replica → event, set when it has no request left, while `wait_idle` waits for that."""
 
     # --- a request arrives ------------------------------------------------------------------------
 
     def send(self, request: Generate) -> None:
-        """Place a request, and send it to its replica."""
-        self._begin(FleetRequest(request))
+        """Place a request, and send it to its replica. Raises what encoding it raises."""
+        self._admit(FleetRequest(request))
 
     def send_alone(self, request: Generate) -> None:
-        """As `send`, to a replica that has none but such requests, and gets no others until `end_alone`."""
-        self._begin(FleetRequest(request, alone=True))
+        """Send a suspect to the isolation replica, which gets no other requests until `end_alone`."""
+        self._admit(FleetRequest(request, alone=True))
 
-    def _begin(self, found: FleetRequest) -> None:
-        """Place a request, after its prompt has been tokenised."""
+    def _admit(self, found: FleetRequest) -> None:
+        """Send a request to the only replica, or place it after its prompt has been tokenised."""
         request = found.request
+        only = self._only_replica()
+        if only is not None:
+            found.ids = ()  # they would choose among replicas
+            if self._replicas[only].up and self._isolation_replica is None and not found.alone:
+                found.replica = only
+                self._send(found)
+                self._pin(found, only)
+                self._requests[request.rid] = found
+                return
         msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
-        self.requests[request.rid] = found
+        self._requests[request.rid] = found
+        if only is not None:
+            self._place(found)
+            return
         ids = [part for part in request.prompt if not isinstance(part, str)]
         if request.chat is None and not request.preambles and len(ids) == len(request.prompt):
             found.ids = tuple(itertools.chain(*ids))
@@ -96,6 +112,13 @@ class Router:
             )
             self._control_calls.ask(message, functools.partial(self._tokenised, found))
 
+    def _only_replica(self) -> str | None:
+        """The fleet's only replica; None where there are several, or it takes no new requests."""
+        if len(self._replicas) != 1:
+            return None
+        ((name, replica),) = self._replicas.items()
+        return name if replica.usable else None
+
     def _tokenised(self, found: FleetRequest, answer: Answer) -> None:
         # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
         found.ids = answer.prompts[0].ids if isinstance(answer, Texts) else ()
@@ -104,8 +127,8 @@ class Router:
     # --- it finds its replica ---------------------------------------------------------------------
 
     def place_all(self) -> None:
-        """Send the requests that have waited for a replica."""
-        for found in list(self.requests.values()):
+        """Send the requests that have waited for a replica, suspects first: others may not join them."""
+        for found in sorted(self._requests.values(), key=lambda one: not one.alone):
             if found.ids is not None and not found.replica:
                 self._place(found)
 
@@ -118,53 +141,52 @@ class Router:
 
     def _find_place(self, found: FleetRequest) -> None:
         request, page_size = found.request, self._placement.page_size
-        isolation_replica = self._isolation_replica_for() if found.alone else None
-        if not page_size or (found.alone and isolation_replica is None):
+        isolated = self._free_for_suspects() if found.alone else None
+        if not page_size or (found.alone and isolated is None):
             return
         scope = self._scope(request)
         work = found.work(self._digests, scope, page_size)
         pinned = next((self._pins[limit] for limit in found.limits if limit in self._pins), None)
-        moves = None if found.alone or needs_states(request) else self.connector
+        moves = None if found.alone or needs_states(request) else self._connector
         try:
             name = self._placement.place(
                 work,
                 time.monotonic(),
-                isolation_replica or pinned,
+                isolated or pinned,
                 force=found.alone,
                 move_s=None if moves is None else moves.seconds_for,
             )
         except NoReplica:
             return
         self._pin(found, name)
-        found.replica = name
-        if self.connector is None or found.alone or found.aborts:
+        found.replica, found.reserved = name, True
+        if self._connector is None or found.alone or found.aborts:
             self._send(found)
             return
         send = functools.partial(self._send_held, found)
-        if not self.connector.fetch(name, work, request, found.ids or (), scope, send):
+        if not self._connector.fetch(name, work, request, found.ids or (), scope, send):
             send()
 
-    def _isolation_replica_for(self) -> str | None:
-        """The replica for a request that is to run alone; None while there is none, or it has others."""
-        if self.isolation_replica is None:
+    def _free_for_suspects(self) -> str | None:
+        """The isolation replica, chosen now if there is none; None while it has other requests."""
+        if self._isolation_replica is None:
             usable = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
-            free = [name for name in usable if name not in self.prefill] or usable
+            free = [name for name in usable if name not in self._prefill] or usable
             if not free:
                 return None
-            self.isolation_replica = min(free, key=self.count)
-            self._placement.drain(self.isolation_replica)
-        others = any(
-            one.replica == self.isolation_replica and not one.alone for one in self.requests.values()
-        )
-        return None if others else self.isolation_replica
+            self._isolation_replica = min(free, key=self.count)
+            self._placement.drain(self._isolation_replica)
+        name = self._isolation_replica
+        others = any(one.replica == name and not one.alone for one in self._requests.values())
+        return None if others else name
 
     def end_alone(self) -> None:
-        """Send other requests to the ward again."""
-        for found in self.requests.values():
+        """Send other requests to the isolation replica again."""
+        for found in self._requests.values():
             found.alone = False
-        isolation_replica, self.isolation_replica = self.isolation_replica, None
-        if isolation_replica is not None and not self._replicas[isolation_replica].draining:
-            self._placement.undrain(isolation_replica)
+        isolated, self._isolation_replica = self._isolation_replica, None
+        if isolated is not None and not self._replicas[isolated].draining:
+            self._placement.undrain(isolated)
         self.place_all()
 
     def _pin(self, found: FleetRequest, name: str) -> None:
@@ -185,7 +207,7 @@ class Router:
     def _send_held(self, found: FleetRequest) -> None:
         """Send a request that has waited for pages; nothing where its replica has gone meanwhile."""
         rid = found.request.rid
-        if self.requests.get(rid) is found and not found.sent:
+        if self._requests.get(rid) is found and not found.sent:
             try:
                 self._send(found)
             except Exception as error:
@@ -199,87 +221,105 @@ class Router:
             engine.send(abort)
 
     def abort(self, abort: Abort) -> None:
-        found = self.requests.get(abort.rid)
+        """Send an abort behind its request."""
+        found = self._requests.get(abort.rid)
         if found is None:
             return
         if found.sent:
             self._replicas[found.replica].engine.send(abort)
             return
         found.aborts.append(abort)
-        if found.replica and self.connector is not None:
-            self.connector.forget(abort.rid)
+        if found.replica and self._connector is not None:
+            self._connector.stop_waiting(abort.rid)
 
     # --- it runs, and ends ------------------------------------------------------------------------
 
     def count(self, name: str) -> int:
-        """How many requests the replica has, prompts that it computes for others among them."""
-        prompts = 0 if self.connector is None else self.connector.prompts(name)
-        return prompts + sum(found.replica == name for found in self.requests.values())
+        """Number of the replica's requests, prompts that it computes for others among them."""
+        prompts = 0 if self._connector is None else self._connector.prompts(name)
+        return prompts + sum(found.replica == name for found in self._requests.values())
 
     def placed(self, rid: str) -> bool:
-        """There is a request of this id, and it has a replica."""
-        found = self.requests.get(rid)
+        """Whether there is a request of this id, and it has a replica."""
+        found = self._requests.get(rid)
         return found is not None and bool(found.replica)
 
-    def heard(self, message: StepText) -> None:
-        """Output of requests has come."""
+    def output_arrived(self, message: StepText) -> None:
+        """Count the output of requests, and end those that are done."""
         now = time.monotonic()
         for chunk in message.chunks:
-            if chunk.ids and self.placed(chunk.rid):
-                coalesced = self.requests[chunk.rid].coalesced
-                held_s = chunk.usage.writing_s if coalesced and chunk.usage is not None else 0.0
+            found = self._requests.get(chunk.rid) if chunk.ids else None
+            if found is not None and found.reserved:
+                held_s = chunk.usage.writing_s if found.coalesced and chunk.usage is not None else 0.0
                 with errors_logged("counting output"):
                     self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
             if chunk.finish is not None:
-                if self.connector is not None:
+                if self._connector is not None:
                     with errors_logged("exporting a prompt"):
-                        self.connector.prefilled(chunk.rid)
+                        self._connector.prompt_computed(chunk.rid)
                 self.ended(chunk.rid)
+        self.check_idle()
 
     def ended(self, rid: str) -> None:
-        """A request has ended, in any way. Nothing where it has no replica."""
-        found = self.requests.pop(rid) if self.placed(rid) else None
+        """Forget a request that has ended in any way. Ids of requests without a replica are ignored."""
+        found = self._requests.pop(rid) if self.placed(rid) else None
         with errors_logged("ending a request"):
             self._placement.ended(rid)
         if found is not None:
-            self._less(found.replica)
-            if found.replica == self.isolation_replica and not found.alone:
+            self.check_idle()
+            if found.replica == self._isolation_replica and not found.alone:
                 self.place_all()
 
     def _fail(self, rid: str, error: Exception) -> None:
-        """A request cannot be sent: it ends, and others go on."""
+        """End a request that cannot be sent; others go on."""
         log.error("a request could not be placed: %s", rid, exc_info=error)
         self.ended(rid)
-        self.requests.pop(rid, None)
+        self._requests.pop(rid, None)
         self._receive(Failed(rid=rid, error=unsendable(error).to_info()))
 
-    # --- its replica goes -------------------------------------------------------------------------
+    # --- a replica goes ---------------------------------------------------------------------------
+
+    async def wait_idle(self, name: str, limit_s: float) -> None:
+        """Wait until the replica has no request, at most `limit_s` seconds."""
+        idle = self._idle[name] = asyncio.Event()
+        try:
+            self.check_idle()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(idle.wait(), limit_s)
+        finally:
+            del self._idle[name]
+
+    def check_idle(self) -> None:
+        """Let `wait_idle` go on for the replicas that have no request."""
+        for name, idle in self._idle.items():
+            if not self.count(name):
+                idle.set()
 
     def unpin(self, name: str) -> None:
-        """The replica drains: limits of tokens find another one."""
+        """Let token limits find another replica than this one, which drains."""
         self._pins = {limit: home for limit, home in self._pins.items() if home != name}
 
     def lose(self, name: str, *, died: bool) -> list[str]:
-        """The replica takes nothing any more. Returns the requests that it had, which are forgotten."""
-        rids = [rid for rid, found in self.requests.items() if found.replica == name]
+        """Forget the requests of a replica that takes no messages any more. Returns their ids."""
+        rids = [rid for rid, found in self._requests.items() if found.replica == name]
         for asked in self._control_calls.waiting_for(name):
-            found = self.requests.get(asked.removeprefix(PLACE))
+            found = self._requests.get(asked.removeprefix(PLACE))
             if found is not None and found.ids is None:
                 self._control_calls.forget(asked)
                 rids.append(found.request.rid)
-        if (
-            died and self.connector is not None
-        ):  # what has killed it may be a prompt that it computed for others
-            for rid in self.connector.asked_of(name):
+        if died and self._connector is not None:
+            # The cause may be a prompt that it computed for others.
+            for rid in self._connector.asked_of(name):
                 self._placement.ended(rid)
                 rids.append(rid)
         for rid in rids:
-            self.requests.pop(rid, None)
-        if name == self.isolation_replica:
-            self.isolation_replica = None
+            self._requests.pop(rid, None)
+        if name == self._isolation_replica:
+            self._isolation_replica = None
         self.unpin(name)
+        self.check_idle()
         return rids
 
     def clear(self) -> None:
-        """The fleet is gone: what waits for a replica is forgotten."""
-        self.requests = {rid: found for rid, found in self.requests.items() if found.replica}
+        """Forget the requests that wait for a replica: the last one is gone."""
+        self._requests = {rid: found for rid, found in self._requests.items() if found.replica}

@@ -1,4 +1,4 @@
-"""Keeps one engine core of workers running: start, heartbeat, and a new engine core when a worker dies."""
+"""Supervisor of an engine core: starts it, asks for heartbeats, and starts it anew when a worker dies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ramify.engine_messages import Abort, GetStats, ToFrontend, ToTokenizer
+from ramify.engine_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
-from ramify.messages import Generate, ModelInfo
+from ramify.messages import ModelInfo
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S
@@ -33,16 +33,18 @@ RESTART_WINDOW_S = 60.0
 
 
 class EngineSupervisor:
-    """Owns the engine core. All callbacks run on the event loop that `start` ran on.
+    """An engine core on this machine that is replaced when it dies; an `EngineCore`.
+
+    All callbacks run on the event loop that `start` ran on.
 
     Parameters
     ----------
     workers
         Processes for the first engine core, if they were started early.
     share
-        What its processes get of the machine, where there are several replicas.
+        Cores and GPUs of its processes, where there are several replicas.
     name
-        Of the replica, where there are several; the log says it.
+        Name of the replica in the log, where there are several.
     receive
         Called with every message from the engine core.
     died
@@ -54,6 +56,10 @@ class EngineSupervisor:
         Called with the reason when there is no new engine core.
     busy
         Whether anything waits for the engine core's answer: then silence of `SILENT_S` is a death.
+    launch
+        Makes the processes; called as `EngineProcesses`.
+    heartbeat_s, silent_s
+        Seconds between two heartbeats, and of silence after which an engine core hangs.
     """
 
     def __init__(
@@ -68,6 +74,9 @@ class EngineSupervisor:
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
         busy: Callable[[], bool] = lambda: False,
+        launch: Callable[..., EngineProcesses] = EngineProcesses,
+        heartbeat_s: float = HEARTBEAT_S,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -78,6 +87,9 @@ class EngineSupervisor:
         self._restarted = restarted
         self._gave_up = gave_up
         self._busy = busy
+        self._launch = launch
+        self._heartbeat_s = heartbeat_s
+        self._silent_s = silent_s
         self._unheard = 0
         """Heartbeats since the last message. Time in which this process itself stood still does not count."""
         self._engine: EngineProcesses | None = None
@@ -85,9 +97,6 @@ class EngineSupervisor:
         self._heartbeat: asyncio.Task[None] | None = None
         self._restart: asyncio.Task[None] | None = None
         self._restart_times: collections.deque[float] = collections.deque()
-        self._held: list[ToTokenizer] | None = None
-        """Messages that wait while requests run alone; None while none does."""
-        self._alone: set[str] = set()
         self._running = False
         """An engine core was started, and neither `close_now` was called nor a restart has failed."""
         self._draft_files: ModelFiles | None = None
@@ -106,15 +115,16 @@ class EngineSupervisor:
 
     async def aclose(self) -> None:
         self._running = False
-        engine, self._engine = self._engine, None
-        if engine is not None:  # not on the event loop: its processes have seconds to end
-            engine.disconnect()
-            await asyncio.to_thread(engine.stop)
-        for task in (self._heartbeat, self._restart):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        # First: a restart that ends later would leave an engine core that nobody stops.
+        tasks = [task for task in (self._heartbeat, self._restart) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._heartbeat = self._restart = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.disconnect()
+            await _stop_processes(engine)
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
@@ -125,30 +135,9 @@ class EngineSupervisor:
             engine.stop()
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message to the engine core; dropped while there is none. Raises what encoding it raises."""
-        if (
-            self._held is not None
-            and isinstance(message, Generate | Abort)
-            and message.rid not in self._alone
-        ):
-            msgspec.msgpack.encode(message)  # raises at once what sending it would raise later
-            self._held.append(message)
-        elif self._engine is not None:
+        """Send a message; dropped while there is no engine core. Raises what encoding it raises."""
+        if self._engine is not None:
             self._engine.send(message)
-
-    def send_alone(self, request: Generate) -> None:
-        """Send a request to a new engine core, and hold back all others but such ones until `end_alone`."""
-        if self._held is None:
-            self._held, self._alone = [], set()
-        self._alone.add(request.rid)
-        self.send(request)
-
-    def end_alone(self) -> None:
-        """Send the requests that were held back."""
-        held, self._held = self._held or [], None
-        for message in held:
-            with errors_logged("sending a request that was held back"):
-                self.send(message)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -170,11 +159,12 @@ class EngineSupervisor:
         self._receive(message)
 
     async def _start_engine(self) -> None:
-        workers, self._workers = self._workers or PrestartedWorkers(self._config, self._share), None
-        engine = EngineProcesses(
+        workers, self._workers = self._workers, None
+        engine = self._launch(
             self._config,
             self._files,
             workers,
+            share=self._share,
             draft_files=self._draft_files,
             receive=self._handle,
             died=self._worker_died,
@@ -195,7 +185,7 @@ class EngineSupervisor:
         self._last_message = time.monotonic()
 
     def _worker_died(self, role: str) -> None:
-        """Replace the whole engine core: without one worker the state of the others is worthless."""
+        """Replace all workers: without one of them the state of the others is worthless."""
         if not self._running or self._restart is not None:
             return
         self._begin_restart(f"The {role} process died")
@@ -209,7 +199,6 @@ class EngineSupervisor:
         if engine is not None:
             # A late chunk of a request that is about to be sent again would repeat its text.
             engine.disconnect()
-        self._held = None
         error = WorkerDied(f"{reason} while this request was running.", remedy="Send it again.")
         explained = False
         with errors_logged("telling of a death"):
@@ -217,7 +206,7 @@ class EngineSupervisor:
         began = time.monotonic()
         try:
             if engine is not None:
-                await asyncio.to_thread(engine.stop)
+                await _stop_processes(engine)
             if not explained:
                 self._count_death()
             await self._start_in_tries()
@@ -266,11 +255,24 @@ class EngineSupervisor:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             self._unheard += 1
-            silent = self._unheard > SILENT_S / HEARTBEAT_S
+            silent = self._unheard > self._silent_s / self._heartbeat_s
             if silent and self._running and self._restart is None and self._busy():
-                self._begin_restart(f"The engine core said nothing for {SILENT_S:g} s")
+                self._begin_restart(f"The engine core said nothing for {self._silent_s:g} s")
                 continue
             with contextlib.suppress(EngineError):  # the engine core was stopped at this moment
                 self.send(GetStats(rid=HEARTBEAT))
+
+
+async def _stop_processes(engine: EngineProcesses) -> None:
+    """Stop an engine core beside the event loop: its processes have seconds to end.
+
+    A caller that is cancelled meanwhile still waits for the end.
+    """
+    stopping = asyncio.ensure_future(asyncio.to_thread(engine.stop))
+    try:
+        await asyncio.shield(stopping)
+    except asyncio.CancelledError:
+        await stopping
+        raise

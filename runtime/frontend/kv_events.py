@@ -75,8 +75,9 @@ class HeldBlocks:
         self._replicas: dict[str, set[int]] = {}
         self._holders: Counter[int] = Counter()
 
-    def told(self, replica: str, change: TreeChange | None) -> list[Event]:
-        """What a replica's tree has changed for those who see all replicas; None: that replica is gone."""
+    def events_of(self, replica: str, change: TreeChange | None) -> list[Event]:
+        """Events for subscribers, who see all replicas as one, from a replica's `change`; None: it is
+        gone."""
         held = self._replicas.setdefault(replica, set())
         if change is None:
             del self._replicas[replica]
@@ -105,7 +106,7 @@ class HeldBlocks:
         return [BlockRemoved(block_hashes=gone, medium=MEDIUM)] if self._holders else [AllBlocksCleared()]
 
     def _stored(self, run: PageRun, held: set[int]) -> Iterator[Event]:
-        """Of a run what no replica held before."""
+        """Events for the pages of a run that no replica held before."""
         start = None
         for place, digest in enumerate(run.digests):
             if digest not in held:
@@ -155,7 +156,7 @@ class KVEvents:
         self._blocks = HeldBlocks(names)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def begin(self, model: str) -> None:
+    def start_publishing(self, model: str) -> None:
         """Publish from now on, for the model that requests call `model`. Call it on the event loop."""
         topic = f"kv@{socket.gethostname()}@{model}" if self._topic is None else self._topic
         self.publisher.topic = topic
@@ -163,9 +164,9 @@ class KVEvents:
         self._publish([AllBlocksCleared()])
         self.publisher.attach(asyncio.get_running_loop())
 
-    def told(self, replica: str, change: TreeChange | None) -> None:
-        """See `HeldBlocks.told`."""
-        if events := self._blocks.told(replica, change):
+    def publish_change(self, replica: str, change: TreeChange | None) -> None:
+        """Publish the events of a replica's `change`; None: the replica is gone."""
+        if events := self._blocks.events_of(replica, change):
             self._publish(events)
 
     def _publish(self, events: list[Event]) -> None:

@@ -1,4 +1,4 @@
-"""KV snapshots of cached pages as bytes: out of an engine and into another one, however they are carried."""
+"""KV snapshots as bytes: out of one engine and into another one, however they are carried."""
 
 from __future__ import annotations
 

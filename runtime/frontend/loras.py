@@ -43,7 +43,7 @@ class Loras:
         self.loaded: dict[str, LoadedLora] = {}
 
     def revision(self, name: str) -> str:
-        """That of the adapter; "" for the model alone. Raises `NotFound` for a name of no adapter."""
+        """Revision of the adapter; "" for the model alone. Raises `NotFound` for a name of no adapter."""
         if not name:
             return ""
         if name not in self.loaded:

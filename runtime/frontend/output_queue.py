@@ -37,11 +37,11 @@ class OutputQueue:
         self.deaths = 0
         """Engine cores that died while they ran the request, since it last went on."""
         self.aborted = False
-        """Its end has been asked for."""
+        """Whether its end has been asked for."""
         self._deaths_alone = 0
         self._size_at_death = 0
         self.ended = False
-        """The last chunk or an error has arrived."""
+        """Whether the last chunk or an error has arrived."""
         self._chunks: collections.deque[TextChunk] = collections.deque()
         self._error: RamifyError | None = None
         self._begun = False
@@ -51,7 +51,7 @@ class OutputQueue:
         self._text: list[str] = []
         self._repeated_ids = 0
         self._repeated_text = ""
-        """What the next chunks repeat."""
+        """Text that the next chunks repeat, with `_repeated_ids` tokens."""
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: TextChunk) -> None:
@@ -74,7 +74,7 @@ class OutputQueue:
         self._wake()
 
     def end_aborted(self) -> None:
-        """The request, which no engine core has, is aborted: it ends behind what has arrived."""
+        """End an aborted request that no engine core has, behind the output that has arrived."""
         if not self.ended:
             self.ended = True
             usage = Usage(completion_tokens=self.size)
@@ -94,12 +94,12 @@ class OutputQueue:
         return msgspec.structs.replace(request, continues=output)
 
     def _repeats(self, chunk: TextChunk) -> bool:
-        """`chunk` says what has arrived, and does not end before all of it is said."""
+        """Whether `chunk` repeats the output that has arrived, and does not end before its end."""
         expected = self._repeated_text
         return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
 
     def _new_part(self, chunk: TextChunk) -> TextChunk:
-        """`chunk` without what it repeats."""
+        """`chunk` without its repeated part."""
         ids, text = min(self._repeated_ids, len(chunk.ids)), min(len(self._repeated_text), len(chunk.text))
         self._repeated_ids -= ids
         self._repeated_text = self._repeated_text[text:]
@@ -129,7 +129,7 @@ class OutputQueue:
 
     @property
     def suspect(self) -> bool:
-        """It may be what kills engine cores."""
+        """Whether it may be what kills engine cores."""
         return self.deaths >= SUSPECT_AT
 
     @property

@@ -15,7 +15,7 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 MAX_TOKEN_CHARACTERS = 128
 """No vocabulary has a longer token; the longest are runs of spaces."""
 MAX_CHOICE_CHARACTERS = 1 << 20
-"""Of all choices of one request: about a second for the tokenizer."""
+"""Most characters of all choices of one request: about a second for the tokenizer."""
 MAX_PREAMBLES = 64
 MAX_PARTS = 64
 """Most places of a hint where later prompts part: the text behind each is tokenised. Programs send two."""
@@ -74,7 +74,7 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
 
 
 def check_prompt(request: Generate, most_tokens: int) -> None:
-    """Refuse what is no prompt, and what cannot fit: tokenising it would keep other requests waiting.
+    """Refuse a request that is no prompt or cannot fit: tokenising it would keep others waiting.
 
     most_tokens : of a prompt that the engine takes
 

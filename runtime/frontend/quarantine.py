@@ -1,4 +1,4 @@
-"""Requests that may be what kills an engine core: they go on one at a time, apart from all others.
+"""Quarantine: requests that may be what kills an engine core go on one at a time, apart from others.
 
 deaths 1, 2     the requests of the engine core go on at once, together with others
 then            each one that was in flight at both, and had not gone on in between, is a suspect
@@ -41,28 +41,21 @@ class Quarantine:
             output.count_death(error, alone=probe is not None)
         return probe is not None
 
-    def add(self, outputs: Iterable[OutputQueue]) -> None:
-        """Send these suspects, one after the other; one that ran alone is the first again."""
+    def add_suspects(self, outputs: Iterable[OutputQueue]) -> None:
+        """Queue suspects to run singly; the interrupted one is the first again."""
         for output in outputs:
             if output is self._probe:
                 self._probe = None
                 self._waiting.appendleft(output)
             elif output not in self._waiting:
                 self._waiting.append(output)
-        self.next()
-
-    def forget(self) -> None:
-        """The engine core has died that all requests were in."""
-        self._waiting.clear()
-        if self._probe is not None:
-            self._waiting.append(self._probe)
-        self._probe = None
+        self.send_next()
 
     def waits(self, output: OutputQueue) -> bool:
-        """The request waits here to be sent."""
+        """Whether the request waits here to be sent."""
         return any(output is waiting for waiting in self._waiting)
 
-    def next(self) -> None:
+    def send_next(self) -> None:
         """Send the next suspect if the one that runs has ended or has gone on."""
         probe = self._probe
         if probe is not None and not probe.ended and probe.size < self._until:

@@ -1,4 +1,4 @@
-"""Questions to the engine core that wait for their answers."""
+"""Control calls of the frontend that wait for their answers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ ControlCall = (
     | ExportPrefix
     | ImportPrefix
 )
-"""The messages that the engine core answers by `Reply` or `Texts`."""
+"""Messages that the engine core answers by `Reply` or `Texts`."""
 
 
 class Replies:
-    """`send` sends a message into the engine core."""
+    """Control calls by id. `send` sends a message to the replicas."""
 
     def __init__(self, send: Callable[[ToTokenizer], None]) -> None:
         self._send = send
         self.waiting: dict[str, asyncio.Future[Reply | Texts]] = {}
-        """By the question's id."""
+        """Id of a control call → its answer."""
 
     def post(self, message: ControlCall) -> asyncio.Future[Reply | Texts]:
-        """Send a question at once; the future has the answer."""
+        """Send a control call at once; the future has the answer."""
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self.waiting[message.rid] = future
         future.add_done_callback(lambda _: self.waiting.pop(message.rid, None))

@@ -1,4 +1,4 @@
-"""The requests of a frontend: their outputs, from the first message into the engine core to the last chunk.
+"""The requests of a frontend in flight: their outputs, from the first message to the last chunk.
 
 In the engine core a request's id is the client's, "~" and a number: one that is used again, while the end
 of the request before is on its way, gets nothing of that one.
@@ -11,7 +11,6 @@ import collections
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,28 +18,25 @@ from ramify.engine_messages import Abort, flow_key
 from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.faults import unsendable
+from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.quarantine import Quarantine
 from ramify.text import not_unicode
-
-if TYPE_CHECKING:
-    from ramify.runtime.fleet.fleet import ReplicaFleet
-    from ramify.runtime.fleet.supervisor import EngineSupervisor
 
 log = logging.getLogger("ramify")
 
 
 class Requests:
-    """Requests in flight, which `engine` runs. Everything runs on one event loop."""
+    """Requests in flight, which `fleet` runs. Everything runs on one event loop."""
 
-    def __init__(self, engine: EngineSupervisor | ReplicaFleet) -> None:
-        self._engine = engine
+    def __init__(self, fleet: ReplicaFleet) -> None:
+        self._fleet = fleet
         self.outputs: dict[str, OutputQueue] = {}
         """By the client's id."""
         self._flows: collections.Counter[tuple[str, ...]] = collections.Counter()
         """Requests in flight by flow."""
         self._numbers = itertools.count()
-        self.quarantine = Quarantine(engine.send_alone, engine.end_alone)
+        self.quarantine = Quarantine(fleet.send_alone, fleet.end_alone)
         self._empty = asyncio.Event()
 
     def in_flow(self, request: Generate) -> int:
@@ -49,12 +45,12 @@ class Requests:
 
     # --- begin and end ----------------------------------------------------------------------------
 
-    def begin(self, request: Generate) -> OutputQueue:
+    def send_request(self, request: Generate) -> OutputQueue:
         """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
         in_engine = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
         output = self.outputs[request.rid] = OutputQueue(in_engine, rid=request.rid)
         try:
-            self._engine.send(in_engine)
+            self._fleet.send(in_engine)
         except UnicodeEncodeError:
             self.outputs.pop(request.rid, None)
             raise not_unicode(msgspec.to_builtins(request)) from None
@@ -66,16 +62,16 @@ class Requests:
         return output
 
     def close(self, rid: str) -> None:
-        """Nobody reads its chunks any more: it is aborted unless it has ended."""
+        """Forget a request whose chunks nobody reads any more, and abort it unless it has ended."""
         output = self.outputs.pop(rid, None)
         if output is not None and (flow := _flow_of(output.request)):
             self._flows[flow] -= 1
             if not self._flows[flow]:
                 del self._flows[flow]
         if output is not None and not output.ended:
-            self._engine.send(Abort(rid=output.request.rid))
+            self._fleet.send(Abort(rid=output.request.rid))
             output.ended = True
-            self.quarantine.next()
+            self.quarantine.send_next()
         if not self.outputs:
             self._empty.set()
 
@@ -87,7 +83,7 @@ class Requests:
             if self.quarantine.waits(output):  # no engine core has it
                 output.end_aborted()
             else:
-                self._engine.send(Abort(rid=output.request.rid))
+                self._fleet.send(Abort(rid=output.request.rid))
         return len(rids)
 
     def named(self, rid_prefix: str) -> list[str]:
@@ -104,7 +100,7 @@ class Requests:
             except TimeoutError:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
-    # --- what the engine core says -----------------------------------------------------------------------
+    # --- messages of the engine core -----------------------------------------------------------------------
 
     def _of(self, engine_id: str) -> OutputQueue | None:
         """The output of a request by its id in the engine core; None where nobody reads it any more."""
@@ -117,35 +113,22 @@ class Requests:
             if output is not None and not output.ended:
                 output.put(chunk)
                 if output.ended and chunk.finish is None:  # its text differs; the engine core would go on
-                    self._engine.send(Abort(rid=chunk.rid))
+                    self._fleet.send(Abort(rid=chunk.rid))
         if self.quarantine.busy:
-            self.quarantine.next()
+            self.quarantine.send_next()
 
     def fail(self, rid: str, error: RamifyError) -> None:
-        """The request of the id `rid` in the engine core has failed."""
+        """Fail the request whose id in the engine core is `rid`."""
         output = self._of(rid)
         if output is not None:
             output.fail(error)
-            self.quarantine.next()
+            self.quarantine.send_next()
 
     def fail_all(self, error: RamifyError) -> None:
         for output in list(self.outputs.values()):
             output.fail(error)
 
     # --- deaths -----------------------------------------------------------------------------------
-
-    def count_death(self, error: WorkerDied) -> bool:
-        """The engine core has died that all were in: a request over which it died often enough fails.
-
-        Returns whether one that ran alone is to blame.
-        """
-        to_blame = self.quarantine.died(list(self.outputs.values()), error)
-        self.quarantine.forget()
-        return to_blame
-
-    def send_again(self) -> None:
-        """Send all to the new engine core, with the output that they have."""
-        self._resend(self.outputs.values())
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
         """A replica that had the requests `rids`, ids in the engine core, has died, or without an error is
@@ -162,13 +145,13 @@ class Requests:
             if output.suspect and output.aborted:
                 output.end_aborted()
         going_on = [output for output in going_on if not output.ended]
-        self.quarantine.add([output for output in going_on if output.suspect])
+        self.quarantine.add_suspects([output for output in going_on if output.suspect])
         for output in going_on:
             try:
                 if not output.suspect:
-                    self._engine.send(output.rest())
+                    self._fleet.send(output.rest())
                 if output.aborted:
-                    self._engine.send(Abort(rid=output.request.rid))
+                    self._fleet.send(Abort(rid=output.request.rid))
             except Exception as error:
                 log.exception("a request could not be sent again: %s", output.request.rid)
                 output.fail(unsendable(error))

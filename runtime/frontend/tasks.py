@@ -16,7 +16,8 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises. It goes on where the caller is cancelled."""
+        """Run `work` to its end, also where the caller is cancelled. Returns its result, or raises its
+        error."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._ended)

@@ -14,7 +14,7 @@ import msgspec
 from ramify.messages import Generate, TextChunk, Violation
 
 MAX_WAIT_S = 10.0
-"""How long an output waits behind others to be validated, in seconds; each of them may take 2 s."""
+"""Longest wait of an output behind others to be validated, in seconds; each of them may take 2 s."""
 
 
 def to_be_validated(request: Generate) -> bool:
@@ -38,8 +38,8 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
 
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
-    """One thread for all: what validating takes is bounded (`time_limit`), and never more than one is busy
-    with it beside the event loop. What waits for it is bounded by `MAX_WAIT_S`."""
+    """The only thread that validates: one text takes a bounded time (`time_limit`), and never more than one
+    thread is busy beside the event loop. `MAX_WAIT_S` bounds the wait."""
     return ThreadPoolExecutor(1, "ramify-validate")
 
 

@@ -45,8 +45,8 @@ def form_of(kind: str, quantization: str, dtype: str, device: str) -> Form:
 def _table() -> dict[str, tuple[str, float | None]]:
     kernels, model = (Path(package.__path__[0]) for package in (ramify.kernels, ramify.runtime.model))
     sources = [
-        kernels / "packed.py",
-        kernels / "quantised.py",
+        kernels / "weights" / "packed.py",
+        kernels / "weights" / "quantised.py",
         model / "gguf" / "blocks.py",
         model / "quantization.py",
     ]

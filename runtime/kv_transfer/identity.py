@@ -1,4 +1,6 @@
-"""What KV depends on beside tokens, cache scope and adapter. Only engines of equal identity share pages."""
+"""KV identity: a digest of everything that keys and values depend on beside tokens, scope and adapter.
+
+Only engines of equal identity share pages."""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ OPTIONS = (
 
 HEAD = 1 << 18
 SAMPLES, SAMPLE = 64, 1 << 12
-"""Of a large file its first bytes are read, where its shapes stand, and SAMPLES places of SAMPLE bytes,
+"""Sampling of a large file: its first bytes, where its shapes stand, and SAMPLES places of SAMPLE bytes,
 instead of a second for each GB. Another checkpoint differs nearly everywhere."""
 
 

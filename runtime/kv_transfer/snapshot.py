@@ -14,8 +14,8 @@ Numbers are little-endian. The ids are those of all whole pages of the prefix; t
 The writer writes the first 24 bytes last, so that a KV snapshot which was never finished has no magic. The
 checksum is CRC-32 as zlib computes it (3 GB/s): it finds every flipped bit and every burst of up to 32 bits,
 is in the standard library, and lets other threads run. It is no signature: who can write to the folder of the
-KV snapshots can make one that passes. What a reader takes from a KV snapshot are numbers and two strings;
-nothing is executed.
+KV snapshots can make one that passes. A reader takes numbers and two strings from a KV snapshot; nothing
+is executed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BadSnapshot(Exception):
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: str
-    """Of the KV that the pages hold (`ramify.runtime.kv_transfer.identity`)."""
+    """Identity of the keys and values in the pages (`ramify.runtime.kv_transfer.identity`)."""
     scope: str
     """The prefix tree's scope: the request's cache scope and the revision of its LoRA adapter."""
     tokens: Count
@@ -55,12 +55,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def pages(self) -> int:
-        """In the KV snapshot."""
+        """Number of pages in the KV snapshot."""
         return self.tokens // self.page_size - self.first_page
 
 
 class Source(Protocol):
-    """Where a KV snapshot is read from."""
+    """Bytes from which a KV snapshot is read."""
 
     @property
     def size(self) -> int: ...

@@ -1,5 +1,4 @@
-"""Where the KV snapshots of a fleet lie on their way: files on one machine, objects of Ray's store on a
-cluster."""
+"""Store of a fleet's KV snapshots on their way: files on one machine, objects of Ray's store on a cluster."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ Starting and stopping them (a *worker* is any of these processes):
 - `engine_processes`: sends the configuration, waits until all are ready, notices a death, stops all.
 - `shares`: cores and GPUs of each replica.
 - `worker_start`: the entry point of every worker.
-- `worker_process`: what every worker does: read its orders, and exit when its parent is gone.
+- `worker_process`: the life of a worker: it reads its orders, and exits when its parent is gone.
 - `ipc`: the sockets between the processes.
 
-What they do (the scheduler is `ramify.runtime.scheduler`):
+The work of each (the scheduler is `ramify.runtime.scheduler`):
 
 - `tokenizer`, with `choice_tokens` for choices that are scored behind a prompt, and `message_texts` for
   special tokens that messages spell.

@@ -1,4 +1,4 @@
-"""Starts and stops an engine core of worker processes, and notices when one of them dies."""
+"""The processes of an engine core: they start, talk to the frontend, and stop together."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets, socket_folder
 from ramify.runtime.processes.prestart import PrestartedWorkers
+from ramify.runtime.processes.shares import Share
 from ramify.runtime.processes.worker_process import Orders, close, give_orders, stop
 
 
 class EngineProcesses:
-    """Tokenizer, scheduler and detokenizer, talking to this process through a private directory.
+    """Tokenizer, scheduler and detokenizer, which talk to this process through a private directory.
 
-    `workers` are processes without orders; `start` takes them. `receive` is called with every message that
-    arrives, `died` with the role of a worker that ended although nobody stopped it. Both are called on the
-    event loop that `start` ran on.
+    `receive` and `died` are called on the event loop that `start` ran on.
+
+    workers : processes without orders, which `start` takes; None: it starts them
+    share : cores and GPUs of processes that it starts; None where the machine is not divided
+    receive : takes every message that arrives
+    died : called with the role of a worker that ended although nobody stopped it
     """
 
     def __init__(
         self,
         config: EngineConfig,
         files: ModelFiles,
-        workers: PrestartedWorkers,
+        workers: PrestartedWorkers | None,
         *,
+        share: Share | None = None,
         draft_files: ModelFiles | None = None,
         receive: Callable[[ToFrontend], None],
         died: Callable[[str], None],
@@ -40,6 +45,7 @@ class EngineProcesses:
         self._files = files
         self._draft_files = draft_files
         self._workers = workers
+        self._share = share
         self._receive = receive
         self._died = died
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,7 +73,7 @@ class EngineProcesses:
             draft_weights=None if draft is None else str(draft.weights),
             draft_tokenizer=None if draft is None else str(draft.tokenizer),
         )
-        self._processes = self._workers.take()
+        self._processes = (self._workers or PrestartedWorkers(self._config, self._share)).take()
         self._ready = {role: loop.create_future() for role in self._processes}
         for role, process in self._processes.items():
             give_orders(process, orders)
@@ -143,7 +149,7 @@ class EngineProcesses:
             self._loop.call_later(1.0, self._give_up, role, code)
 
     def _give_up(self, role: str, code: int) -> None:
-        """A worker has ended before all were ready, though it may have been itself."""
+        """Fail the start: a worker has ended before all were ready, though it may have been itself."""
         starting = [ready for ready in self._ready.values() if not ready.done()]
         for ready in starting:
             ready.set_exception(WorkerDied(f"The {role} process ended with code {code} while starting."))

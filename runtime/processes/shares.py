@@ -1,4 +1,4 @@
-"""What each replica gets of this machine: cores, and on CUDA a GPU."""
+"""Shares of this machine: the cores of each replica, and on CUDA its GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Share:
     gpu: str | None = None
 
     def env(self) -> dict[str, str]:
-        """What a process of the replica has in its environment beside the parent's."""
+        """Environment variables of the replica's processes beside the parent's."""
         return {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
 
     def bind(self, pid: int) -> None:
@@ -41,7 +41,7 @@ class Share:
 
 
 def whole() -> Share:
-    """All that this process may use."""
+    """The share of everything that this process may use."""
     return Share(tuple(_by_topology(usable_cores())))
 
 
@@ -118,7 +118,7 @@ def _by_topology(cores: list[int]) -> list[int]:
 
 
 def on_cpu(config: EngineConfig) -> bool:
-    """Surely; without torch it is not known whether a GPU that is there can be used."""
+    """Whether replicas certainly run on the CPU; only torch knows whether a GPU can be used."""
     return config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists())
 
 

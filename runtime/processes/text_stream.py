@@ -33,7 +33,7 @@ class Released(NamedTuple):
     text: str
     matched: str | None
     behind: int = 0
-    """Of the pushed ids those behind the one that completed the stop string."""
+    """Number of pushed ids behind the one that completed the stop string."""
 
 
 class TextStream:

@@ -1,4 +1,4 @@
-"""What every worker does: read its orders, and exit when its parent is gone.
+"""Life of a worker: it reads its orders, and exits when its parent is gone.
 
 A parent starts a worker (`worker_start.py`) with a pipe as standard input, writes one line of JSON (`Orders`)
 and keeps the pipe open. End of file on the pipe means that the parent has ended, by `kill -9` too. The worker
@@ -31,7 +31,7 @@ from ramify.runtime.processes.prestart import start
 log = logging.getLogger("ramify")
 
 ORPHAN_CHECK_S = 2.0
-"""How often a worker compares its parent's process id, beside waiting for the end of file."""
+"""Seconds between two looks at the parent's process id, beside waiting for the end of file."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):

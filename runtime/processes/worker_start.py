@@ -1,4 +1,4 @@
-"""Where a worker begins: ``python -m ramify.runtime.processes.worker_start <module> …``.
+"""Entry point of a worker: ``python -m ramify.runtime.processes.worker_start <module> …``.
 
 Garbage collection is off while a worker imports and loads. It would walk a million live objects again and
 again: 0.9 of the scheduler's 3.0 s of processor time when it was measured.

@@ -4,12 +4,10 @@ death."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from ramify.engine_messages import (
@@ -29,132 +27,19 @@ from ramify.engine_messages import (
     TreeChange,
     UnloadLora,
 )
-from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
-from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
+from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField
+from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local
-from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.replica import EngineEvents
 from ramify.runtime.processes import shares
 from ramify.sampling_params import SamplingParams
-
-PREFIX = tuple(range(1000))
-
-
-class FakeEngine:
-    """A `EngineSupervisor` without an engine core: `sent` is what would have gone into it."""
-
-    page_bytes = 0
-
-    def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
-        self.sent: list[Any] = []
-        self.receive: Callable[[Any], None] = options["receive"]
-        self.died: Callable[[WorkerDied], bool] = options["died"]
-        self.came_back: Callable[[], None] = options["restarted"]
-        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
-        self.restarting = False
-        self.heartbeat_age_s = 0.0
-        self.info: Any = SimpleNamespace(name="model", fingerprint="", page_size=config.page_size or 16)
-        self.max_prompt_tokens = 100
-        self.pids: dict[str, int] = {}
-        self.closed = False
-
-    async def start(self) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-    def close_now(self) -> None:
-        self.closed = True
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def take(self, *kinds: type) -> list[Any]:
-        """The messages of these types that have come since the last call."""
-        found = [one for one in self.sent if isinstance(one, kinds)]
-        self.sent = [one for one in self.sent if not isinstance(one, kinds)]
-        return found
-
-
-class Timers:
-    """Timers that a test lets run out."""
-
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-        self.seconds: list[float] = []
-        """What each was set to, also those that are over."""
-
-    def __call__(self, seconds: float, call: Callable[[], None]) -> Any:
-        self.due.append(call)
-        self.seconds.append(seconds)
-        due = self.due
-
-        class Timer:
-            def cancel(self) -> None:
-                if call in due:
-                    due.remove(call)
-
-        return Timer()
-
-
-class Fleet:
-    """A started `LocalFleet` and what it has told the frontend."""
-
-    def __init__(self, **options: Any) -> None:
-        self.got: list[Any] = []
-        self.lost: list[list[str]] = []
-        self.errors: list[WorkerDied | None] = []
-        self.gave_up: list[EngineError] = []
-        self.restarts = 0
-        self.timers = Timers()
-        self.fleet = LocalFleet(
-            EngineConfig(replicas=2, device="cpu", **options),
-            None,
-            receive=self.got.append,
-            lost=self._lose,
-            restarted=self._restarted,
-            gave_up=self.gave_up.append,
-        )
-        self.fleet._control_calls.later = self.timers
-        asyncio.run(self.fleet.start())
-        self.engines: list[Any] = list(self.fleet._engines.values())
-        self.send = self.fleet.send
-
-    def _lose(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        self.lost.append(list(rids))
-        self.errors.append(error)
-        return False
-
-    def _restarted(self) -> None:
-        self.restarts += 1
-
-    def kill(self, index: int) -> None:
-        self.engines[index].died(WorkerDied("dead"))
-
-    def home(self, rid: str) -> int:
-        """The replica that has been sent the request."""
-        found = [
-            index
-            for index, engine in enumerate(self.engines)
-            if any(isinstance(one, Generate) and one.rid == rid for one in engine.sent)
-        ]
-        assert len(found) == 1
-        return found[0]
+from tests.fleet.fakes import PREFIX, FakeEngine, Fleet, asked, page_ends
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
+def fleet() -> Fleet:
     return Fleet()
-
-
-def asked(rid: str, *more: int, program: str = "", limit: int | None = None, **fields: Any) -> Generate:
-    limits = () if limit is None else (LimitHint(id="l", max_total_tokens=limit),)
-    hint = ProgramHint(program=program, limits=limits) if program else None
-    return Generate(rid=rid, prompt=(PREFIX + more,), hint=hint, **fields)
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -176,8 +61,7 @@ def test_scopes_are_apart(fleet: Fleet) -> None:
 
 
 def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
-    ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 16)
-    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=page_ends(PREFIX)))
     fleet.send(asked("a"))
     assert fleet.home("a") == 1
     assert not fleet.engines[1].take(GetTree)
@@ -185,14 +69,13 @@ def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
     assert fleet.engines[1].take(GetTree), "number 2 was lost"
 
 
-def test_the_first_replica_tells_the_size_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
-    fleet = Fleet(page_size=64)
-    ends = fleet.fleet._router._digests.page_ends(np.array(PREFIX, np.int32), "", 64)
-    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+def test_the_first_replica_tells_the_size_of_pages() -> None:
+    placement = Placement()
+    fleet = Fleet(page_size=64, fleet_options={"placement": placement})
+    fleet.engines[1].receive(TreeChange(epoch=1, number=1, added=page_ends(PREFIX, 64)))
     fleet.send(asked("a", sampling=SamplingParams(max_tokens=0)))
     assert fleet.home("a") == 1
-    assert fleet.fleet._placement.work_of("1") == 1000 - 15 * 64, "the tree holds 15 whole pages"
+    assert placement.work_of("1") == 1000 - 15 * 64, "the tree holds 15 whole pages"
     made: list[FakeEngine] = []
     with pytest.raises(EngineError, match="far has pages of 16 tokens, and the others of 64"):
         asyncio.run(fleet.fleet.add("far", make(made)))
@@ -200,18 +83,16 @@ def test_the_first_replica_tells_the_size_of_pages(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_trees_hold_is_passed_on_in_order_and_without_gaps(fleet: Fleet) -> None:
-    told: list[tuple[str, Any]] = []
-    fleet.fleet.watch_trees(lambda name, change: told.append((name, change)))
     first = TreeChange(epoch=1, number=1, added=(7,))
     late = TreeChange(epoch=1, number=4, added=(9,))
     whole = TreeChange(epoch=1, number=4, added=(7, 8, 9), whole=True)
     behind = TreeChange(epoch=1, number=5, removed=(7,))
     for change in (first, TreeChange(epoch=1, number=3, added=(8,)), late, whole, behind):
         fleet.engines[1].receive(change)
-    assert told == [("1", first), ("1", whole), ("1", behind)]
+    assert fleet.trees == [("1", first), ("1", whole), ("1", behind)]
     assert len(fleet.engines[1].take(GetTree)) == 1
     fleet.kill(1)
-    assert told[3:] == [("1", None)]
+    assert fleet.trees[3:] == [("1", None)]
 
 
 def test_texts_are_tokenised_before_they_are_placed(fleet: Fleet) -> None:
@@ -233,7 +114,7 @@ def test_a_prompt_that_cannot_be_tokenised_is_refused_by_its_replica(fleet: Flee
     home = fleet.engines[fleet.home("a")]
     home.receive(Failed(rid="a", error=error))
     assert fleet.got == [Failed(rid="a", error=error)]
-    assert not fleet.fleet._router.requests
+    assert not fleet.requests()
 
 
 def test_a_clients_id_is_none_of_a_question(fleet: Fleet) -> None:
@@ -254,7 +135,7 @@ def test_ids_that_no_prompt_has_are_refused_by_the_replica(fleet: Fleet) -> None
 
 
 def test_requests_under_a_limit_of_tokens_stay_on_one_replica(fleet: Fleet) -> None:
-    """Its scheduler sums what they cost."""
+    """One scheduler has to sum all tokens of a limit."""
     long = tuple(range(5000, 9000))
     fleet.send(Generate(rid="first", prompt=((1,),), hint=asked("x", program="p", limit=10**6).hint))
     home = fleet.home("first")
@@ -269,11 +150,9 @@ def test_requests_under_a_limit_of_tokens_stay_on_one_replica(fleet: Fleet) -> N
 def test_what_is_done_counts_no_more(fleet: Fleet) -> None:
     fleet.send(asked("a"))
     home = fleet.home("a")
-    chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
-    fleet.engines[home].receive(StepText(chunks=(chunk,)))
+    chunk = fleet.engines[home].end("a", 1, text="x")
     assert fleet.got[-1].chunks == (chunk,)
-    assert not fleet.fleet._router.requests
-    assert fleet.fleet._placement.work_of(str(home)) == pytest.approx(0, abs=1e-6)
+    assert not fleet.requests()
     fleet.send(Abort(rid="a"))
     assert not fleet.engines[home].take(Abort)
 
@@ -336,7 +215,7 @@ def test_the_last_replica_that_gives_up_ends_the_engine(fleet: Fleet) -> None:
 
 def make(made: list[FakeEngine]) -> Callable[[EngineEvents], Any]:
     def engine(events: EngineEvents) -> FakeEngine:
-        made.append(FakeEngine(EngineConfig(), None, **events._asdict()))
+        made.append(FakeEngine(EngineConfig(), None, name="far", **events._asdict()))
         return made[-1]
 
     return engine
@@ -379,24 +258,16 @@ def drained(fleet: Fleet, name: str, limit_s: float, *during: Callable[[], None]
 def test_a_draining_replica_ends_what_it_has_and_gets_nothing(fleet: Fleet) -> None:
     fleet.send(asked("a", program="p"))
     home = fleet.home("a")
-    chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
-    seen: list[str] = []
-
-    async def before(name: str) -> None:
-        seen.append(fleet.fleet.replicas[name].state)
-
-    fleet.fleet._replica_set.before_leaving = before
     drained(
         fleet,
         str(home),
         1e6,
         lambda: fleet.send(asked("b", program="p")),
-        lambda: fleet.engines[home].receive(StepText(chunks=(chunk,))),
+        lambda: fleet.engines[home].end("a", 1, text="x"),
     )
     assert fleet.home("b") == 1 - home
     assert not fleet.lost[0]
-    assert fleet.got[-1].chunks == (chunk,)
-    assert seen == ["draining"], "called while the replica is up"
+    assert fleet.got[-1].chunks[0].text == "x"
     assert list(fleet.fleet.replicas) == [str(1 - home)]
     assert fleet.engines[home].closed
 
@@ -460,6 +331,51 @@ def test_a_restarted_replica_has_its_name_and_the_only_one_keeps_requests(fleet:
     assert asyncio.run(fleet.fleet.add_one()) == "0", "the lowest number that is free"
 
 
+def test_one_replica_is_restarted_and_gets_no_second_one() -> None:
+    fleet = Fleet(replicas=1)
+    fleet.send(Generate(rid="a", prompt=("text",)))
+    assert fleet.home("a") == 0, "its prompt is not tokenised first: there is nothing to choose"
+
+    async def restart() -> None:
+        task = asyncio.ensure_future(fleet.fleet.operator.restart("0", 1e6))
+        await asyncio.sleep(0)
+        fleet.send(Generate(rid="b", prompt=((1, 2),)))
+        assert not fleet.homes("b"), "it waits"
+        fleet.engines[0].end("a")
+        await task
+
+    asyncio.run(restart())
+    assert fleet.home("b") == 1, "in the new engine core"
+    assert fleet.lost == [[]]
+    with pytest.raises(UnsupportedField, match="has the whole machine"):
+        asyncio.run(fleet.fleet.operator.add_one())
+    with pytest.raises(InvalidRequest, match="the last one"):
+        drained(fleet, "0", 0.0)
+
+
+def test_one_replica_keeps_its_longest_prompt_while_it_restarts() -> None:
+    fleet = Fleet(replicas=1)
+    assert fleet.fleet.max_prompt_tokens == 1000
+    asyncio.run(fleet.fleet.remove("0"))
+    assert fleet.fleet.max_prompt_tokens == 1000
+
+
+def test_one_replica_runs_a_suspect_before_those_that_wait() -> None:
+    fleet = Fleet(replicas=1)
+    fleet.kill(0)
+    fleet.send(Generate(rid="a", prompt=("text",)))
+    fleet.fleet.send_alone(Generate(rid="suspect", prompt=("kills",)))
+    fleet.engines[0].came_back()
+    fleet.send(Generate(rid="b", prompt=((3,),)))
+    assert [one.rid for one in fleet.engines[0].sent] == ["suspect"]
+    with pytest.raises(UnicodeEncodeError):
+        fleet.send(Generate(rid="bad", prompt=("\ud800",)))
+    fleet.fleet.end_alone()
+    assert [one.rid for one in fleet.engines[0].take(Generate)] == ["suspect", "a", "b"]
+    fleet.send(Generate(rid="c", prompt=("text",)))
+    assert [one.rid for one in fleet.engines[0].take(Generate)] == ["c"], "nothing is held back any more"
+
+
 def test_with_no_core_left_no_replica_is_added(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares.os, "sched_getaffinity", lambda pid: {0, 1})
     says = "There are 2 replicas, and this process can use 2 cores"
@@ -480,7 +396,7 @@ def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
     assert not fleet.got
     fleet.engines[1].receive(Reply(rid="1", lora="v1"))
     assert fleet.got == [Reply(rid="1", lora="v1")]
-    assert not fleet.timers.due
+    assert not fleet.timers.waiting
     fleet.send(asked("plain"))
     fleet.send(asked("adapted", lora="x"))
     assert fleet.home("plain") != fleet.home("adapted"), "they share no pages"
@@ -501,7 +417,7 @@ def test_an_adapter_that_one_replica_does_not_load_in_time_is_loaded_nowhere(fle
     fleet.send(LoadLora(rid="1", name="x", path="/x"))
     fleet.engines[0].receive(Reply(rid="1", lora="v1"))
     assert fleet.timers.seconds == [120.0]
-    fleet.timers.due[0]()
+    fleet.timers.waiting[0]()
     (answer,) = fleet.got
     assert "not answered within 120 s: 1." in answer.error.message
     assert [len(engine.take(UnloadLora)) for engine in fleet.engines] == [1, 1]
@@ -511,7 +427,7 @@ def test_an_adapter_that_one_replica_does_not_load_in_time_is_loaded_nowhere(fle
     for index in (0, 1):
         fleet.kill(index)
     fleet.send(UnloadLora(rid="2", name="x"))
-    fleet.timers.due[-1]()
+    fleet.timers.waiting[-1]()
     assert "No replica" in fleet.got[-1].error.message, "with none up it ends as well"
 
 

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ramify.engine_messages import (
@@ -24,13 +23,11 @@ from ramify.engine_messages import (
 from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import local
 from ramify.runtime.fleet.moves import MOST_LIMIT_S, MovePace, Need, choose
-from ramify.runtime.fleet.placement import Placement
+from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.kv_transfer.files import SnapshotFolder
-from tests.fleet.test_fleet import FakeEngine, Fleet, asked
+from tests.fleet.fakes import PREFIX, Fleet, asked, page_ends
 
-PREFIX = tuple(range(1000))
 WHOLE = 992
 """Tokens of its whole pages."""
 PAGE_BYTES = 16 * 22_500
@@ -69,28 +66,58 @@ def test_the_pace_of_moves_is_measured() -> None:
 # --- requests that wait -------------------------------------------------------------------------
 
 
-class Moving(Fleet):
-    """Two replicas, of which the first holds `held`; new requests go to the second."""
+class Store(SnapshotFolder):
+    """A folder of KV snapshots with `free` bytes of room."""
 
-    def __init__(self, folder: Path, held: tuple[int, ...] = PREFIX, **options: Any) -> None:
-        super().__init__(**options)
-        moves = self.fleet.connector
-        assert moves is not None
-        moves._later = self.timers
-        moves._store = SnapshotFolder(folder)
-        for engine in self.engines:
-            engine.page_bytes = PAGE_BYTES
-        ends = self.fleet._router._digests.page_ends(np.array(held, np.int32), "", 16)
-        self.engines[0].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    free = 1 << 40
+
+    def room(self) -> int:
+        return self.free
+
+
+class FixedPace(Placement):
+    """Every replica takes 1 ms a token."""
+
+    def _pace_of(self, replica: Any, now: float) -> float:
+        return 1e-3
+
+
+class ToTheSecond(FixedPace):
+    """New requests go to replica 1."""
+
+    def place(self, work: Work, now: float, only: str | None = None, **options: Any) -> str:
+        return super().place(work, now, "1")
+
+
+class Moving(Fleet):
+    """Two replicas, of which the first holds `held`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        held: tuple[int, ...] = (),
+        placement: Placement | None = None,
+        **options: Any,
+    ) -> None:
+        self.store = Store(folder)
+        self.placement = placement or FixedPace()
+        fleet_options = {"placement": self.placement, "make_store": lambda: self.store}
+        super().__init__(page_bytes=PAGE_BYTES, fleet_options=fleet_options, **options)
+        self.changes = 0
+        self.hold(held)
+
+    def hold(self, ids: tuple[int, ...]) -> None:
+        """Let the first replica hold the whole pages of a prompt."""
+        self.changes += 1
+        self.engines[0].receive(TreeChange(epoch=1, number=self.changes, added=page_ends(ids)))
 
     def files(self) -> list[Path]:
-        moves = self.fleet.connector
-        assert moves is not None
-        assert isinstance(moves._store, SnapshotFolder)
-        return list(moves._store.path.iterdir())
+        return list(self.store.path.iterdir())
 
     def exporting(self) -> ExportPrefix:
         (message,) = self.engines[0].take(ExportPrefix)
+        assert isinstance(message, ExportPrefix)
         Path(message.path).write_bytes(b"KV snapshot")
         return message
 
@@ -107,14 +134,9 @@ class Moving(Fleet):
 
 
 @pytest.fixture
-def moving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
-    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
-    monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
-    place = Placement.place
-    monkeypatch.setattr(
-        Placement, "place", lambda self, work, now, only=None, **options: place(self, work, now, "1")
-    )
-    return Moving(tmp_path)
+def moving(tmp_path: Path) -> Moving:
+    """The first replica holds `PREFIX`; new requests go to the second."""
+    return Moving(tmp_path, held=PREFIX, placement=ToTheSecond())
 
 
 def test_a_request_waits_for_its_pages(moving: Moving) -> None:
@@ -125,16 +147,15 @@ def test_a_request_waits_for_its_pages(moving: Moving) -> None:
     moving.exported(message)
     assert moving.engines[1].take(ImportPrefix) == [ImportPrefix(rid=message.rid, path=message.path)]
     assert not moving.sent()
-    before = moving.fleet._placement.work_of("1")
+    before = moving.placement.work_of("1")
     moving.imported(message)
     assert moving.sent() == ["a"]
-    assert before - moving.fleet._placement.work_of("1") == WHOLE, "they need not be computed"
+    assert before - moving.placement.work_of("1") == WHOLE, "they need not be computed"
     assert not moving.files()
-    assert not moving.timers.due
+    assert not moving.timers.waiting
     assert not moving.got, "the frontend hears nothing of it"
-    chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
-    moving.engines[1].receive(StepText(chunks=(chunk,)))
-    assert moving.fleet._placement.work_of("1") == pytest.approx(0)
+    moving.engines[1].end("a", 1)
+    assert moving.placement.work_of("1") == pytest.approx(0)
 
 
 def test_siblings_wait_for_one_move(moving: Moving) -> None:
@@ -160,11 +181,11 @@ def test_after_a_refusal_the_request_computes(moving: Moving, when: str) -> None
     message = moving.exporting()
     if when == "import":
         moving.exported(message)
-    work = moving.fleet._placement.work_of("1")
+    work = moving.placement.work_of("1")
     error = WorkerDied("no").to_info()
     moving.engines[when == "import"].receive(Failed(rid=message.rid, error=error))
     assert moving.sent() == ["a"]
-    assert moving.fleet._placement.work_of("1") == work
+    assert moving.placement.work_of("1") == work
     assert not moving.files()
     assert not moving.got
 
@@ -175,9 +196,8 @@ def test_a_replica_that_refuses_three_snapshots_is_sent_no_more(moving: Moving) 
         rid: tuple(range(start, start + 320))
         for start, rid in zip(range(0, 2880, 320), "abcdefghi", strict=True)
     }
-    for number, ids in enumerate(prompts.values()):
-        ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
-        moving.engines[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+    for ids in prompts.values():
+        moving.hold(ids)
 
     def send(rid: str) -> list[Any]:
         moving.send(Generate(rid=rid, prompt=(prompts[rid],)))
@@ -205,7 +225,7 @@ def test_a_replica_that_refuses_three_snapshots_is_sent_no_more(moving: Moving) 
 def test_after_its_time_limit_the_request_computes(moving: Moving) -> None:
     moving.send(asked("a", 7))
     message = moving.exporting()
-    moving.timers.due[0]()
+    moving.timers.waiting[0]()
     assert moving.sent() == ["a"]
     moving.send(asked("b", 8))
     assert moving.sent() == ["a", "b"], "nothing waits for a move that is late"
@@ -227,39 +247,38 @@ def test_a_death_ends_the_move(moving: Moving, dead: int) -> None:
     else:
         assert moving.lost == [["a"]], "the frontend sends it again"
         assert not moving.sent()
-        assert "a" not in moving.fleet._router.requests
+        assert not moving.requests()
     moving.imported(message)
     assert len(moving.sent()) == (dead == 0)
 
 
 def test_requests_that_are_aborted_while_they_wait(moving: Moving) -> None:
-    """The last one of a move is sent at once, for its answer; others go with those that wait on."""
+    """Each is sent at once, for its answer; a sibling waits on."""
     for rid in "ab":
         moving.send(asked(rid, ord(rid)))
     message = moving.exporting()
     moving.send(Abort(rid="a"))
-    assert not moving.engines[1].sent
+    assert [(type(one), one.rid) for one in moving.engines[1].sent] == [(Generate, "a"), (Abort, "a")]
     moving.exported(message)
     moving.engines[1].take(ImportPrefix)
     moving.imported(message)
-    assert [type(one) for one in moving.engines[1].sent] == [Generate, Abort, Generate], "in this order"
+    assert moving.sent() == ["a", "b"]
     moving.engines[1].sent.clear()
     moving.send(asked("c", 99))
     moving.send(Abort(rid="c"))
     assert [type(one) for one in moving.engines[1].sent] == [Generate, Abort]
 
 
-def test_without_room_nothing_moves(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SnapshotFolder, "room", lambda self: 10 * PAGE_BYTES)
+def test_without_room_nothing_moves(moving: Moving) -> None:
+    moving.store.free = 10 * PAGE_BYTES
     moving.send(asked("a", 7))
     assert moving.sent() == ["a"]
 
 
 def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
     other, third = PREFIX[::-1], PREFIX[500:] + PREFIX[:500]
-    for number, ids in enumerate((other, third)):
-        ends = moving.fleet._router._digests.page_ends(np.array(ids, np.int32), "", 16)
-        moving.engines[0].receive(TreeChange(epoch=1, number=number + 2, added=tuple(ends)))
+    for ids in (other, third):
+        moving.hold(ids)
     monkeypatch.setattr("ramify.runtime.fleet.kv_connector.MOST_BYTES", 100 * PAGE_BYTES)
 
     def send(rid: str, *ids: int) -> bool:
@@ -270,7 +289,7 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
     assert send("a", *PREFIX, 7)
     message = moving.exporting()
     assert not send("b", *other, 7), "62 pages are on their way, and it has as many"
-    moving.timers.due[0]()
+    moving.timers.waiting[0]()
     assert moving.sent() == ["b", "a"]
     assert not send("c", *other, 8), "the source may write the first KV snapshot still"
     moving.exported(message)
@@ -278,12 +297,11 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
     assert send("d", *third, 9), "one alone may be larger"
 
 
-def test_room_is_counted_once(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KV snapshots that are not written yet do not show in what is free."""
+def test_room_is_counted_once(moving: Moving) -> None:
+    """KV snapshots that are not written yet do not show in the free room."""
     other = PREFIX[::-1]
-    ends = moving.fleet._router._digests.page_ends(np.array(other, np.int32), "", 16)
-    moving.engines[0].receive(TreeChange(epoch=1, number=2, added=tuple(ends)))
-    monkeypatch.setattr(SnapshotFolder, "room", lambda self: 130 * PAGE_BYTES)
+    moving.hold(other)
+    moving.store.free = 130 * PAGE_BYTES
     moving.send(asked("a", 7))
     moving.send(Generate(rid="b", prompt=((*other, 7),)))
     assert moving.sent() == ["b"]
@@ -295,14 +313,14 @@ def test_a_closed_fleet_leaves_no_file(moving: Moving, tmp_path: Path) -> None:
     assert moving.files()
     asyncio.run(moving.fleet.aclose())
     assert not list(tmp_path.iterdir())
-    assert not moving.timers.due
+    assert not moving.timers.waiting
 
 
 # --- drain --------------------------------------------------------------------------------------
 
 
 def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving) -> None:
-    """Those of one program go to one place, where its next request goes; what is short stays."""
+    """The prefixes of one program go to one replica, where its next request goes; short ones stay."""
     ids = [tuple(range(start, start + 320)) for start in (0, 1000, 2000)]
     held = (
         HeldPrefix(scope=":s", ids=ids[0], owners=("p",)),
@@ -312,11 +330,10 @@ def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving)
     )
 
     async def drain() -> None:
-        moves = moving.fleet.connector
-        assert moves is not None
-        leaving = asyncio.ensure_future(moves.evacuate("0"))
-        await asyncio.sleep(0)
-        (question,) = moving.engines[0].take(GetPrefixes)
+        leaving = asyncio.ensure_future(moving.fleet.drain("0", 1.0))
+        while not (calls := moving.engines[0].take(GetPrefixes)):
+            await asyncio.sleep(0)
+        (question,) = calls
         moving.engines[0].receive(Reply(rid=question.rid, prefixes=held))
         for prefix in (ids[0], ids[1], ids[2]):
             while not any(isinstance(one, ExportPrefix) for one in moving.engines[0].sent):
@@ -329,17 +346,14 @@ def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving)
 
     asyncio.run(drain())
     assert len(moving.engines[1].take(ImportPrefix)) == 3
-    assert moving.fleet._placement._homes == {"p": "1"}
     assert not moving.files()
 
 
 def test_a_replica_that_dies_while_it_drains_keeps_nobody_waiting(moving: Moving) -> None:
     async def drain() -> None:
-        moves = moving.fleet.connector
-        assert moves is not None
-        leaving = asyncio.ensure_future(moves.evacuate("0"))
-        await asyncio.sleep(0)
-        moving.engines[0].take(GetPrefixes)
+        leaving = asyncio.ensure_future(moving.fleet.drain("0", 1.0))
+        while not moving.engines[0].take(GetPrefixes):
+            await asyncio.sleep(0)
         moving.kill(0)
         await leaving
 
@@ -351,12 +365,9 @@ def test_a_replica_that_dies_while_it_drains_keeps_nobody_waiting(moving: Moving
 
 
 @pytest.fixture
-def roles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
+def roles(tmp_path: Path) -> Moving:
     """The first of two replicas computes prompts."""
-    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
-    monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
-    monkeypatch.setattr(FakeEngine, "page_bytes", PAGE_BYTES)
-    return Moving(tmp_path, prefill_replicas=1, held=())
+    return Moving(tmp_path, prefill_replicas=1)
 
 
 def prefill(roles: Moving) -> Generate:
@@ -376,7 +387,7 @@ def test_a_prompt_is_computed_on_one_replica_and_decoded_on_the_other(roles: Mov
     assert not roles.engines[0].take(ExportPrefix)
     assert not roles.sent()
     computed(roles, prompt)
-    assert roles.fleet._placement.work_of("0") == pytest.approx(0)
+    assert roles.placement.work_of("0") == pytest.approx(0)
     message = roles.exporting()
     assert (message.ids, message.scope) == (PREFIX[:WHOLE], ":s")
     roles.exported(message)
@@ -400,13 +411,12 @@ def test_siblings_share_one_prefill_and_short_prompts_need_none(roles: Moving) -
 def test_a_prefill_that_is_late_is_given_up(roles: Moving) -> None:
     roles.send(asked("a", 7))
     prompt = prefill(roles)
-    roles.timers.due[0]()
+    roles.timers.waiting[0]()
     assert roles.sent() == ["a"]
     assert roles.engines[0].take(Abort) == [Abort(rid=prompt.rid)]
     computed(roles, prompt, "abort")
     assert not roles.engines[0].take(ExportPrefix)
-    assert not roles.fleet.connector._moves
-    assert roles.fleet._placement.work_of("0") == pytest.approx(0)
+    assert roles.placement.work_of("0") == pytest.approx(0)
 
 
 def test_an_abort_ends_the_prefill(roles: Moving) -> None:
@@ -440,17 +450,16 @@ def test_a_death_over_a_prompt_counts_against_those_that_asked_for_it(roles: Mov
     roles.kill(0)
     assert roles.lost == [["b"]], "the prompt of the other one had been computed"
     assert roles.sent() == ["a"]
-    work = roles.fleet._placement.work_of("1")
+    work = roles.placement.work_of("1")
     roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))  # as the frontend does
     assert roles.sent() == ["a", "b"]
-    assert roles.fleet._placement.work_of("1") > work > WHOLE, "its first place there is free again"
-    assert all(one.sent for one in roles.fleet._router.requests.values())
+    assert roles.placement.work_of("1") > work > WHOLE, "its first place there is free again"
     roles.exported(message)
     assert not roles.files()
 
 
 def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
-    """It loads kernels, and is slower than the fleet's pace says."""
+    """The first prompt loads kernels, and is slower than the fleet's pace says."""
     roles.send(asked("a", 7))
     computed(roles, prefill(roles))
     roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))
@@ -463,9 +472,7 @@ def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
     assert second < MOST_LIMIT_S / 2
 
 
-def test_roles_need_pages_that_can_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "EngineSupervisor", FakeEngine)
-    monkeypatch.setattr(FakeEngine, "page_bytes", 0)
+def test_roles_need_pages_that_can_move() -> None:
     with pytest.raises(UnsupportedField, match="linear attention"):
         Fleet(prefill_replicas=1)
     with pytest.raises(ValueError, match="divided among ranks"):

@@ -1,4 +1,4 @@
-"""Where requests go: forks stay together while that is cheaper, the slow get little, scopes are apart."""
+"""Placement of requests: forks stay together while that is cheaper, the slow get little, scopes are apart."""
 
 from __future__ import annotations
 

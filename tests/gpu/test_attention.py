@@ -101,7 +101,8 @@ def part(batch: Batch, low: int, high: int) -> Batch:
     ids=str,
 )
 def test_deterministic_bits_depend_on_the_row_alone(head_dim, dtype, window):
-    """Prefilled whole, in chunks and token by token; alone and in a batch; with and without parts."""
+    """The bits are those of a whole prefill: in chunks and token by token, alone and in a batch, with and
+    without parts."""
     whole = on_gpu(make_batch([(2500, 2500)], heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype))
     options = {"scale": 0.1, "window": window, "deterministic": True}
     expected = attention.paged_attention(*whole, **options)

@@ -11,8 +11,8 @@ from ramify.errors import EngineError
 from tests.gpu.toy import PROMPTS, Local
 
 FEW_PAGES = {16: 70, 64: 22}
-"""By page size: pages that hold the longest prompt with its output, 58 and 15 of them, and not all prompts,
-which share their beginnings and fill 137 and 44."""
+"""Pages of a pool, by page size. They hold the longest prompt with its output (58 and 15 pages), but not all
+prompts, which share their beginnings and fill 137 and 44."""
 
 
 @pytest.fixture(scope="module")

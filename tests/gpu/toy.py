@@ -41,7 +41,7 @@ SHAPE = {
 }
 TOKENS = 24
 PAGES = 4000
-"""More than all prompts and outputs fill without sharing: 29 of at most 924 tokens in pages of 16."""
+"""More pages than all prompts and outputs fill without sharing: 29 of at most 924 tokens in pages of 16."""
 
 
 def make_prompts() -> list[list[int]]:

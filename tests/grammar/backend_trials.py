@@ -1,4 +1,4 @@
-"""What other grammar libraries do with each keyword: they are run on the tests' schemas.
+"""Trials of other grammar libraries: each keyword, on the tests' schemas.
 
 A *trial* is a text that one library accepted or rejected, beside the features (`keywords.features`) that may
 be the cause. An example, for a library that ignores `minLength` beside `pattern`:
@@ -185,7 +185,7 @@ def _accepted(backend: str, question: Question) -> list[bool] | None:
 
 
 def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
-    """What the answers say of each feature."""
+    """Findings about each feature from the answers."""
     wrong: list[frozenset[str]] = []
     tried: list[frozenset[str]] = []
     rejected: Counter[str] = Counter()

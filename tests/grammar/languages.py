@@ -1,9 +1,9 @@
-"""Whether an expression or an automaton accepts a text, by running the pushdown engine on it."""
+"""Languages of expressions and automata: membership of a text, by running the pushdown engine on it."""
 
 from __future__ import annotations
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.compiler import compile_rules
+from ramify.grammar.automaton.construction.compiler import compile_rules
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.rules.expression import CharAutomaton, Expression, accepted
 from ramify.grammar.rules.rule_set import ROOT, Rules

@@ -378,7 +378,3 @@ LOGIC_CASES: dict[str, Case] = {
         [{"c": 1}, {"a": "x"}],
     ),
 }
-
-REMEMBERING = {"uniqueItems of strings", "uniqueItems of numbers", "uniqueItems of objects"}
-REMEMBERING |= {"uniqueItems of many", "uniqueItems of unique items", "minProperties of a map"}
-"""Cases that compare texts, which context-free grammars cannot."""

@@ -20,7 +20,7 @@ class NaiveGrammar:
         self._after: dict[bytes, frozenset[Expression]] = {b"": frozenset([Call(ROOT)])}
 
     def allows(self, data: bytes) -> bool:
-        """Some text of the grammar begins with `data`, which may end inside a character."""
+        """Whether some text of the grammar begins with `data`, which may end inside a character."""
         whole, part = _split(data)
         left = self._left(whole)
         if not part:
@@ -29,7 +29,7 @@ class NaiveGrammar:
         return any(
             first <= high and low <= last
             for expression in left
-            for ranges, _ in self._derivatives.of(expression)
+            for ranges, _ in self._derivatives.steps_of(expression)
             for first, last in ranges
         )
 
@@ -47,7 +47,7 @@ class NaiveGrammar:
             self._after[data] = frozenset(
                 after
                 for expression in self._left(before)
-                for ranges, after in self._derivatives.of(expression)
+                for ranges, after in self._derivatives.steps_of(expression)
                 if after != NOTHING and any(low <= ord(char) <= high for low, high in ranges)
             )
         return self._after[data]

@@ -1,10 +1,11 @@
-"""Whether a grammar derives a text, by trying all derivations: slow, and independent of the engines."""
+"""Recogniser of a grammar's texts, by trying all derivations: slow, and independent of the engines."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
 
+from ramify.grammar.automaton.construction.nodes import has_unique_items
 from ramify.grammar.rules.expression import (
     Accepted,
     Alt,
@@ -24,11 +25,11 @@ Ends = frozenset[int]
 
 
 class Recogniser:
-    """For rules of schemas, which are not left-recursive."""
+    """A recogniser for rules of schemas, which are not left-recursive."""
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules
-        self._array_rules = {name for name, body in rules.items() if _has_unique_items(body)}
+        self._array_rules = {name for name, body in rules.items() if has_unique_items(body)}
 
     def accepts(self, text: str) -> bool:
         self._text = text
@@ -122,17 +123,6 @@ class Recogniser:
             ends = frozenset(after for end in ends for after in self._ends(item, end))
             count += 1
         return frozenset(found)
-
-
-def _has_unique_items(expression: Expression) -> bool:
-    match expression:
-        case UniqueItem():
-            return True
-        case Seq(parts) | Alt(parts):
-            return any(map(_has_unique_items, parts))
-        case Repeat(item, _, _):
-            return _has_unique_items(item)
-    return False
 
 
 NONE: Ends = frozenset()

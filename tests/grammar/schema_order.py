@@ -34,7 +34,7 @@ def writer(
     order = _Order(grammar.normal_form)
 
     def written(value: Any) -> str:
-        ordered = order.of(grammar.root, as_decimals(value))
+        ordered = order.ordered(grammar.root, as_decimals(value))
         return _compact(ordered) if whitespace == "compact" else spelled(ordered)
 
     return written
@@ -44,26 +44,27 @@ class _Order:
     def __init__(self, normal_form: NormalForm) -> None:
         self._normal_form = normal_form
 
-    def of(self, formula: Formula, value: Any) -> Any:
+    def ordered(self, formula: Formula, value: Any) -> Any:
         """`value` with the properties of all its objects in order."""
         if not isinstance(value, list | dict) or not value:
             return value
-        found = self._normal_form.of(formula) if formula != TRUE else []
+        found = self._normal_form.disjuncts_of(formula) if formula != TRUE else []
         if not found:
             return value
         disjunct = min(found, key=lambda disjunct: self._violations(disjunct, value))
         if disjunct.values is not None:
             return next((known.value for known in disjunct.values if known == Value(value)), value)
         if isinstance(value, list):
-            return [self.of(self._item(disjunct, i, item), item) for i, item in enumerate(value)]
+            return [self.ordered(self._item(disjunct, i, item), item) for i, item in enumerate(value)]
         named = disjunct.named_properties
         names = [name for name in named if name in value]
         names += [name for name in value if name not in named]
         test = self._normal_form.satisfies
-        return {name: self.of(disjunct.property_formula(name, test), value[name]) for name in names}
+        return {name: self.ordered(disjunct.property_formula(name, test), value[name]) for name in names}
 
     def _violations(self, disjunct: Disjunct, value: Any) -> int:
-        """How many assertions `value` violates; 1000 if it is of another type or not among the values."""
+        """Number of assertions that `value` violates; 1000 if it is of another type or not among the
+        values."""
         kind = type_of(value)
         if disjunct.values is not None:
             return 0 if Value(value) in disjunct.values else 1000
@@ -73,7 +74,7 @@ class _Order:
         return sum(kind in each.kinds and not each.holds(value, test) for each in disjunct.assertions)
 
     def _item(self, disjunct: Disjunct, i: int, item: Any) -> Formula:
-        contained = [c.item for c in disjunct.of(Contains) if self._normal_form.satisfies(c.item, item)]
+        contained = [c.item for c in disjunct.asserted(Contains) if self._normal_form.satisfies(c.item, item)]
         return conjunction(disjunct.item_formula(i), *contained)
 
 

@@ -18,8 +18,7 @@ from ramify.grammar.rules.expression import EMPTY
 from ramify.grammar.schema.instance import validate
 from ramify.grammar.schema.values.object_members import MemberSequence
 from ramify.grammar.vocabulary import Vocabulary
-from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import accepts, compiled, completion_of, mask_of, tiny
+from tests.grammar.vocabularies import accept_some, accepts, compiled, completion_of, mask_of, tiny
 
 LEAVES: list[Any] = [{"const": 1}, {"type": "integer"}, {"type": "string"}, {"enum": ["a", "ab"]}, {}]
 LEAVES += [{"type": "boolean"}, {"type": "array", "items": {"const": 0}}]
@@ -110,7 +109,7 @@ def check_completion(matcher: Matcher, other: Matcher, vocabulary: Vocabulary) -
     while not one.complete:
         needed = one.completion_tokens
         assert needed is not None
-        allowed = budget_mask(one, vocabulary, needed)  # type: ignore[arg-type]
+        allowed = mask_of(one, vocabulary, needed)
         assert not (allowed & ~mask_of(one, vocabulary)).any()
         tokens = np.flatnonzero(allowed)
         assert tokens.size
@@ -130,7 +129,7 @@ def check_budgets(matcher: Matcher, vocabulary: Vocabulary) -> None:
     assert needed is not None
     mask = mask_of(matcher, vocabulary)
     for budget in (needed, needed + 2):
-        allowed = budget_mask(matcher, vocabulary, budget)  # type: ignore[arg-type]
+        allowed = mask_of(matcher, vocabulary, budget)
         for token in np.flatnonzero(mask).tolist():
             after = matcher.fork()
             assert after.accept(token)
@@ -190,12 +189,8 @@ def test_budgets_are_exact(seed: int) -> None:
         matcher = grammar.matcher()
         for _ in range(25):
             check_budgets(matcher, vocabulary)
-            going_on = [
-                t for t in np.flatnonzero(mask_of(matcher, vocabulary)).tolist() if vocabulary.tokens[t]
-            ]
-            if not going_on:
+            if not accept_some(matcher, mask_of(matcher, vocabulary), vocabulary, chooser):
                 break
-            assert matcher.accept(chooser.choice(going_on))
 
 
 def many(count: int, **more: Any) -> Any:

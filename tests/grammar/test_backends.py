@@ -17,19 +17,17 @@ from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile import keywords, policy
 from ramify.grammar.compile.child_jobs import Answer
-from ramify.grammar.compile.compiled import Compiled
-from ramify.grammar.compile.foreign import KINDS
+from ramify.grammar.compile.foreign import KINDS, Compiled
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.keywords import PACKAGES, Feature, Found
 from ramify.grammar.compile.policy import compile_constraint
-from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.loop import wait
 from tests.grammar.test_compile_jobs import EXPONENTIAL, job_of, run
-from tests.grammar.vocabularies import CONTROL, STOP, mask_of, takes, tiny, tokenise
+from tests.grammar.vocabularies import CONTROL, STOP, compiled, mask_of, takes, tiny, tokenise
 
 # XGrammar is imported in the first test that needs it, which takes seconds.
 pytestmark = pytest.mark.slow
@@ -62,21 +60,17 @@ PAIRS = [(backend, kind) for backend in PACKAGES for kind in EXAMPLES]
 ABLE = [(backend, kind) for backend, kind in PAIRS if kind in KINDS[backend]]
 
 
-def grammar_of(wanted: Constraint, backend: str) -> Grammar:
-    return load_grammar(*compile_constraint(wanted, tiny(), backend), tiny())
-
-
 @pytest.mark.parametrize(("backend", "kind"), ABLE)
 def test_texts(backend: str, kind: str) -> None:
     wanted, inside, outside = EXAMPLES[kind]
-    grammar = grammar_of(wanted, backend)
+    grammar = compiled(wanted, backend=backend)
     assert grammar.enforcement.backend == backend
     assert all(goes_through(grammar, text) for text in inside)
     assert not any(goes_through(grammar, text) for text in outside)
 
 
 def goes_through(grammar: Grammar, text: str) -> bool:
-    """Where text is forced, llguidance accepts other tokens than its mask allows."""
+    """llguidance accepts other tokens than its mask allows where text is forced."""
     matcher = grammar.matcher()
     return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.accept(STOP)
 
@@ -90,7 +84,7 @@ def test_a_kind_that_a_backend_lacks_is_refused_by_name(backend: str, kind: str)
 @pytest.mark.parametrize(("backend", "kind"), ABLE)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_matcher_keeps_its_promises(backend: str, kind: str, seed: int) -> None:
-    grammar = grammar_of(EXAMPLES[kind][0], backend)
+    grammar = compiled(EXAMPLES[kind][0], backend=backend)
     matcher = grammar.matcher()
     chooser = random.Random(seed)
     taken: list[int] = []
@@ -123,7 +117,7 @@ def test_a_matcher_keeps_its_promises(backend: str, kind: str, seed: int) -> Non
 
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_text_that_is_forced_inside_a_character_and_prefixes(backend: str) -> None:
-    matcher = grammar_of(constraint.regex("a(?:é|è)x"), backend).matcher()
+    matcher = compiled(constraint.regex("a(?:é|è)x"), backend=backend).matcher()
     assert matcher.forced_bytes() in (b"a", b"a\xc3")
     assert matcher.accept_bytes("aé".encode())
     assert matcher.forced_bytes() == b"x"
@@ -131,7 +125,7 @@ def test_text_that_is_forced_inside_a_character_and_prefixes(backend: str) -> No
     assert matcher.accept_bytes("aèx".encode())
     assert matcher.accept(STOP)
     assert not matcher.accept_bytes(b"x")
-    healed = grammar_of(constraint.regex("bc|d"), backend).matcher(b"a")
+    healed = compiled(constraint.regex("bc|d"), backend=backend).matcher(b"a")
     assert not healed.fork().accept(tokenise("b", tiny())[0])
     assert takes(healed, tokenise("abc", tiny()), tiny())
     assert healed.complete
@@ -139,10 +133,10 @@ def test_text_that_is_forced_inside_a_character_and_prefixes(backend: str) -> No
 
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_white_space(backend: str) -> None:
-    compact = grammar_of(constraint.json_schema(PERSON, whitespace="compact"), backend)
+    compact = compiled(constraint.json_schema(PERSON, whitespace="compact"), backend=backend)
     assert goes_through(compact, '{"name":"a","age":1}')
     assert not goes_through(compact, '{"name": "a","age":1}')
-    loose = grammar_of(constraint.json_schema(PERSON, whitespace=2), backend)
+    loose = compiled(constraint.json_schema(PERSON, whitespace=2), backend=backend)
     assert goes_through(loose, '{"name":  "a" ,"age":1}')
     assert not goes_through(loose, '{"name":   "a","age":1}')
 
@@ -156,7 +150,7 @@ def test_what_a_backend_does_not_enforce_is_refused_or_told(backend: str) -> Non
         compile_constraint(constraint.json_schema(UNIQUE), tiny(), backend)
     assert error.value.pointer in ("/type", "/uniqueItems")
     assert error.value.remedy
-    widened = grammar_of(constraint.json_schema(UNIQUE, strict=False), backend)
+    widened = compiled(constraint.json_schema(UNIQUE, strict=False), backend=backend)
     assert "/uniqueItems" in [left.schema for left in widened.enforcement.unenforced]
     assert goes_through(widened, "[1, 1]")
     told = widened.enforcement.fields()
@@ -166,7 +160,7 @@ def test_what_a_backend_does_not_enforce_is_refused_or_told(backend: str) -> Non
 
 
 def test_our_own_grammars_tell_nothing_that_the_pages_do_not_say() -> None:
-    ours = grammar_of(constraint.json_schema(UNIQUE), "auto").enforcement
+    ours = compiled(constraint.json_schema(UNIQUE), backend="auto").enforcement
     assert (ours.backend, ours.unenforced, ours.whole, ours.fields()) == ("ramify", (), True, {})
     assert len(ours.narrowed) == 2
 
@@ -233,7 +227,7 @@ def test_auto_hands_a_schema_on_that_a_backend_with_whole_answers_enforces(
     monkeypatch.setattr(policy, "_json", refuse_two_letters)
     monkeypatch.setattr(keywords, "table", lambda: enforced("type string", "maxLength"))
     short = {"type": "string", "maxLength": 2}
-    handed_on = grammar_of(constraint.json_schema(short), "auto").enforcement
+    handed_on = compiled(constraint.json_schema(short), backend="auto").enforcement
     assert (handed_on.backend, handed_on.whole) == ("outlines", True)
     with pytest.raises(Unenforceable, match="Ours cannot"):  # the pattern is large: it might take long
         compile_constraint(constraint.json_schema(short | {"maxLength": 10**6}), tiny(), "auto")
@@ -291,23 +285,18 @@ def test_a_library_that_does_not_end_is_killed(backend: str, limit_gb: float) ->
 # --- caches and data ----------------------------------------------------------------------------------
 
 
-def test_files_of_other_backends_and_versions_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_other_backends_and_versions_are_not_read(tmp_path: Path) -> None:
     ready = GrammarReady(
         key="k",
         engine="e",
         payload=b"p",
-        enforcement=grammar_of(EXAMPLES["regex"][0], "outlines").enforcement,
+        enforcement=compiled(EXAMPLES["regex"][0], backend="outlines").enforcement,
     )
     GrammarFiles(tiny(), tmp_path, backend="outlines").put(ready)
     assert GrammarFiles(tiny(), tmp_path, backend="outlines").get("k") == ready
     assert GrammarFiles(tiny(), tmp_path, backend="auto").get("k") is None
-    monkeypatch.setattr(keywords, "_version", lambda package: "99")
-    keywords.versions.cache_clear()
-    assert GrammarFiles(tiny(), tmp_path, backend="outlines").get("k") is None
-    monkeypatch.undo()
-    keywords.versions.cache_clear()
+    newer = keywords.versions() | {"outlines": "99"}
+    assert GrammarFiles(tiny(), tmp_path, backend="outlines", versions=newer).get("k") is None
 
 
 def test_the_table_is_of_the_versions_that_are_installed() -> None:
@@ -323,7 +312,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_plain_schemas_are_served_and_told_to_be_narrowed(backend: str) -> None:
-    enforcement = grammar_of(constraint.json_schema(PLAIN[0]), backend).enforcement
+    enforcement = compiled(constraint.json_schema(PLAIN[0]), backend=backend).enforcement
     assert enforcement.unenforced == ()
     assert any(told.startswith("Objects have no other properties") for told in enforcement.narrowed) == (
         backend != "llguidance"

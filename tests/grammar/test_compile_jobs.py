@@ -16,9 +16,15 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.grammar.compile import child_jobs
-from ramify.grammar.compile import job as compile_job
-from ramify.grammar.compile.child_jobs import Answer, CompileJobs
+from ramify.grammar.compile.child_jobs import (
+    Answer,
+    CompileJobs,
+    Usage,
+    die_with,
+    run_on_idle_cores,
+    usage_of,
+)
+from ramify.grammar.compile.foreign import Compiled
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
@@ -126,11 +132,11 @@ def test_jobs_that_hang_end() -> None:
 
 def leave_quick_lane(runner: CompileJobs) -> str:
     """The running job, which has now used up the time of the quick lane."""
-    child = runner._quick
+    child = runner.quick
     assert child is not None
     assert child.timer is not None
     child.timer.cancel()  # else it comes later, and closes a file descriptor of another test
-    runner._quick_over(child)
+    runner.end_quick_turn(child)
     return child.job.key
 
 
@@ -141,13 +147,13 @@ async def _end_while_stopped() -> tuple[list[str], str]:
         runner.submit(told("hang"))
         leave_quick_lane(runner)
         runner.submit(told("fine"))
-        assert runner._quick is not None
-        os.waitid(os.P_PID, runner._quick.pid, os.WEXITED | os.WNOWAIT)
+        assert runner.quick is not None
+        os.waitid(os.P_PID, runner.quick.pid, os.WEXITED | os.WNOWAIT)
         leave_quick_lane(runner)
         while not answers:
             await asyncio.sleep(0.01)
-        assert runner._slow is not None
-        return answers, runner._slow.job.key
+        assert runner.slow is not None
+        return answers, runner.slow.job.key
     finally:
         runner.close()
 
@@ -156,26 +162,18 @@ def test_a_job_that_ends_as_it_is_stopped_is_answered_once() -> None:
     assert wait(_end_while_stopped()) == (["fine"], "hang")
 
 
-@pytest.fixture
-def on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Processes told to run on idle cores only. They keep their priority: other tests leave no core idle."""
-    told_to: list[int] = []
-    monkeypatch.setattr(child_jobs, "_run_on_idle_cores", told_to.append)
-    return told_to
-
-
-def test_long_jobs_take_turns_and_all_end(on_idle_cores: list[int]) -> None:
-    answers = wait(run([told(f"spin{i}") for i in range(4)], behave, quick_s=0.02))
+def test_long_jobs_take_turns_and_all_end() -> None:
+    on_idle_cores: list[int] = []  # they keep their priority: other tests leave no core idle
+    jobs = [told(f"spin{i}") for i in range(4)]
+    answers = wait(run(jobs, behave, quick_s=0.02, run_on_idle_cores=on_idle_cores.append))
     ended = {int(outcome.payload) for outcome in answers if isinstance(outcome, GrammarReady)}
     assert len(ended) == 4
     assert ended == set(on_idle_cores)
 
 
-def test_long_jobs_wait_without_a_process_where_too_many_are_stopped(
-    monkeypatch: pytest.MonkeyPatch, on_idle_cores: list[int]
-) -> None:
-    monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
-    answers = wait(run([told(f"spin{i}") for i in range(6)], behave, quick_s=0.02))
+def test_long_jobs_wait_without_a_process_where_too_many_are_stopped() -> None:
+    jobs = [told(f"spin{i}") for i in range(6)]
+    answers = wait(run(jobs, behave, quick_s=0.02, max_stopped=1, run_on_idle_cores=lambda pid: None))
     assert sorted(outcome.key for outcome in answers) == [f"spin{i}" for i in range(6)]
     assert all(isinstance(outcome, GrammarReady) for outcome in answers)
 
@@ -183,58 +181,62 @@ def test_long_jobs_wait_without_a_process_where_too_many_are_stopped(
 async def _dropped() -> list[str]:
     """Six jobs that hang, one in each place, and then one that ends."""
     answers: list[str] = []
-    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0)
+    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0, max_stopped=1)
     try:
         for job in ("hang1", "hang2", "hang3"):
             runner.submit(told(job))
             leave_quick_lane(runner)
         for job in ("hang4", "hang5", "hang6", "fine"):
             runner.submit(told(job))
-        assert runner._slow is not None
-        assert [runner._slow.job.key, *(child.job.key for child in runner._stopped)] == ["hang1", "hang2"]
-        assert [job.key for job in runner._again] == ["hang3"]
+        assert runner.slow is not None
+        assert [runner.slow.job.key, *(child.job.key for child in runner.stopped)] == ["hang1", "hang2"]
+        assert [job.key for job in runner.again] == ["hang3"]
         for job in ("hang6", "hang4", "hang2", "hang1", "unknown"):
             runner.drop(job)
-        assert runner._slow.job.key == "hang3"
+        assert runner.slow.job.key == "hang3"
         for job in ("hang4", "hang5"):
             assert leave_quick_lane(runner) == job
         while not answers:
             await asyncio.sleep(0.01)
         runner.drop("hang3")
-        assert runner._slow.job.key == "hang5"
-        assert not [*runner._stopped, *runner._queue, *runner._again]
+        assert runner.slow.job.key == "hang5"
+        assert not [*runner.stopped, *runner.queue, *runner.again]
         return answers
     finally:
         runner.close()
 
 
-def test_a_job_that_nobody_waits_for_is_dropped_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
+def test_a_job_that_nobody_waits_for_is_dropped_wherever_it_is() -> None:
     assert wait(_dropped()) == ["fine"]
 
 
-async def _starved(monkeypatch: pytest.MonkeyPatch) -> None:
+async def _starved() -> None:
     answers: list[Answer] = []
-    runner = CompileJobs(behave, answers.append, timeout_s=1.0)
+    wants_core = True
+    asked = asyncio.Semaphore(0)
+
+    def usage(pid: int) -> Usage:
+        asked.release()
+        return Usage(0.2, wants_core)
+
+    runner = CompileJobs(behave, answers.append, timeout_s=1.0, usage_of=usage)
     try:
         runner.submit(told("hang"))
         leave_quick_lane(runner)
-        child = runner._slow
-        assert child is not None
-        child.wall_s = 1e6
-        for wants_core in (True, False):
-            usage = child_jobs._Usage(0.2, wants_core)
-            monkeypatch.setattr(child_jobs, "_usage", lambda pid, usage=usage: usage)
-            if child.timer is not None:
-                child.timer.cancel()
-            runner._watch(child, 1.0, runner._overran)
-            assert bool(answers) == (not wants_core)
+        assert runner.slow is not None
+        runner.slow.wall_s = 1e6
+        for _ in range(4):
+            await asked.acquire()
+        assert not answers
+        wants_core = False
+        while not answers:
+            await asked.acquire()
     finally:
         runner.close()
 
 
-def test_a_job_that_gets_no_core_is_not_refused_for_taking_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait(_starved(monkeypatch))
+def test_a_job_that_gets_no_core_is_not_refused_for_taking_long() -> None:
+    wait(_starved())
 
 
 def test_children_end_with_their_parent() -> None:
@@ -259,41 +261,40 @@ def test_children_end_with_their_parent() -> None:
     os.close(reading)
 
 
-class Elsewhere:
-    """What a system that is not Linux lacks: /proc, SCHED_IDLE and signals at a parent's death."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
-        monkeypatch.setattr(child_jobs, "_PROC", empty / "proc")
-        monkeypatch.setattr(compile_job, "_STATM", empty / "statm")
-        monkeypatch.setattr(child_jobs.sys, "platform", "darwin")
-        monkeypatch.delattr(os, "SCHED_IDLE")
-        monkeypatch.delattr(os, "sched_setscheduler")
-
-
-def test_constraints_compile_without_what_linux_alone_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    Elsewhere(monkeypatch, tmp_path)
+def test_constraints_compile_without_what_linux_alone_has(tmp_path: Path) -> None:
+    """Elsewhere there is no /proc, no SCHED_IDLE and no signal at a parent's death."""
+    assert usage_of(os.getpid(), tmp_path / "proc") is None
     jobs = [job_of(constraint.choices(["a"]))]
-    (good,) = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20)))
+    (good,) = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20, tmp_path / "statm")))
     assert isinstance(good, GrammarReady)
-    lowered: list[tuple[int, int, int]] = []  # and left as they are, as in on_idle_cores
-    monkeypatch.setattr(os, "setpriority", lambda *arguments: lowered.append(arguments))
-    answers = wait(run([told("hang"), told("spin"), told("fine")], behave, timeout_s=2.0, quick_s=0.02))
+    jobs = [told("hang"), told("spin"), told("fine")]
+    elsewhere = {"usage_of": lambda pid: None, "run_on_idle_cores": lambda pid: None}
+    answers = wait(run(jobs, behave, timeout_s=2.0, quick_s=0.02, **elsewhere))
     ended = {outcome.key: isinstance(outcome, GrammarReady) for outcome in answers}
     assert ended == {"hang": False, "spin": True, "fine": True}
-    assert {(which, value) for which, _, value in lowered} == {(os.PRIO_PROCESS, 19)}
 
 
-def test_a_child_whose_parents_death_is_not_told_ends_by_its_limit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    Elsewhere(monkeypatch, tmp_path)
+def test_a_long_job_has_the_lowest_priority_where_it_cannot_wait_for_idle_cores() -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        run_on_idle_cores(child, None)
+        assert os.getpriority(os.PRIO_PROCESS, child) == 19
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_child_whose_parents_death_is_not_told_ends_by_its_limit() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            child_jobs._die_with(os.getppid(), 30.2)
+            die_with(os.getppid(), 30.2, "darwin")
             os.write(writing, str(resource.getrlimit(resource.RLIMIT_CPU)).encode())
         finally:
             os._exit(0)
@@ -344,15 +345,11 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     assert files.get(job.key) is None
 
 
-def test_a_failure_that_nobody_foresaw_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.grammar.compile import job
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError(), ZeroDivisionError("oh")], ids=repr)
+def test_a_failure_that_nobody_foresaw_is_an_answer(error: Exception) -> None:
+    def fail(*_: object) -> Compiled:
+        raise error
 
-    for error in (MemoryError(), RecursionError(), ZeroDivisionError("oh")):
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(job, "compile_constraint", fail)
-        answer = job.answer(CompileGrammar(key="k", constraint=constraint.regex("a")), tiny())
-        assert isinstance(answer, GrammarFailed)
-        assert (answer.error.code, answer.error.field) == ("invalid_constraint", "regex")
+    outcome = answer(job_of(constraint.regex("a")), tiny(), compile_constraint=fail)
+    assert isinstance(outcome, GrammarFailed)
+    assert (outcome.error.code, outcome.error.field) == ("invalid_constraint", "regex")

@@ -211,7 +211,7 @@ def _other_than(i: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ABOUT_ONE_PROPERTY)
 def test_seven_choices_about_one_property_are_written_out(kind: str) -> None:
-    """As clauses they are refused, and their 128 disjuncts are not."""
+    """The clauses are refused, and their 128 disjuncts are not."""
     names = [f"x{i}" for i in range(7)]
     schema = {
         "type": "object",

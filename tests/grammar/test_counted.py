@@ -10,9 +10,9 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton import counted
-from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
-from ramify.grammar.automaton.nodes import TooLarge
+from ramify.grammar.automaton.construction import counted
+from ramify.grammar.automaton.construction.compiler import compile_grammar, compile_rules
+from ramify.grammar.automaton.construction.nodes import TooLarge
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import mask_words, tokens_of

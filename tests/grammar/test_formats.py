@@ -13,7 +13,7 @@ from ramify.grammar.rules.expression import ANY_CHAR, Expression, nullable, repe
 from ramify.grammar.schema.document.formats import FORMATS, StringFormat, meaning
 from ramify.grammar.schema.document.string_patterns import search_pattern
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.values.string_language import _uncounted
+from ramify.grammar.schema.values.string_language import uncounted
 from tests.grammar.vocabularies import accepts, compiled, tiny
 
 pytestmark = pytest.mark.slow
@@ -74,10 +74,10 @@ def test_formats_and_patterns_with_a_length(schema: Any, valid: list[str], inval
 
 def test_the_automata_of_formats_are_made_once() -> None:
     prepare(tiny())
-    made = _uncounted.cache_info().misses
+    made = uncounted.cache_info().misses
     for length in ({}, {"maxLength": 40}, {"maxLength": 70}):
         compile_constraint(constraint.json_schema({"type": "string", "format": "date-time"} | length), tiny())
-    assert _uncounted.cache_info().misses == made
+    assert uncounted.cache_info().misses == made
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import random
-
-import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.engine import lark_rules
-from ramify.grammar.engine.llguidance import LLGuidanceGrammar, LLGuidanceMatcher, compile_constraint
-from ramify.grammar.engine.load import prepare_library
+from ramify.grammar.engine.llguidance import LLGuidanceGrammar, compile_constraint
 from ramify.grammar.rules import rule_set
 from ramify.grammar.rules.expression import Alt, Call, Expression, Repeat, Seq
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import grammars
-from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
+from tests.grammar.vocabularies import STOP, accepts, mask_of, takes, tiny, tokenise
 
 SUM = r"""
 start: sum
@@ -54,44 +49,6 @@ def test_what_is_accepted(source: str, inside: list[str], outside: list[str]) ->
     compiled = grammar(source)
     assert all(accepts(compiled, text) for text in inside)
     assert not any(accepts(compiled, text) for text in outside)
-
-
-def walk(matcher: LLGuidanceMatcher, seed: int, steps: int) -> list[int]:
-    chooser = random.Random(seed)
-    taken: list[int] = []
-    for _ in range(steps):
-        taken.append(int(chooser.choice(np.flatnonzero(mask_of(matcher, tiny())))))
-        assert matcher.accept(taken[-1])
-        if matcher.finished:
-            break
-    return taken
-
-
-@pytest.mark.parametrize("source", [SUM, NESTED])
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), back=st.integers(0, 20))
-def test_the_matcher_keeps_its_promises(source: str, seed: int, back: int) -> None:
-    compiled = grammar(source)
-    matcher = compiled.matcher()
-    taken = walk(matcher, seed, seed % 15)
-    twin = matcher.fork()
-    back = min(back, len(taken))
-    matcher.rollback(back)
-    fresh = compiled.matcher()
-    assert all(map(fresh.accept, taken[: len(taken) - back]))
-    allowed = mask_of(fresh, tiny())
-    assert (mask_of(matcher, tiny()) == allowed).all()
-    assert (matcher.finished, matcher.complete) == (fresh.finished, fresh.complete)
-    assert matcher.forced_bytes() == fresh.forced_bytes()
-    assert not allowed[CONTROL]
-    assert not allowed[480:].any()
-    assert allowed[STOP] == (fresh.complete and not fresh.finished)
-    for token in range(tiny().size):
-        assert fresh.fork().accept(token) == allowed[token]
-    assert all(map(matcher.accept, taken[len(taken) - back :]))
-    assert (mask_of(matcher, tiny()) == mask_of(twin, tiny())).all()
-    with pytest.raises(ValueError, match="take back"):
-        matcher.rollback(len(taken) + 1)
 
 
 def test_bytes_count_as_one_token() -> None:
@@ -204,7 +161,7 @@ def test_rules_that_end_are_left_alone(source: str, text: str) -> None:
 
 
 def written(expression: Expression) -> str:
-    """In Lark's notation; characters as the letter a."""
+    """A grammar in Lark's notation, with each character written as the letter a."""
     match expression:
         case Call(rule):
             return {ROOT: "start"}.get(rule, rule)
@@ -229,13 +186,6 @@ def test_rules_that_never_end_are_those_of_our_own_grammars(rules: dict[str, Exp
 def test_signs_in_quotes_are_text() -> None:
     matcher = grammar('start: "<[5]>" /x\\[temperature\\]/ // <|x|>').matcher()
     assert matcher.accept_bytes(b"<[5]>x[temperature]")
-    assert matcher.complete
-
-
-def test_a_prefix_comes_first() -> None:
-    matcher = grammar('start: "bc" | "d"').matcher(b"a")
-    assert not matcher.fork().accept(tokenise("b", tiny())[0])
-    assert takes(matcher, tokenise("abc", tiny()), tiny())
     assert matcher.complete
 
 
@@ -283,13 +233,3 @@ def test_a_grammar_that_is_too_large_is_refused() -> None:
     start = " | ".join(f"r{i}" for i in range(12_000))
     with pytest.raises(InvalidConstraint, match=r"too complex|max is 500"):
         compile_lark(f"start: {start}\n{rules}", tiny())
-
-
-def test_the_tokenizer_is_made_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = type(tiny())(tiny().tokens, tiny().stop_ids)
-    prepare_library("auto", vocabulary)
-    monkeypatch.setattr(llguidance, "LLTokenizer", None)
-    assert (
-        LLGuidanceGrammar(compile_lark('start: "ab"', vocabulary), vocabulary).matcher().forced_bytes()
-        == b"ab"
-    )

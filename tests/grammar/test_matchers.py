@@ -1,4 +1,4 @@
-"""What a matcher promises, on every engine."""
+"""Promises of a matcher, on every engine."""
 
 from __future__ import annotations
 

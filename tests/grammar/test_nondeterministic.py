@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton import compiler
+from ramify.grammar.automaton.construction import compiler
 from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.remembering import RememberingMatcher
@@ -38,7 +39,7 @@ from ramify.grammar.rules.rule_set import ROOT, productive
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up
-from tests.grammar.vocabularies import accepts, compiled, completion_of, mask_of, tiny
+from tests.grammar.vocabularies import accept_some, accepts, compiled, completion_of, mask_of, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -161,21 +162,19 @@ def test_ambiguous_and_left_recursive_grammars(grammar: str, inside: list[str], 
     rules = without_left_recursion(grammar_rules(grammar))
     naive = NaiveGrammar(rules)
     vocabulary = tiny()
-    chooser = np.random.default_rng(0)
+    chooser = random.Random(0)
     matcher = held.matcher()
     said = b""
     for _ in range(12):
         mask = mask_of(matcher, vocabulary)
-        for token in chooser.choice(vocabulary.size, 60):
+        for token in chooser.sample(range(vocabulary.size), 60):
             spelling = vocabulary.tokens[token]
             if spelling:
                 assert mask[token] == naive.allows(said + spelling), (said, spelling)
-        going_on = [token for token in np.flatnonzero(mask).tolist() if vocabulary.tokens[token]]
-        if not going_on:
+        read = accept_some(matcher, mask, vocabulary, chooser)
+        if not read:
             break
-        token = int(chooser.choice(going_on))
-        assert matcher.accept(token)
-        said += vocabulary.tokens[token]
+        said += read
         assert matcher.complete == naive.accepts(said)
 
 
@@ -263,7 +262,7 @@ def test_more_ways_than_are_followed_leave_whole_texts() -> None:
     assert isinstance(matcher, NondeterministicMatcher)
     for _ in range(14):
         assert matcher.accept_bytes(b"(")
-    assert len(matcher._step.configurations) <= MOST_CONFIGURATIONS
+    assert len(matcher.configurations) <= MOST_CONFIGURATIONS
     completion = completion_of(matcher, tiny())
     assert completion
     assert all(map(matcher.accept, completion))

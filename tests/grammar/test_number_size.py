@@ -1,4 +1,4 @@
-"""How long a number may be that a grammar writes: every one fits a double, and Python's integers."""
+"""Sizes of the numbers that grammars write: every one fits a double, and Python's integers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_integers_up_to_all_nines(low: int) -> None:
 
 
 def test_numbers_add_few_states() -> None:
-    """Of 50 numbers, each with a grammar of its own, there would be 10,000."""
+    """50 numbers, each with a grammar of its own, would take 10,000 states."""
     fields = {f"n{i}": {"type": "number"} for i in range(50)}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     assert language(schema).automaton.states < 1500

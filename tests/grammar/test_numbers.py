@@ -84,7 +84,7 @@ def test_decimals(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.none() | st.integers(-500, 500), st.none() | st.integers(-500, 500))
 def test_multiples(unit: int, low: int | None, high: int | None) -> None:
-    step = Divisor.of(Decimal(unit), positive=True)
+    step = Divisor.of_step(Decimal(unit), positive=True)
     states = decimals_automaton(number_text.integers(low, high), [], [step], 50_000)
     assert states is not None
     language = language_of(states)
@@ -104,7 +104,7 @@ def test_multiples(unit: int, low: int | None, high: int | None) -> None:
 def test_conditions_on_decimals(
     positive: Decimal, unwanted: Decimal, fraction: bool, numbers: list[Decimal], excluded: list[Decimal]
 ) -> None:
-    steps = [Divisor.of(positive, positive=True), Divisor.of(unwanted, positive=False)]
+    steps = [Divisor.of_step(positive, positive=True), Divisor.of_step(unwanted, positive=False)]
     further = [(all_spellings(value), False) for value in excluded]
     further += [(with_fraction(), True)] if fraction else []
     states = decimals_automaton(number_text.decimals(None, None), further, steps, 200_000)

@@ -15,8 +15,7 @@ from ramify.grammar.rules.expression import Expression
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import LETTERS, NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_pushdown import MANY, built_or_given_up
-from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import compiled, completion_of, mask_of, tiny
+from tests.grammar.vocabularies import accept_some, compiled, completion_of, mask_of, tiny
 
 
 @MANY
@@ -47,18 +46,16 @@ def test_masks_are_those_of_a_naive_reading(
         completion = completion_of(matcher, vocabulary)
         assert matcher.completion_tokens is not None
         assert len(completion) <= matcher.completion_tokens
-        allowed = budget_mask(matcher, vocabulary, matcher.completion_tokens)  # type: ignore[arg-type]
+        allowed = mask_of(matcher, vocabulary, matcher.completion_tokens)
         assert not (allowed & ~mask).any()
         assert allowed[completion[0] if completion else 0]
         twin = matcher.fork()
         assert all(map(twin.accept, completion))
         assert twin.complete
-        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
-        if not going_on:
+        read = accept_some(matcher, mask, vocabulary, chooser)
+        if not read:
             break
-        token = chooser.choice(going_on)
-        assert matcher.accept(token)
-        said += vocabulary.tokens[token]
+        said += read
 
 
 @pytest.mark.parametrize("nondeterministic", [False, True])

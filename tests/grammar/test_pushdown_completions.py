@@ -7,21 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import Call, Chars, Expression, alt, chars, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up, configurations
-from tests.grammar.vocabularies import completion_of
+from tests.grammar.vocabularies import completion_of, mask_of
 
 pytestmark = pytest.mark.slow
-
-
-def budget_mask(matcher: Matcher, vocabulary: Vocabulary, budget: int) -> np.ndarray:
-    row = np.zeros((vocabulary.size + 31) // 32, np.int32)
-    assert matcher.fill_mask(row, budget)
-    return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
 
 
 @pytest.mark.parametrize("nondeterministic", [False, True])
@@ -58,7 +51,7 @@ def test_a_budget_allows_what_can_be_completed_within_it(
     for matcher, _, mask in configurations(grammar, seed):
         assert matcher.completion_tokens is not None
         budget = matcher.completion_tokens + spare
-        allowed = budget_mask(matcher, vocabulary, budget)
+        allowed = mask_of(matcher, vocabulary, budget)
         for token in np.flatnonzero(mask):
             after = matcher.fork()
             assert after.accept(int(token))
@@ -85,13 +78,13 @@ def test_with_a_budget_every_walk_ends_in_time() -> None:
     for budget in range(least, 40):
         matcher = grammar.matcher()
         for left in range(budget, 0, -1):
-            allowed = np.flatnonzero(budget_mask(matcher, vocabulary, left))
+            allowed = np.flatnonzero(mask_of(matcher, vocabulary, left))
             costs = {}
             for token in allowed:
                 after = matcher.fork()
                 assert after.accept(int(token))
                 costs[int(token)] = -1 if after.finished else after.completion_tokens
-            # What prolongs the text most.
+            # The token that prolongs the text most.
             assert matcher.accept(max(costs, key=lambda token: costs[token] or 0))
             if matcher.finished:
                 break

@@ -12,17 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import constraint
-from ramify.grammar.automaton import token_trie
+from ramify.grammar.automaton.characters import kind_lengths
+from ramify.grammar.automaton.masks import token_trie
 from ramify.grammar.automaton.pushdown import ENDLESS
-from ramify.grammar.automaton.runs import kind_lengths
-from ramify.grammar.automaton.token_trie import TokenTrie
 from ramify.grammar.engine.pushdown import PushdownGrammar, PushdownMatcher
 from ramify.grammar.rules.expression import Call, Chars, Expression, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_pushdown import MANY, built_or_given_up
-from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import compiled, mask_of, tokenise
+from tests.grammar.vocabularies import accept_some, compiled, mask_of, tokenise
 
 pytestmark = pytest.mark.slow
 
@@ -70,16 +68,14 @@ def test_groups_of_tokens_are_exact(
         mask = mask_of(matcher, vocabulary)
         assert (mask == one_by_one(matcher, vocabulary)).all()
         assert matcher.completion_tokens is not None
-        allowed = budget_mask(matcher, vocabulary, matcher.completion_tokens + spare)
+        allowed = mask_of(matcher, vocabulary, matcher.completion_tokens + spare)
         for token in np.flatnonzero(mask):
             after = matcher.fork()
             assert after.accept(int(token))
             in_time = after.finished or (after.completion_tokens or 0) < matcher.completion_tokens + spare
             assert allowed[token] == in_time
-        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
-        if not going_on:
+        if not accept_some(matcher, mask, vocabulary, chooser):
             break
-        assert matcher.accept(chooser.choice(going_on))
 
 
 LOOPS_OF = {
@@ -100,14 +96,6 @@ def test_loops_are_exact_and_used(
     grammar = compiled(constraint.json_schema({"type": "string", "pattern": pattern}), vocabulary)
     assert isinstance(grammar, PushdownGrammar)
     monkeypatch.setattr(token_trie, "MOST_RESTS", 1)
-    found = []
-    loop_of = TokenTrie._loop
-
-    def noted(self: TokenTrie, *arguments: Any) -> Any:
-        found.append(loop_of(self, *arguments))
-        return found[-1]
-
-    monkeypatch.setattr(TokenTrie, "_loop", noted)
     matcher = grammar.matcher()
     assert isinstance(matcher, PushdownMatcher)
     for piece in ('"', *begin):
@@ -115,8 +103,9 @@ def test_loops_are_exact_and_used(
         assert (mask_of(matcher, vocabulary) == one_by_one(matcher, vocabulary)).all()
         left = matcher.completion_tokens
         assert left is not None
-        allowed = budget_mask(matcher, vocabulary, left)
+        allowed = mask_of(matcher, vocabulary, left)
         assert not (allowed & ~mask_of(matcher, vocabulary)).any()
+    found = grammar.trie.loops.values()
     assert any(loop is not None and loop.row.any() for loop in found)
 
 
@@ -146,7 +135,7 @@ def test_masks_on_a_real_vocabulary(smollm2: Vocabulary) -> None:
     chooser = random.Random(1)
     runs = set()
     for token in tokenise(TEXT, smollm2):
-        ((state, _),) = matcher._step.configurations
+        ((state, _),) = matcher.configurations
         runs.add((grammar.automaton.arrays.run[state], grammar.automaton.arrays.run_kind[state]))
         mask = mask_of(matcher, smollm2)
         tried = [*chooser.sample(range(smollm2.size), 3000), *smollm2.stop_ids]

@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from ramify import constraint
-from ramify.grammar.automaton import subset_construction
-from ramify.grammar.automaton.construction import TOUCHED
-from ramify.grammar.automaton.nodes import Nodes
-from tests.grammar.vocabularies import compiled
+from ramify.grammar.automaton.construction.compiler import MAX_STATES, MOST_POSITIONS, called_rules
+from ramify.grammar.automaton.construction.nodes import flatten
+from ramify.grammar.automaton.construction.subset_construction import construct
+from ramify.grammar.rules.expression import Expression
+from ramify.grammar.rules.gbnf import grammar_rules
+from ramify.grammar.schema.compiler import schema_rules
 
 pytestmark = pytest.mark.slow
 
@@ -38,38 +39,19 @@ SCHEMA = {
 
 @pytest.mark.parametrize("room", [1, 20, 60])
 @pytest.mark.parametrize(
-    "wanted",
+    ("rules", "counting"),
     [
-        constraint.ebnf(classes(12, 0)),
-        constraint.ebnf(classes(60, 0)),
-        constraint.json_schema(SCHEMA),
-        constraint.json_schema(SCHEMA, any_order=True),
-        constraint.json_schema({"type": "string", "maxLength": 5000}),
+        (grammar_rules(classes(12, 0)), False),
+        (grammar_rules(classes(60, 0)), False),
+        (schema_rules(SCHEMA), False),
+        (schema_rules({"type": "string", "maxLength": 5000}), True),
     ],
-    ids=["classes", "more-classes", "schema", "any-order", "counted"],
+    ids=["classes", "more-classes", "schema", "counted"],
 )
-def test_the_automaton_is_the_same(
-    wanted: constraint.Constraint, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = compiled(wanted).automaton.arrays
-    rounds = []
-    construct, room_for = subset_construction._construct, subset_construction.room_for
-
-    def checked(nodes: Nodes, work: subset_construction.Work) -> None:
-        construct(nodes, work)
-        rounds.append(work)
-        assert work.counts[TOUCHED] <= work.atoms.size
-
-    first = 0
-
-    def small(nodes: Nodes, asked: int) -> subset_construction.Work:
-        nonlocal first
-        first = first or asked
-        return room_for(nodes, max(room, room * asked // first))
-
-    monkeypatch.setattr(subset_construction, "_construct", checked)
-    monkeypatch.setattr(subset_construction, "room_for", small)
-    found = compiled(wanted).automaton.arrays
-    assert len(rounds) > 1
+def test_the_states_are_the_same(rules: dict[str, Expression], counting: bool, room: int) -> None:
+    nodes, _, _ = flatten(rules, *called_rules(rules), counting=counting)
+    expected = construct(nodes, MAX_STATES, MOST_POSITIONS)
+    assert len(expected.final) > room
+    found = construct(nodes, MAX_STATES, MOST_POSITIONS, room=room)
     for name in expected._fields:
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))

@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema on our engine; the same rules on XGrammar.
+"""The keywords of JSON Schema on our engine.
 
 The jsonschema package agrees with the table, except where a case is about the order of properties.
 """
@@ -15,9 +15,8 @@ from ramify import constraint
 from ramify.grammar.schema.instance import validate
 from tests.grammar import keyword_cases
 from tests.grammar.keyword_cases import FORMATS
-from tests.grammar.logic_cases import LOGIC_CASES, REMEMBERING
+from tests.grammar.logic_cases import LOGIC_CASES
 from tests.grammar.vocabularies import accepts, compiled, json_text
-from tests.grammar.xgrammar_oracle import through_xgrammar
 
 CASES = keyword_cases.CASES | LOGIC_CASES
 
@@ -30,14 +29,6 @@ def test_keyword(name: str) -> None:
         assert accepts(grammar, json_text(instance)), instance
     for instance in invalid:
         assert not accepts(grammar, json_text(instance)), instance
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in REMEMBERING])
-def test_the_rules_mean_the_same_to_xgrammar(name: str) -> None:
-    schema, valid, invalid = CASES[name]
-    oracle = through_xgrammar(schema)
-    assert all(oracle.accepts(json_text(instance)) for instance in valid)
-    assert not any(oracle.accepts(json_text(instance)) for instance in invalid)
 
 
 @pytest.mark.parametrize("name", CASES)

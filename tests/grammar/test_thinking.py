@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
-from ramify.grammar.matcher import Matcher, mask_words
+from ramify.grammar.matcher import Matcher
 from ramify.messages import Preamble
-from tests.grammar.vocabularies import CONTROL, STOP, compiled, completion_of, tiny, tiny_tokenizer, tokenise
+from tests.grammar.vocabularies import (
+    CONTROL,
+    STOP,
+    compiled,
+    completion_of,
+    mask_of,
+    tiny,
+    tiny_tokenizer,
+    tokenise,
+)
 
 END = "</think>"
 DIGITS = compiled(constraint.regex(r"[0-9]{3}"))
@@ -35,18 +44,11 @@ def matcher_of(*preambles: Preamble, grammar: Any = DIGITS) -> Matcher:
 
 
 def mask(matcher: Matcher, budget: int | None = None) -> np.ndarray:
-    row = np.zeros(mask_words(tiny().size), np.int32)
-    if not matcher.fill_mask(row, budget):
-        return np.ones(tiny().size, bool)
-    return np.unpackbits(row.view(np.uint8), bitorder="little")[: tiny().size].astype(bool)
+    return mask_of(matcher, tiny(), budget)
 
 
 def feed(matcher: Matcher, text: str) -> bool:
     return all(matcher.accept(token) for token in tokenise(text, tiny()))
-
-
-def text_of(tokens: list[int]) -> str:
-    return b"".join(END.encode() if t == -1 else tiny().tokens[t] for t in tokens).decode(errors="replace")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ramify.constraint import json_schema
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
-from ramify.grammar.automaton.nodes import TooLarge
+from ramify.grammar.automaton.construction.compiler import compile_grammar, compile_rules
+from ramify.grammar.automaton.construction.nodes import TooLarge
 from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import (
     Call,
@@ -31,8 +31,7 @@ from ramify.grammar.rules.expression import (
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_pushdown import MANY, built
-from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import compiled, completion_of, mask_of, tiny
+from tests.grammar.vocabularies import accept_some, compiled, completion_of, mask_of, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -68,12 +67,10 @@ def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: in
             assert mask[token] == wanted, (said, spelling)
             assert matcher.fork().accept(token) == wanted
         check_costs(matcher, vocabulary, mask, texts, said)
-        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
-        if not going_on:
+        read = accept_some(matcher, mask, vocabulary, chooser)
+        if not read:
             break
-        token = chooser.choice(going_on)
-        assert matcher.accept(token)
-        said += vocabulary.tokens[token]
+        said += read
 
 
 def check_begun(
@@ -118,7 +115,7 @@ def check_costs(
     rest = b"".join(vocabulary.tokens[token] for token in completion)
     assert texts is None or said + rest in texts
     for budget in (needed, needed + 1, needed + 4):
-        allowed = budget_mask(matcher, vocabulary, budget)  # type: ignore[arg-type]
+        allowed = mask_of(matcher, vocabulary, budget)
         for token in range(vocabulary.size):
             after = matcher.fork()
             in_time = after.accept(token) and (after.finished or (after.completion_tokens or 0) < budget)
@@ -157,7 +154,7 @@ def test_endless_words(low: int, data: st.DataObject, seed: int) -> None:
 
 
 def may_begin(data: bytes, low: int) -> bool:
-    """Some array of at least `low` different values begins with `data`."""
+    """Whether some array of at least `low` different values begins with `data`."""
     if not b"[".startswith(data[:1]):
         return False
     used: set[bytes] = set()
@@ -247,7 +244,7 @@ def test_the_least_budget_counts_items_behind_a_tail_call(any_order: bool) -> No
             assert least is not None
             budget = least + spare
             while not matcher.complete:
-                allowed = np.flatnonzero(budget_mask(matcher, tiny(), budget)).tolist()
+                allowed = np.flatnonzero(mask_of(matcher, tiny(), budget)).tolist()
                 assert allowed, (spare, budget, matcher.completion_tokens)
                 assert matcher.accept(chooser.choice(allowed))
                 budget -= 1
@@ -274,7 +271,7 @@ def test_arrays_within_items(low: int, inner_low: int, data: st.DataObject, seed
 
 
 def nested_may_begin(data: bytes, low: int, inner_low: int) -> bool:
-    """Some array of different arrays, in parentheses, of different strings begins with `data`."""
+    """Whether some array of different arrays, in parentheses, of different strings begins with `data`."""
     outer: list[bytes] = []
     inner: list[bytes] = []
     place = "start"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from random import Random
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -44,13 +45,13 @@ def tiny_tokenizer() -> Tokenizer:
 
 @cache
 def tiny() -> Vocabulary:
-    """As for many models, the logits have more columns than there are tokens."""
+    """A vocabulary whose logits have more columns than there are tokens, as those of many models."""
     return from_tokenizer(tiny_tokenizer(), vocab_size=500, stop_ids=[STOP])
 
 
-def compiled(constraint: Constraint, vocabulary: Vocabulary | None = None) -> Grammar:
+def compiled(constraint: Constraint, vocabulary: Vocabulary | None = None, backend: str = "auto") -> Grammar:
     vocabulary = vocabulary or tiny()
-    return load_grammar(*compile_constraint(constraint, vocabulary), vocabulary)
+    return load_grammar(*compile_constraint(constraint, vocabulary, backend), vocabulary)
 
 
 def tokenise(text: str | bytes, vocabulary: Vocabulary) -> list[int]:
@@ -65,12 +66,22 @@ def tokenise(text: str | bytes, vocabulary: Vocabulary) -> list[int]:
     return tokens
 
 
-def mask_of(matcher: Matcher, vocabulary: Vocabulary) -> np.ndarray:
+def mask_of(matcher: Matcher, vocabulary: Vocabulary, budget: int | None = None) -> np.ndarray:
     """(vocab,) bool."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
-    if not matcher.fill_mask(row):
+    if not matcher.fill_mask(row, budget):
         return np.ones(vocabulary.size, bool)
     return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
+
+
+def accept_some(matcher: Matcher, mask: np.ndarray, vocabulary: Vocabulary, chooser: Random) -> bytes:
+    """Accept a random token with bytes that `mask` allows; its bytes, or b"" where there is none."""
+    going_on = [token for token in np.flatnonzero(mask).tolist() if vocabulary.tokens[token]]
+    if not going_on:
+        return b""
+    token = chooser.choice(going_on)
+    assert matcher.accept(token)
+    return vocabulary.tokens[token]
 
 
 def completion_of(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:

@@ -1,4 +1,4 @@
-"""Ragged batches over poisoned pages, and the dense attention in float64 that everything is compared with."""
+"""Ragged batches over poisoned pages."""
 
 from __future__ import annotations
 
@@ -73,37 +73,3 @@ def alone(batch: Batch, row: int) -> Batch:
         torch.tensor([0, high - low], dtype=torch.int32),
         batch.kv_lens[row : row + 1].contiguous(),
     )
-
-
-def oracle(
-    batch: Batch,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(T, heads, head_dim) float64, one query at a time."""
-    q = batch.q.double()
-    out = torch.zeros_like(q)
-    page_size = batch.k_pages.shape[2]
-    group = q.shape[1] // batch.k_pages.shape[1]
-    for row, stored in enumerate(batch.kv_lens.tolist()):
-        low, high = batch.query_starts[row : row + 2].tolist()
-        position = torch.arange(stored)
-        page = batch.page_table[row].long()[position // page_size]
-        keys, values = (  # (stored, heads, head_dim)
-            pages[page, :, position % page_size].double().repeat_interleave(group, dim=1)
-            for pages in (batch.k_pages, batch.v_pages)
-        )
-        for query in range(low, high):
-            last = stored - (high - low) + query - low
-            first = max(0, last - window + 1) if window else 0
-            scores = (keys[first : last + 1] * q[query]).sum(-1) * scale  # (seen, heads)
-            if soft_cap:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
-            if sinks is not None:
-                scores = torch.cat((scores, sinks.double()[None]))
-            weights = torch.softmax(scores, dim=0)[: last + 1 - first]
-            out[query] = (weights[:, :, None] * values[first : last + 1]).sum(0)
-    return out

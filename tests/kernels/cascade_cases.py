@@ -30,7 +30,8 @@ def make_tree(
     dtype: torch.dtype = torch.float16,
     seed: int = 0,
 ) -> Batch:
-    """Node n is `node_pages[n]` pages that all branches below it share. What no sequence owns is NaN."""
+    """Node n is `node_pages[n]` pages that all branches below it share. Rows that no sequence owns are
+    NaN."""
     random = torch.Generator().manual_seed(seed)
     own_pages = [-(-branch.own // page_size) for branch in branches]
     num_pages = sum(node_pages) + sum(own_pages) + 2
@@ -74,7 +75,7 @@ def dense(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(T, heads, head_dim) in `dtype`, everything computed in it: torch's own, one sequence at a time."""
+    """Torch's attention, computed in `dtype`, one sequence at a time: (T, heads, head_dim)."""
     out = torch.zeros_like(batch.q, dtype=dtype)
     page_size = batch.k_pages.shape[2]
     starts = batch.query_starts.tolist()
@@ -110,7 +111,7 @@ def dense(
 
 
 def assert_as_good(result: torch.Tensor, batch: Batch, **options) -> None:
-    """At most twice the error of torch at the same dtype, both against float64."""
+    """Assert at most twice the error of torch at the same dtype, both against float64."""
     exact = dense(batch, torch.float64, **options)
     error = (result.double() - exact).abs().max()
     torchs = (dense(batch, batch.q.dtype, **options).double() - exact).abs().max()

@@ -47,7 +47,7 @@ class Layer:
         self.recurrent = random(6, heads.heads, heads.key_dim, heads.value_dim).to(device)
 
     def reset(self) -> None:
-        """Slots that nobody has written must not matter."""
+        """Fill the states with NaN: slots that nobody has written must not matter."""
         self.conv.fill_(torch.nan)
         self.recurrent.fill_(torch.nan)
 

@@ -14,7 +14,7 @@ from ramify.kernels.reference.attention import paged_attention
 
 
 class Stub:
-    """The module. `calls` are those of its wrappers: (kind, "plan" or "run")."""
+    """The module's stand-in. `calls` lists its wrappers' calls: (kind, "plan" or "run")."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []

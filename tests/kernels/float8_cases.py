@@ -13,7 +13,7 @@ from tests.kernels import ops_cases as cases
 
 
 def weight_of(outputs: int, inputs: int, group: int, device: str = "cpu") -> QuantisedWeight:
-    """`group` 0: a factor for each output; else factors for blocks of group x group."""
+    """A float8 weight with a factor for each output (`group` 0), or for each block of group x group."""
     made = torch.Generator().manual_seed(1)
     numbers = (4 * torch.randn(outputs, inputs, generator=made)).to(torch.float8_e4m3fn)
     shape = (-(-outputs // group), -(-inputs // group)) if group else (outputs, 1)
@@ -27,7 +27,7 @@ def weight_of(outputs: int, inputs: int, group: int, device: str = "cpu") -> Qua
 
 
 def activations(rows: int, inputs: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
-    """Strided; NaN lies behind each row. A row of zeros, a large input, and numbers below float8's range."""
+    """Rows of x with NaN behind each, among them zeros, a large input, and numbers below float8's range."""
     x = cases.poisoned(rows, inputs + 3, dtype=dtype, device=device)[:, :inputs]
     x.copy_(cases.random(rows, inputs, dtype=dtype, device=device))
     x[0, :32] *= 1e-4
@@ -45,7 +45,8 @@ def check(
     share: float = 1e-5,
     **given: bool,
 ) -> None:
-    """Sums may differ by `share` of the sum of absolute values; `shape` is (rows, outputs, inputs)."""
+    """Compare with the reference: sums may differ by `share` of the sum of absolute values; `shape` is (rows,
+    outputs, inputs)."""
     rows, outputs, inputs = shape
     weight, x = weight_of(outputs, inputs, group, device), activations(rows, inputs, dtype, device)
     cases.check_product(float8.float8_matmul, reference.float8_matmul, x, weight, share, **given)

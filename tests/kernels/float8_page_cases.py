@@ -29,7 +29,7 @@ def float8(batch: Batch) -> Batch:
 
 
 def widened(batch: Batch) -> Batch:
-    """The same values in pages of q's dtype."""
+    """The batch with the same values in pages of q's dtype."""
     pages = {name: getattr(batch, name).to(batch.q.dtype) for name in ("k_pages", "v_pages")}
     return batch._replace(**pages)
 
@@ -45,7 +45,8 @@ def check_attention(
     share: float = 0.0,
     **options: Any,
 ) -> None:
-    """Against pages of q's dtype with the same values; apart by `share` of the largest output."""
+    """Compare with pages of q's dtype and the same values: outputs differ by `share` of the largest at
+    most."""
     given = make_batch(
         lengths, heads=heads[0], kv_heads=heads[1], head_dim=head_dim, page_size=page_size, dtype=dtype
     )
@@ -57,7 +58,7 @@ def check_attention(
 
 
 def check_cascade(dtype: torch.dtype, device: str = "cpu", *, share: float = 0.0) -> None:
-    """All of three sequences share their first four pages."""
+    """A cascade of three sequences that share their first four pages."""
     given = float8(make_batch([(1, 70)] * 3, heads=2, kv_heads=1, dtype=dtype))
     batch = Batch(*(tensor.to(device) for tensor in given))
     batch.page_table[:, :4] = batch.page_table[0, :4].clone()
@@ -74,7 +75,8 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor, share: float) -> Non
 def check_store(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: str = "cpu", *, norms: bool
 ) -> None:
-    """Values exactly. Rotated keys may differ by a last bit of `dtype`, and then by a step of float8."""
+    """Compare stored pages: values exactly; rotated keys may differ by a last bit of `dtype`, and so by a
+    float8 step."""
     dim, page_size, heads, kv_heads = shape
     qkv = 30 * cases.random(21, heads + 2 * kv_heads, dim, dtype=dtype, device=device)
     qkv[0, -kv_heads:, 0] = 1000

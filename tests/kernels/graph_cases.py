@@ -43,13 +43,15 @@ def runner_of() -> Runner:
 
 
 def graphs_of(runner: Runner) -> DecodeGraphs:
-    assert runner._graphs is not None
-    return runner._graphs
+    graphs = runner._graphs
+    assert graphs is not None
+    return graphs
 
 
 def token_graphs_of(runner: Runner) -> TokenGraphs:
-    assert runner._token_graphs is not None
-    return runner._token_graphs
+    graphs = runner._token_graphs
+    assert graphs is not None
+    return graphs
 
 
 def forms_of(graphs: DecodeGraphs | TokenGraphs) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 
 
 def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
-    """In the place of `InterpreterBuilder.create_dot`."""
+    """A replacement for `InterpreterBuilder.create_dot`."""
     from triton.runtime.interpreter import TensorHandle
 
     exact = np.matmul(_numbers(a), _numbers(b), dtype=np.float64) + d.data

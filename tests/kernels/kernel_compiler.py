@@ -1,6 +1,6 @@
 """Triton kernels compiled for GPUs that are not there: launchers take CPU tensors and stop before the launch.
 
-What the interpreter accepts is more than what the compiler does.
+The interpreter accepts more than the compiler.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIMITS = {
 }
 GENERATIONS = {number: Generation(*CARDS[number], *limits) for number, limits in _LIMITS.items()}
 REGISTERS = 65536
-"""Of a multiprocessor; a warp takes them in pieces of 256."""
+"""Registers of a multiprocessor; a warp takes them in pieces of 256."""
 _PROGRAM_SHARED = 1024
 """Bytes that the driver takes of each program's."""
 
@@ -68,7 +68,7 @@ class Compiled:
 
 @contextmanager
 def compiling(capability: int, *, noting: bool = False) -> Iterator[list[Compiled]]:
-    """Launches inside compile for that compute capability and do not run; gives them in their order.
+    """Compile launches for a compute capability instead of running them; gives them in their order.
 
     noting : do not even compile; `key` still says which of a kernel's forms would run
     """
@@ -97,9 +97,9 @@ def compiling(capability: int, *, noting: bool = False) -> Iterator[list[Compile
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What a compiled kernel takes of a multiprocessor, read off its machine code.
+    """The share of a multiprocessor that a compiled kernel takes, read off its machine code.
 
-    registers : of a thread
+    registers : registers of a thread
     spills : loads and stores of registers that were put into memory
     hot_spills : those of them in the innermost loops that multiply matrices
     shared : bytes of a program

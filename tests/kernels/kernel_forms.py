@@ -139,7 +139,7 @@ def product_cases() -> Iterator[Case]:
 
 
 def quantised_cases() -> Iterator[Case]:
-    """Groups as in GGUF files and AWQ; float8 with a factor for an output."""
+    """Products with groups as in GGUF files and AWQ, and with float8 and a factor for an output."""
     stored = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
     kinds = ("int4", 32, True), ("int4", 128, False), ("int8", 16, False), ("fp8", 0, False)
     for form, group, offsets in kinds:
@@ -154,7 +154,7 @@ def quantised_cases() -> Iterator[Case]:
 
 
 def float8_cases() -> Iterator[Case]:
-    """Float8 activations before float8 weights with a factor for an output, and in blocks of 128 x 128."""
+    """Products of float8 activations and weights, with a factor for an output or for blocks of 128 x 128."""
     for group in (0, 128):
         numbers = torch.zeros(6144, 4096, dtype=torch.uint8).view(torch.float8_e4m3fn)
         factors = torch.ones(6144, 4096 // group if group else 1)
@@ -171,7 +171,7 @@ def float8_cases() -> Iterator[Case]:
 
 
 def expert_cases() -> Iterator[Case]:
-    """Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
+    """Mixtures: Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
     for hidden, size, gpt_oss in ((2048, 768, False), (2880, 2880, True)):
         x, shares = torch.zeros(65, hidden, dtype=HALF), torch.zeros(65, 4)
         chosen = torch.zeros(65, 4, dtype=torch.int32)
@@ -231,7 +231,7 @@ def cases(capability: int) -> Iterator[Case]:
 
 
 def label(launch: Compiled) -> str:
-    """What tells the forms of one case apart."""
+    """The part of a form's key that tells the forms of one case apart."""
     if launch.name != "attend":
         return launch.name
     found = launch.kernel.src.constants

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.triton import activation, kv_store, matmul, norm, rope
 from ramify.kernels.weights.quantised import QuantisedWeight
+from tests.kernels.backends import TRITON, Backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NORM_SHAPES = [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64), (2, 4096), (33, 1, 128)]
@@ -27,7 +27,6 @@ ROPE_SHAPES = [
     (256, 16, 20, 10),
 ]
 """(head_dim, page_size, heads, kv_heads)"""
-"""(page_size, head_dim, kv_heads)"""
 MATMUL_SHAPES = [(1, 5, 3), (3, 130, 70), (20, 40, 1030), (65, 129, 40), (0, 8, 8)]
 """(rows, outputs, inputs)"""
 
@@ -53,8 +52,8 @@ def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def assert_as_good(result: Tensor, torchs: Tensor, exact: Tensor) -> None:
-    """At most three times the error of torch at the same dtype, both against float64. On an H100 cuBLAS sums
-    4,096 float32 products in parts, and has half the error of a sum in order."""
+    """Assert at most three times the error of torch at the same dtype, both against float64. On an H100
+    cuBLAS sums 4,096 float32 products in parts, and has half the error of a sum in order."""
     if not exact.numel():
         return
     floor = torch.finfo(result.dtype).eps * exact.abs().max()
@@ -85,47 +84,59 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def check_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+def check_norm(shape: Sequence[int], dtype: torch.dtype, device: str, kernels: Backend = TRITON) -> None:
     x = random(*shape[:-1], 2 * shape[-1], dtype=dtype, device=device)[..., : shape[-1]]  # strided rows
     weight = random(shape[-1], dtype=dtype, device=device, seed=1)
     out = poisoned(*shape, dtype=dtype, device=device)
-    assert norm.rms_norm(x, weight, 1e-5, out=out) is out
+    assert kernels.rms_norm(x, weight, 1e-5, out=out) is out
     assert_as_good(out, F.rms_norm(x, weight.shape, weight, 1e-5), normed(x, weight, 1e-5))
     for row in range(min(2, len(x))):
-        assert torch.equal(norm.rms_norm(x[row : row + 1], weight, 1e-5), out[row : row + 1]), "alone"
-    assert torch.equal(norm.rms_norm(x, weight.float(), 1e-5), out), "the weight may be float32"
-    assert norm.rms_norm(x, weight, 1e-5, out=x) is x
+        assert torch.equal(kernels.rms_norm(x[row : row + 1], weight, 1e-5), out[row : row + 1]), "alone"
+    assert torch.equal(kernels.rms_norm(x, weight.float(), 1e-5), out), "the weight may be float32"
+    assert kernels.rms_norm(x, weight, 1e-5, out=x) is x
     assert torch.equal(x, out)
 
 
-def check_add_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+def check_norm_of_extremes(kernels: Backend = TRITON) -> None:
+    """Check norms of zeros, and of numbers whose sum of squares is near float32's largest."""
+    assert torch.equal(kernels.rms_norm(torch.zeros(2, 32), torch.ones(32), 1e-5), torch.zeros(2, 32))
+    large = kernels.rms_norm(torch.full((1, 32), 1e18), torch.ones(32), 1e-5)
+    assert torch.allclose(large, torch.ones(1, 32))
+
+
+def check_add_norm(shape: Sequence[int], dtype: torch.dtype, device: str, kernels: Backend = TRITON) -> None:
     x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
     weight = random(shape[-1], dtype=dtype, device=device, seed=3)
     total = x + residual
     out = poisoned(*shape, dtype=dtype, device=device)
-    assert norm.add_rms_norm(x, residual, weight, 1e-5, out=out) is out
+    assert kernels.add_rms_norm(x, residual, weight, 1e-5, out=out) is out
     if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding
         assert torch.allclose(residual, total, rtol=2**-7)
     else:
         assert torch.equal(residual, total), "the sum is rounded once"
-    assert torch.equal(out, norm.rms_norm(residual, weight, 1e-5)), "the bits of two steps"
+    assert torch.equal(out, kernels.rms_norm(residual, weight, 1e-5)), "the bits of two steps"
 
 
-def check_gated(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+def check_gated(shape: Sequence[int], dtype: torch.dtype, device: str, kernels: Backend = TRITON) -> None:
     rows, size = shape
     x = 4 * random(rows, 2 * size + 8, dtype=dtype, device=device)[:, : 2 * size]
     gate, up = x.chunk(2, -1)
     gelu = functools.partial(F.gelu, approximate="tanh")
-    for kernel, function in ((activation.silu_mul, F.silu), (activation.gelu_mul, gelu)):
+    for kernel, function in ((kernels.silu_mul, F.silu), (kernels.gelu_mul, gelu)):
         out = poisoned(*shape, dtype=dtype, device=device)
         assert kernel(x, out=out) is out
         assert_as_good(out, function(gate) * up, function(gate.double()) * up.double())
 
 
 def check_rope(
-    shape: tuple[int, int, int, int], tokens: int, dtype: torch.dtype, device: str, norms: str = ""
+    shape: tuple[int, int, int, int],
+    tokens: int,
+    dtype: torch.dtype,
+    device: str,
+    norms: str = "",
+    kernels: Backend = TRITON,
 ) -> None:
-    """`norms`: which of "q" and "k" have one."""
+    """Check rotation and store; `norms` names which of "q" and "k" have a norm."""
     dim, page_size, heads, kv_heads = shape
     num_pages = tokens // page_size + 3
     qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype, device=device)
@@ -138,7 +149,7 @@ def check_rope(
     q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)
     k_pages = poisoned(num_pages, kv_heads, page_size, dim, dtype=dtype, device=device)
     v_pages = k_pages.clone()
-    rope.rope_store_kv(q, k, v, rotation, k_pages, v_pages, slots, **given, eps=1e-5)
+    kernels.rope_store_kv(q, k, v, rotation, k_pages, v_pages, slots, **given, eps=1e-5)
     assert torch.equal(fused[:, heads:], qkv[:, heads:]), "k and v are left as they were"
     page, offset = slots // page_size, slots % page_size
     assert torch.equal(v_pages[page, :, offset], v)
@@ -159,23 +170,30 @@ def _turned(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(pairs * rotation[:, None].to(pairs.dtype)).flatten(2)
 
 
-def check_copy(layers: tuple[int, ...], dtype: torch.dtype, device: str, page: tuple[int, int, int]) -> None:
+def check_copy(
+    layers: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    page: tuple[int, int, int],
+    kernels: Backend = TRITON,
+) -> None:
     pools = [random(*layers, 8, *page, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
     for pool in pools:
         pool.select(-4, 6).fill_(torch.nan)
     expected = [pool.clone() for pool in pools]
     for pool in expected:
         pool[..., [5, 7, 1], :, :, :] = pool[..., [0, 0, 2], :, :, :]
-    kv_store.copy_pages(*pools, [0, 0, 2], [5, 7, 1])
+    kernels.copy_pages(*pools, [0, 0, 2], [5, 7, 1])
     for pool, want in zip(pools, expected, strict=True):
         assert torch.equal(pool.nan_to_num(9.0), want.nan_to_num(9.0))
-    kv_store.copy_pages(*pools, [], [])
+    kernels.copy_pages(*pools, [], [])
 
 
 def check_matmul(
     shape: tuple[int, int, int], dtype: torch.dtype, device: str, *, bias: bool = False, add: bool = False
 ) -> None:
-    """(rows, outputs, inputs); x and the weight are strided, and what lies behind them is NaN."""
+    """Check a product of `shape` (rows, outputs, inputs); x and the weight are strided, with NaN behind their
+    rows."""
     rows, outputs, inputs = shape
     x, weight = (poisoned(count, inputs + 3, dtype=dtype, device=device) for count in (rows, outputs))
     x, weight = x[:, :inputs], weight[:, :inputs]
@@ -193,14 +211,14 @@ def check_matmul(
         out.copy_(before)
         exact, torchs = exact + before.double(), torchs + before
     given = out.clone() if add else None
-    assert matmul.matmul(x, weight, shift, out=out, add=add) is out
+    assert TRITON.matmul(x, weight, shift, out=out, add=add) is out
     assert_as_good(out, torchs, exact)
     assert wide[:, outputs:].isnan().all(), "written beyond its rows"
     # On the CPU a product's bits may depend on the row's place in its tile.
     last = (rows - 1) // 64 * 64 if device == "cpu" else max(rows - 2, 0)
     for low, high in {(0, 1), (0, min(rows, 3)), (last, rows)} if rows else ():
         part = None if given is None else given[low:high].clone()
-        alone = matmul.matmul(x[low:high], weight, shift, out=part, add=add)
+        alone = TRITON.matmul(x[low:high], weight, shift, out=part, add=add)
         assert torch.equal(alone, out[low:high]), "other rows changed a bit"
 
 
@@ -214,7 +232,8 @@ def check_product(
     bias: bool = False,
     add: bool = False,
 ) -> None:
-    """Sums may differ by `share` of the sum of absolute values. The rows of the result are strided."""
+    """Compare with `twin`: sums may differ by `share` of the sum of absolute values. The result's rows are
+    strided."""
     (rows, _), outputs, dtype, device = x.shape, len(weight.values()), x.dtype, x.device.type
     given = random(outputs, dtype=dtype, device=device, seed=2) if bias else None
     wide = poisoned(rows, outputs + 5, dtype=dtype, device=device)

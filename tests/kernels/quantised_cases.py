@@ -68,8 +68,8 @@ def check(
     share: float = 1e-6,
     **given: bool,
 ) -> None:
-    """Sums may differ by `share` of the sum of absolute values. `shape` is (rows, outputs, inputs); x is
-    strided, and NaN lies behind its rows."""
+    """Compare with the reference: sums may differ by `share` of the sum of absolute values. `shape` is (rows,
+    outputs, inputs); x is strided, and NaN lies behind its rows."""
     rows, outputs, inputs = shape
     weight = weight_of(form, group, outputs, inputs, device)
     x = cases.poisoned(rows, inputs + 3, dtype=dtype, device=device)[:, :inputs]

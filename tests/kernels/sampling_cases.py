@@ -69,7 +69,7 @@ def options(rows: Sequence[Row], uniforms: Sequence[float], device: str) -> Samp
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
-    """Strided rows, NaN between them."""
+    """Random logits in strided rows, with NaN between them."""
     random = torch.Generator().manual_seed(seed)
     wide = torch.full((rows, vocab + 48), torch.nan, dtype=dtype)
     wide[:, :vocab] = 3 * torch.randn(rows, vocab, generator=random)
@@ -108,7 +108,7 @@ def check_draws(
     repeats: int = 1,
     draw: SampleTokens = sample_tokens,
 ) -> Tensor:
-    """Tokens equal the twin's and in float32 the runtime's. masked: as in `masks_of`."""
+    """Check that tokens equal the twin's and in float32 the runtime's. masked: as in `masks_of`."""
     rows = [row for row in rows for _ in range(repeats)]
     count = len(rows)
     uniforms = np.random.default_rng(vocab).random(count)
@@ -189,7 +189,8 @@ def adjust(logits: Tensor, ids: np.ndarray, prompt_len: int, edits: RowEdits) ->
 
 
 def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
-    """Float32 logits change as they should, bit for bit; others are rounded once; all return."""
+    """Check that float32 logits change bit for bit as written out, others are rounded once, and all
+    return."""
     logits = logits_of(5, vocab, dtype, device)
     original, expected = logits.clone(), logits.float().cpu().clone()
     specs = []
@@ -211,7 +212,7 @@ def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_logprobs(logits: Tensor, top: int) -> None:
-    """At most twice the error of torch in float32, both against float64; ids are those of a stable sort."""
+    """Check at most twice torch's error in float32, both against float64, and the ids of a stable sort."""
     rows, vocab = logits.shape
     tokens = torch.arange(rows, device=logits.device) * 37 % vocab
     result = kernels.log_probabilities(logits, tokens, top)

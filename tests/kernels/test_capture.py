@@ -104,7 +104,7 @@ def test_a_captured_step_can_be_replayed() -> None:
 
 
 def test_graphs_take_no_more_memory_than_was_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the number of pages is known."""
+    """The memory is set aside before the number of pages is known."""
     with compiling(90, noting=True):
         runner = runner_of()
         assert isinstance(runner.attention, PlannedAttention)

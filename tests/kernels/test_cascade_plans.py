@@ -115,8 +115,8 @@ def reads_once(branches: int, shared: int, suffix: int, new: int = 1) -> bool:
 
 
 def test_the_costs_are_those_of_the_device():
-    """An H100's from its driver's figures, within a sixth of the defaults; on a card with a quarter
-    of that bandwidth reading a prefix again costs over three times as much."""
+    """An H100's costs from its driver's figures are within a sixth of the defaults. On a card with a quarter
+    of that bandwidth, reading a prefix again costs over three times as much."""
 
     def device(processors, clock, memory_clock, width, capability, cache):
         found = {"multiprocessor_count": processors, "max_shared_mem": 101376, "sm_clock_rate": clock,

@@ -12,27 +12,19 @@ import torch
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
-from ramify.kernels.machine import threads as team
 
 from . import cascade_cases
 from .attention_cases import Batch, make_batch
 from .cascade_cases import Branch
 
 SCALE = 0.125
+pytestmark = pytest.mark.usefixtures("one_thread")
 make_tree = functools.partial(cascade_cases.make_tree, dtype=torch.float32)
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = torch.get_num_threads()
-    team.set_threads(1)
-    yield
-    team.set_threads(before)
-
-
 def check(batch: Batch, threads: int, **options) -> int:
-    """The cascade's result is flat attention's to the bit; how many rows its tiles had, 0 for none."""
-    team.set_threads(threads)
+    """Assert that the cascade has flat attention's bits; returns the rows of its tiles, 0 for no cascade."""
+    torch.set_num_threads(threads)
     flat = cpu.paged_attention(*batch, scale=SCALE, **options, cascade=False)
     assert cpu.last_plan().cascade_rows == 0
     result = torch.full_like(batch.q, torch.nan)

@@ -19,7 +19,7 @@ def test_draws(vocab: int, masked: str) -> None:
 
 
 def test_draws_of_many_likely_tokens() -> None:
-    """Nearly flat: neither top-k nor top-p ends among the likely ones."""
+    """Nearly flat logits: neither top-k nor top-p ends among the likely tokens."""
     logits = 0.3 * torch.randn(40, 20_000)
     rows = [cases.Row(0.9, top_p=0.95), cases.Row(top_k=9_000), cases.Row(top_k=15_000, top_p=0.7)] * 13
     given = cases.options([*rows, cases.Row(2.0, top_p=0.999)], torch.rand(40).tolist(), "cpu")

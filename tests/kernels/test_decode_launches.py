@@ -219,6 +219,6 @@ def test_captures_are_counted_with_their_memory(monkeypatch: pytest.MonkeyPatch)
 
 
 def begin_captures(buffers: GraphBuffers) -> bool:
-    """As on a CUDA device."""
+    """Begin captures as on a CUDA device."""
     buffers._memory = object()
     return True

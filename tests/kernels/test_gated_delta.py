@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from tests.kernels.cpu_ops import CPU
+from tests.kernels.backends import CPU
 from tests.kernels.delta_cases import NARROW, WIDE, Layer, steps_equal
 
 TORCH = ops("torch")

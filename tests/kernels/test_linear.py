@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from ramify.kernels.cpu.codegen import dots
 from ramify.kernels.registry import ops
 from ramify.kernels.weights.packed import PackedWeight, in_order, pack, unpack
 from ramify.kernels.weights.rows import Rows, quantised
-from tests.kernels.cpu_ops import CPU
+from tests.kernels.backends import CPU
 
 TORCH = ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -58,7 +59,7 @@ def is_tiled(x: torch.Tensor, weight: PackedWeight) -> bool:
 
 
 def rounded(weight: PackedWeight) -> PackedWeight:
-    """The same with weights in bfloat16, as tiles take them."""
+    """The weight rounded to bfloat16, as tiles take it."""
     bias = in_order(weight.bias.view(-1, 16), weight)
     return pack(Rows(unpack(weight).bfloat16()), inputs=weight.inputs, bias=bias, gated=weight.gated)
 
@@ -97,7 +98,7 @@ def test_rounding_is_to_the_nearest_step(form, steps):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_against_float64(form, shape, dtype):
-    """Within float32's rounding of each step; tiles multiply by weights rounded to bfloat16."""
+    """Results are within float32's rounding of each step. Tiles multiply by weights rounded to bfloat16."""
     outputs, inputs = shape
     weight = packed(form, outputs, inputs, bias=inputs % 2 == 0)
     exact_weight = unpack(weight).double()
@@ -185,27 +186,24 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
 def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
     weight = packed(form, 130, 200)
     x = torch.randn(40, 200).to(dtype)
-    by_row = compiled.row_linear
+    by_row = functools.partial(compiled.linear, by_row=True)
     alone = torch.cat([by_row(row[None], weight) for row in x])
     for count in (2, 3, 5, 8, 17, 40):
         assert torch.equal(by_row(x[:count], weight), alone[:count])
 
 
+@pytest.mark.usefixtures("threads_as_before")
 @pytest.mark.parametrize("form", ["bf16", "int8/32", "int4/32"])
 def test_threads_change_no_bit(form):
     weight = packed(form, 1000, 300, gated=True)
-    before = torch.get_num_threads()
-    try:
-        for dtype in DTYPES:
-            for count in (1, 6, 40):
-                x = torch.randn(count, 300).to(dtype)
-                results = []
-                for threads in (1, 2, 3, 7):
-                    torch.set_num_threads(threads)
-                    results.append(CPU.linear(x, weight))
-                assert all(torch.equal(result, results[0]) for result in results)
-    finally:
-        torch.set_num_threads(before)
+    for dtype in DTYPES:
+        for count in (1, 6, 40):
+            x = torch.randn(count, 300).to(dtype)
+            results = []
+            for threads in (1, 2, 3, 7):
+                torch.set_num_threads(threads)
+                results.append(CPU.linear(x, weight))
+            assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

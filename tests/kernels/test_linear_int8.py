@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -27,8 +28,8 @@ ROUNDED = [
     for form in FORMS
     if form.partition("/")[0].replace("table", "int4") in TAKEN or (INT16_X and form.startswith("int8"))
 ]
-LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
-BY_ROW_INT16 = compiled.int16_row_linear
+LINEAR, EXACT = (functools.partial(compiled.linear, **{way: True}) for way in ("int8", "by_row"))
+BY_ROW, BY_ROW_INT16 = (functools.partial(EXACT, **{way: True}) for way in ("int8", "int16"))
 
 needs_bytes = pytest.mark.skipif(not TAKEN, reason="int8 is not taken on this processor")
 
@@ -75,7 +76,7 @@ def test_against_float64(form, shape, dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_close_to_the_product_that_rounds_nothing(form):
-    """With and without the instruction, and where tiles are used instead."""
+    """The way is chosen with and without the instruction, and where tiles are used instead."""
     weight = packed(form, 130, 200)
     for count in (1, 3, 8, 40):
         x = torch.randn(count, 200).bfloat16()
@@ -128,14 +129,14 @@ def test_a_row_depends_on_nothing_else(form):
 
 @pytest.mark.parametrize(
     "product",
-    [LINEAR, BY_ROW, BY_ROW_INT16, compiled.row_linear],
+    [LINEAR, BY_ROW, BY_ROW_INT16, EXACT],
     ids=["int8", "int8 by row", "int16 by row", "exact by row"],
 )
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_zeros_and_numbers_at_the_edges(form, product):
-    """Where x is rounded, no sum overflows. Float32 holds what it does in any order of addition: numbers
-    whose products with the codes of the weights, up to 127, have magnitudes with a finite sum. The order
-    differs between processors (pairs, chains)."""
+    """No sum of rounded x overflows. Float32 holds what it does in any order of addition: numbers whose
+    products with the codes of the weights, up to 127, have magnitudes with a finite sum. The order differs
+    between processors (pairs, chains)."""
     weight = pack(quantised(torch.ones(16, 32), form, 32), inputs=32)  # type: ignore[arg-type]
     exact = unpack(weight).double().sum(1)
     way = compiled.way_for(2, form, torch.bfloat16, **product.keywords)
@@ -164,7 +165,7 @@ TARGETS = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TARGETS)
 def test_edges_in_the_code_for_another_processor(name):
-    """Every target whose instructions this machine has; nearly all of the time is compiling."""
+    """The same tests for every target whose instructions this machine has; most of the time is compiling."""
     here = llvm.get_host_cpu_features()
     if missing := [each for each in TARGETS[name].split(",") if not here.get(each[1:])]:
         pytest.skip(f"this processor lacks {', '.join(missing)}")
@@ -177,7 +178,7 @@ def test_edges_in_the_code_for_another_processor(name):
 
 
 def test_what_is_rounded():
-    """x for int8 and int4 weights, where it was asked for and the processor is faster with it."""
+    """x is rounded for int8 and int4 weights if asked for and if the processor is faster with it."""
     for rows, dtype in itertools.product((1, 100), (torch.bfloat16, torch.float32)):
         for form in ("int8", "int4"):
             assert compiled.way_for(rows, form, dtype) not in (compiled.BY_INT8, compiled.BY_INT16)
@@ -197,9 +198,7 @@ def test_long_groups_stay_float32():
     x = torch.randn(3, 1024).bfloat16()
     for group, float32 in ((512, False), (1024, True)):
         weight = pack(quantised(torch.randn(48, 1024), "int8", group), inputs=1024)
-        rounding, exact = (
-            linear(x, weight, out=torch.empty(3, 48)) for linear in (BY_ROW_INT16, compiled.row_linear)
-        )
+        rounding, exact = (linear(x, weight, out=torch.empty(3, 48)) for linear in (BY_ROW_INT16, EXACT))
         assert torch.equal(rounding, exact) == float32
         assert torch.linalg.norm(rounding - exact) <= 1e-4 * torch.linalg.norm(exact)
 
@@ -209,7 +208,7 @@ def test_long_groups_stay_float32():
     ("form", "group"), [("int8", 32), ("int8", 512), ("int4", 16), ("int4", 32), ("int4", 48)]
 )
 def test_the_largest_sums(form, group):
-    """Whatever adds products in int16, or products of int16, has room for them."""
+    """Sums of products in int16, and of products of int16, do not overflow."""
     inputs = max(96, group)
     weight = pack(quantised(torch.where(torch.rand(48, inputs) > 0.1, 1.0, -1.0), form, group), inputs=inputs)
     for sign in (1, -1):
@@ -231,7 +230,7 @@ def test_the_head_is_rounded_to_int16_at_most(deterministic):
         assert torch.linalg.norm(found - exact) <= 1e-4 * torch.linalg.norm(exact)
         if INT16_X:
             assert torch.equal(found, BY_ROW_INT16(x, weight, out=torch.empty(3, 200)))
-            same = torch.equal(found, compiled.row_linear(x, weight, out=torch.empty(3, 200)))
+            same = torch.equal(found, EXACT(x, weight, out=torch.empty(3, 200)))
             assert same == (weight.format == "int4")
         under_mask = kernels.masked_linear(
             x, weight, mask, torch.zeros(3, dtype=torch.int32), out=torch.empty(3, 200)

@@ -9,7 +9,7 @@ from ramify.kernels.cpu import linear_masked
 from ramify.kernels.registry import ops
 from ramify.kernels.weights.packed import PackedWeight, pack
 from ramify.kernels.weights.rows import Rows, quantised
-from tests.kernels.cpu_ops import CPU
+from tests.kernels.backends import CPU
 
 OUTPUTS = 16 * 300 + 7
 
@@ -106,16 +106,13 @@ def test_bits_beyond_the_last_output_touch_nothing(outputs):
     assert torch.equal(found, CPU.linear(x, weight, out=torch.empty(3, outputs)))
 
 
+@pytest.mark.usefixtures("threads_as_before")
 def test_threads_and_calls_before_change_no_bit():
     weight = packed("int4")
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            for rows in (9, 2, 30):
-                assert check(torch.randn(rows, 64).bfloat16(), weight, allowing(*[5] * rows)) > 0
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        for rows in (9, 2, 30):
+            assert check(torch.randn(rows, 64).bfloat16(), weight, allowing(*[5] * rows)) > 0
 
 
 @pytest.mark.parametrize("backend", [CPU, ops("torch")], ids=["cpu", "torch"])

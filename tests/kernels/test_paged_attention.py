@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,40 +14,43 @@ from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
 
-from .attention_cases import MIXED, Batch, alone, make_batch, oracle
+from .attention_cases import MIXED, Batch, alone, make_batch
+from .cascade_cases import dense
 
 DTYPES = [torch.float32, torch.bfloat16]
-WAYS = [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
-"""A dtype, and whether the weights of values may be rounded, which changes no float32."""
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+class Way(NamedTuple):
+    """A dtype, and whether the weights of values may be rounded, which changes no float32."""
+
+    dtype: torch.dtype
+    rounded: bool = False
+
+    def attend(self, *arguments: torch.Tensor, **options: Any) -> torch.Tensor:
+        return cpu.paged_attention(*arguments, rounded=self.rounded, **options)
 
 
-@pytest.fixture(params=WAYS, ids=["float32", "bfloat16", "bfloat16-rounded"])
-def dtype(request, monkeypatch):
-    dtype, rounded = request.param
-    ways = functools.partial(cpu.paged_attention, rounded=rounded)
-    monkeypatch.setattr(cpu, "paged_attention", ways)
-    return dtype
+EXACT = Way(torch.float32)
+WAYS = {"float32": EXACT, "bfloat16": Way(torch.bfloat16), "bfloat16-rounded": Way(torch.bfloat16, True)}
 
 
-def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
-    """Kernel and twin against the oracle: the kernel errs at most twice as much as the twin.
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request) -> Way:
+    return request.param
+
+
+def check(batch: Batch, way: Way = EXACT, *, spread: float = 1.0, **options) -> torch.Tensor:
+    """Compare kernel and twin with float64 attention: the kernel errs at most twice as much as the twin.
 
     A weight's relative error is its score's absolute one, so it grows with the spread of the scores.
     """
     options.setdefault("scale", batch.q.shape[-1] ** -0.5)
-    exact = oracle(batch, **options)
+    exact = dense(batch, torch.float64, **options)
     poisoned = torch.full_like(batch.q, torch.nan)
-    team.set_threads(2)
-    result = cpu.paged_attention(*batch, **options, out=poisoned)
-    team.set_threads(1)
+    torch.set_num_threads(2)
+    result = way.attend(*batch, **options, out=poisoned)
+    torch.set_num_threads(1)
     assert result is poisoned
     error = (result.double() - exact).abs().max()
     twin_error = (twin.paged_attention(*batch, **options).double() - exact).abs().max()
@@ -59,59 +62,59 @@ def check(batch: Batch, *, spread: float = 1.0, **options) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("head_dim", [8, 20, 32, 64, 80, 96, 112, 128, 256])
-def test_head_dims(head_dim, dtype):
-    check(make_batch(MIXED, head_dim=head_dim, dtype=dtype))
+def test_head_dims(head_dim, way):
+    check(make_batch(MIXED, head_dim=head_dim, dtype=way.dtype), way)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 5, 16, 31, 64])
-def test_page_sizes(page_size, dtype):
-    check(make_batch(MIXED, page_size=page_size, dtype=dtype))
+def test_page_sizes(page_size, way):
+    check(make_batch(MIXED, page_size=page_size, dtype=way.dtype), way)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 2), (5, 1), (8, 1), (12, 2), (131, 1)])
-def test_head_groups(heads, kv_heads, dtype):
+def test_head_groups(heads, kv_heads, way):
     lengths = MIXED if heads < 100 else [(1, 70), (9, 12)]
-    check(make_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=32, dtype=dtype))
+    check(make_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=32, dtype=way.dtype), way)
 
 
 @pytest.mark.parametrize(
     ("window", "soft_cap"), [(1, 0.0), (37, 0.0), (64, 0.0), (500, 0.0), (0, 2.0), (20, 30.0)]
 )
-def test_windows_and_soft_caps(window, soft_cap, dtype):
-    check(make_batch(MIXED, page_size=5, dtype=dtype), window=window, soft_cap=soft_cap)
+def test_windows_and_soft_caps(window, soft_cap, way):
+    check(make_batch(MIXED, page_size=5, dtype=way.dtype), way, window=window, soft_cap=soft_cap)
 
 
 def sinks_of(heads: int) -> torch.Tensor:
-    """From far below all scores to far above."""
+    """Sinks from far below all scores to far above."""
     return torch.linspace(-40.0, 40.0, heads)
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 0.0), (0, 2.0)])
-def test_sinks_join_every_softmax_once(window, soft_cap, dtype):
-    batch = make_batch([*MIXED, (1, 2000)], page_size=5, dtype=dtype)
+def test_sinks_join_every_softmax_once(window, soft_cap, way):
+    batch = make_batch([*MIXED, (1, 2000)], page_size=5, dtype=way.dtype)
     options = {"window": window, "soft_cap": soft_cap}
     sinks = sinks_of(batch.q.shape[1])
-    result = check(batch, sinks=sinks, **options)
-    without = check(batch, **options)
+    result = check(batch, way, sinks=sinks, **options)
+    without = check(batch, way, **options)
     assert torch.allclose(result[:, 0], without[:, 0], atol=1e-6), "exp(-40) is nothing"
     assert result[:, -1].abs().max() < 1e-9, "exp(40) leaves nothing"
     assert not torch.allclose(result[:, 4], without[:, 4], atol=1e-2)
 
 
-def test_sinks_keep_the_bits_of_splits_and_prefixes(dtype):
-    shared = make_batch([(1, 2000)], dtype=dtype)
+def test_sinks_keep_the_bits_of_splits_and_prefixes(way):
+    shared = make_batch([(1, 2000)], dtype=way.dtype)
     batch = shared._replace(
-        q=torch.randn(3, 9, 64).to(dtype),
+        q=torch.randn(3, 9, 64).to(way.dtype),
         page_table=shared.page_table.repeat(3, 1),
         query_starts=torch.arange(4, dtype=torch.int32),
         kv_lens=torch.full((3,), 2000, dtype=torch.int32),
     )
     options = {"scale": 0.125, "sinks": sinks_of(9) / 10}
-    flat = cpu.paged_attention(*batch, **options, cascade=False)
-    assert torch.equal(cpu.paged_attention(*batch, **options), flat)
+    flat = way.attend(*batch, **options, cascade=False)
+    assert torch.equal(way.attend(*batch, **options), flat)
     assert cpu.last_plan().cascade_rows > 0
-    team.set_threads(7)
-    assert torch.equal(cpu.paged_attention(*batch, **options, cascade=False), flat)
+    torch.set_num_threads(7)
+    assert torch.equal(way.attend(*batch, **options, cascade=False), flat)
     assert cpu.last_plan().split
 
 
@@ -129,14 +132,14 @@ def test_pages_before_every_window_are_not_used():
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
-def test_scores_from_equal_to_far_apart(spread, dtype):
-    batch = make_batch([(3, 200), (1, 129)], dtype=dtype)
-    check(batch._replace(q=batch.q * spread), spread=spread)
+def test_scores_from_equal_to_far_apart(spread, way):
+    batch = make_batch([(3, 200), (1, 129)], dtype=way.dtype)
+    check(batch._replace(q=batch.q * spread), way, spread=spread)
 
 
 def test_large_scores_do_not_overflow():
     batch = make_batch([(2, 90)])
-    exact = oracle(batch._replace(q=batch.q * 1e4), scale=1.0)
+    exact = dense(batch._replace(q=batch.q * 1e4), torch.float64, scale=1.0)
     result = cpu.paged_attention(*batch._replace(q=batch.q * 1e4), scale=1.0)
     assert torch.allclose(result.double(), exact, atol=1e-5)
 
@@ -150,24 +153,24 @@ def test_nan_query_gives_nan_only_there():
     assert not result.isnan().any()
 
 
-# What the output does not depend on, to the last bit.
+# Changes that leave every bit of the output as it was.
 
 
 @pytest.mark.parametrize("window", [0, 45])
-def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(dtype, window):
-    batch = make_batch([*MIXED, (120, 700)], page_size=5, dtype=dtype)
-    together = cpu.paged_attention(*batch, scale=0.125, window=window)
+def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(way, window):
+    batch = make_batch([*MIXED, (120, 700)], page_size=5, dtype=way.dtype)
+    together = way.attend(*batch, scale=0.125, window=window)
     for row in range(len(batch.kv_lens)):
         low, high = batch.query_starts[row : row + 2].tolist()
-        single = cpu.paged_attention(*alone(batch, row), scale=0.125, window=window)
+        single = way.attend(*alone(batch, row), scale=0.125, window=window)
         assert torch.equal(single, together[low:high])
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (45, 0.0), (0, 5.0)])
 @pytest.mark.parametrize("heads", [3, 9, 24])
-def test_prefill_chunks_and_decodes_give_the_same_bits(dtype, window, soft_cap, heads):
-    whole = make_batch([(210, 210)], heads=heads, page_size=16, dtype=dtype)
-    expected = cpu.paged_attention(*whole, scale=0.125, window=window, soft_cap=soft_cap)
+def test_prefill_chunks_and_decodes_give_the_same_bits(way, window, soft_cap, heads):
+    whole = make_batch([(210, 210)], heads=heads, page_size=16, dtype=way.dtype)
+    expected = way.attend(*whole, scale=0.125, window=window, soft_cap=soft_cap)
     for chunk in (1, 7, 64, 100):
         for low in range(0, 210, chunk):
             high = min(210, low + chunk)
@@ -176,15 +179,15 @@ def test_prefill_chunks_and_decodes_give_the_same_bits(dtype, window, soft_cap, 
                 query_starts=torch.tensor([0, high - low], dtype=torch.int32),
                 kv_lens=torch.tensor([high], dtype=torch.int32),
             )
-            result = cpu.paged_attention(*part, scale=0.125, window=window, soft_cap=soft_cap)
+            result = way.attend(*part, scale=0.125, window=window, soft_cap=soft_cap)
             assert torch.equal(result, expected[low:high])
 
 
-def test_page_size_does_not_change_the_bits(dtype):
+def test_page_size_does_not_change_the_bits(way):
     results = []
     for page_size in (1, 5, 64):
-        batch = make_batch(MIXED, page_size=page_size, dtype=dtype)
-        results.append(cpu.paged_attention(*batch, scale=0.125))
+        batch = make_batch(MIXED, page_size=page_size, dtype=way.dtype)
+        results.append(way.attend(*batch, scale=0.125))
     # The same numbers in pages of another size: `make_batch` draws them in the same order.
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -194,23 +197,23 @@ def test_page_size_does_not_change_the_bits(dtype):
 
 
 @pytest.mark.parametrize("window", [0, 600])
-def test_serial_team_and_split_agree(dtype, window):
+def test_serial_team_and_split_agree(way, window):
     seen = set()
     batches = [
-        make_batch([(1, 20)], heads=3, kv_heads=1, dtype=dtype),  # too little to share
-        make_batch([(1, 2000)], dtype=dtype),  # few long items: split
-        make_batch([(3, 900), (1, 2)], dtype=dtype),
-        make_batch([(1, 300)] * 8, dtype=dtype),  # enough items as they are
-        make_batch([(150, 150)], dtype=dtype),
+        make_batch([(1, 20)], heads=3, kv_heads=1, dtype=way.dtype),  # too little to share
+        make_batch([(1, 2000)], dtype=way.dtype),  # few long items: split
+        make_batch([(3, 900), (1, 2)], dtype=way.dtype),
+        make_batch([(1, 300)] * 8, dtype=way.dtype),  # enough items as they are
+        make_batch([(150, 150)], dtype=way.dtype),
     ]
     for batch in batches:
-        team.set_threads(1)
-        expected = cpu.paged_attention(*batch, scale=0.125, window=window)
+        torch.set_num_threads(1)
+        expected = way.attend(*batch, scale=0.125, window=window)
         assert cpu.last_plan().working == 1
         assert not cpu.last_plan().split
         for threads in (2, 3, 7):
-            team.set_threads(threads)
-            assert torch.equal(cpu.paged_attention(*batch, scale=0.125, window=window), expected)
+            torch.set_num_threads(threads)
+            assert torch.equal(way.attend(*batch, scale=0.125, window=window), expected)
             plan = cpu.last_plan()
             seen.add((bool(plan.working > 1), bool(plan.split)))
     assert seen == {(False, False), (True, False), (True, True)}
@@ -221,7 +224,7 @@ def test_without_openmp_python_threads_do_the_same(monkeypatch):
     expected = cpu.paged_attention(*batch, scale=0.125)
     assert team.team_entry() != team.python_team_entry(), "torch here is built with OpenMP"
     monkeypatch.setattr(cpu, "team_entry", team.python_team_entry)
-    team.set_threads(2)
+    torch.set_num_threads(2)
     assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
     assert cpu.last_plan().working == 2
 
@@ -236,7 +239,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
             if not torch.equal(cpu.paged_attention(*batches[index], scale=0.125), expected[index]):
                 wrong.append(index)
 
-    team.set_threads(2)
+    torch.set_num_threads(2)
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()

@@ -1,77 +1,80 @@
-"""The fused rotary store and the RMS norm: compiled and twin against float64."""
+"""The fused rotary store and the RMS norms: compiled and reference, as good as torch against float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from ramify.kernels.registry import ops
-from tests.kernels.cpu_ops import CPU
+from tests.kernels import ops_cases as cases
+from tests.kernels.backends import CPU, TORCH
 
-TORCH = ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
+BACKENDS = pytest.mark.parametrize("backend", [CPU, TORCH], ids=["cpu", "torch"])
 
 
-def assert_as_good(result: torch.Tensor, twin: torch.Tensor, exact: torch.Tensor) -> None:
-    """At most twice the twin's error, plus four float32 roundings."""
-    floor = 4 * torch.finfo(torch.float32).eps * exact.abs().max()
-    twin_error = (twin.double() - exact).abs().max()
-    assert (result.double() - exact).abs().max() <= 2 * twin_error + floor
-    assert twin_error <= exact.abs().max() * (1e-6 if result.dtype == torch.float32 else 2**-8)
-
-
+@BACKENDS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 33])
-@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (80, 3), (128, 1), (6, 5), (50, 64)])
-def test_rotary_store(head_dim, page_size, tokens, dtype):
-    heads, kv_heads, num_pages = 4, 2, 40
-    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
-    rotation = torch.polar(torch.ones(tokens, head_dim // 2), 9 * torch.randn(tokens, head_dim // 2))
-    slots = torch.randperm(num_pages * page_size)[:tokens]
-    pairs = qkv[:, : heads + kv_heads].double().reshape(tokens, heads + kv_heads, head_dim // 2, 2)
-    turned = torch.view_as_complex(pairs) * rotation[:, None].to(torch.complex128)
-    exact = torch.view_as_real(turned).flatten(2)
-    results = []
-    for backend in (CPU, TORCH):
-        fused = qkv.clone()
-        q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)
-        k_pages = torch.full((num_pages, kv_heads, page_size, head_dim), torch.nan, dtype=dtype)
-        v_pages = k_pages.clone()
-        backend.rope_store_kv(q, k, v, rotation, k_pages, v_pages, slots)
-        assert torch.equal(fused[:, heads:], qkv[:, heads:]), "k and v are left as they were"
-        page, offset = slots // page_size, slots % page_size
-        assert torch.equal(v_pages[page, :, offset], qkv[:, heads + kv_heads :])
-        results.append(torch.cat([q, k_pages[page, :, offset]], dim=1))
-        k_pages[page, :, offset] = torch.nan
-        assert k_pages.isnan().all(), "no other row was written"
-    if tokens:
-        assert_as_good(*results, exact)
+@pytest.mark.parametrize("shape", cases.ROPE_SHAPES)
+def test_rotary_store(shape, tokens, dtype, backend):
+    cases.check_rope(shape, tokens, dtype, "cpu", kernels=backend)
 
 
+@BACKENDS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64)])
-def test_rms_norm(shape, dtype):
-    x = torch.randn(*shape[:-1], 2 * shape[-1]).to(dtype)[..., : shape[-1]]  # strided rows
-    weight = torch.randn(shape[-1]).to(dtype)
-    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    out = torch.full(shape, torch.nan, dtype=dtype)
-    assert CPU.rms_norm(x, weight, 1e-5, out=out) is out
-    if len(x):
-        assert_as_good(out, TORCH.rms_norm(x, weight, 1e-5), exact)
-    assert CPU.rms_norm(x, weight, 1e-5, out=x) is x
-    assert torch.equal(x, out)
+@pytest.mark.parametrize("norms", ["qk", "q", "k"])
+def test_head_norms_come_before_the_rotation(norms, dtype, backend):
+    for shape in cases.ROPE_SHAPES[:3]:
+        cases.check_rope(shape, 5, dtype, "cpu", norms, kernels=backend)
 
 
-def test_rms_norm_of_zeros_and_of_large_numbers():
-    assert torch.equal(CPU.rms_norm(torch.zeros(2, 32), torch.ones(32), 1e-5), torch.zeros(2, 32))
-    large = CPU.rms_norm(torch.full((1, 32), 1e18), torch.ones(32), 1e-5)
-    assert torch.allclose(large, torch.ones(1, 32))
+@BACKENDS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", cases.NORM_SHAPES)
+def test_rms_norm(shape, dtype, backend):
+    cases.check_norm(shape, dtype, "cpu", kernels=backend)
+
+
+@BACKENDS
+def test_rms_norm_of_zeros_and_of_large_numbers(backend):
+    cases.check_norm_of_extremes(backend)
+
+
+@BACKENDS
+def test_weights_of_norms_may_be_float32(backend):
+    """Nothing is rounded but the result."""
+    x, weight = torch.randn(3, 2, 40).bfloat16(), 1 + 0.01 * torch.randn(40)
+    exact = F.rms_norm(x.double(), (40,), weight.double(), 1e-5)
+
+    def error(normed):
+        return ((normed.double() - exact) / exact).abs().max()
+
+    once = 1.001 * 2**-8
+    assert error(backend.rms_norm(x, weight, 1e-5)) <= once
+    assert error(backend.rms_norm(x, weight.bfloat16(), 1e-5)) > once
+    k, pages = x.clone(), torch.zeros(2, 1, 2, 4, 40, dtype=torch.bfloat16)
+    still, slots = torch.ones(3, 20, dtype=torch.complex64), torch.arange(3)
+    backend.rope_store_kv(x, k, k, still, *pages, slots, q_norm=weight, k_norm=weight, eps=1e-5)
+    assert error(x) <= once
+    assert error(pages[0][0, :, :3].transpose(0, 1)) <= once
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_the_norm_of_a_sum_has_the_bits_of_two_steps(dtype):
+    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((3, 40), (3, 40), (40,)))
+    total = x + residual
+    out = TORCH.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, total)
+    assert torch.equal(out, F.rms_norm(total.float(), (40,), weight.float(), 1e-5).to(dtype))
+    with pytest.raises(ValueError, match="residual"):
+        TORCH.add_rms_norm(x, residual[:2], weight, 1e-5)
 
 
 X, WEIGHT = torch.zeros(3, 16), torch.ones(16)
 
 
-@pytest.mark.parametrize("backend", [CPU, TORCH], ids=["cpu", "torch"])
+@BACKENDS
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -89,7 +92,7 @@ def test_norm_refusals_name_the_argument(backend, arguments, words):
         backend.rms_norm(X, WEIGHT, 1e-5, out=torch.zeros(3, 8))
 
 
-@pytest.mark.parametrize("backend", [CPU, TORCH], ids=["cpu", "torch"])
+@BACKENDS
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -99,6 +102,7 @@ def test_norm_refusals_name_the_argument(backend, arguments, words):
         ({"rotation": torch.zeros(3, 4, dtype=torch.complex64)}, "rotation"),
         ({"rotation": torch.zeros(3, 8)}, "complex64"),
         ({"slots": torch.arange(2)}, "k is"),
+        ({"k_norm": torch.ones(8)}, "k_norm"),
     ],
 )
 def test_rope_refusals_name_the_argument(backend, change, words):

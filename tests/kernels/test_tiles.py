@@ -70,73 +70,44 @@ def applied(kind: int, x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
     return y
 
 
-def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product with one accumulator a number, summed in ascending order of depth, in float64."""
-    return a.astype(np.float64) @ b.astype(np.float64)
+PAIRS = pytest.param(True, marks=pytest.mark.skipif(not dots.DOTS, reason="dots are not taken here"))
+PANEL = attention_loops.PANEL
+
+
+@pytest.mark.parametrize("pairs", [False, PAIRS], ids=["floats", "pairs"])
+@pytest.mark.parametrize("columns", [1, simd.LANES + 1, 2 * simd.LANES, PANEL, 2 * PANEL - 1])
+@pytest.mark.parametrize("rows", [*range(1, 14), 25])
+def test_products_of_every_number_of_rows_and_vectors(rows, columns, pairs):
+    depth, room = 37, 2 * PANEL
+    a, b = torch.randn(30, depth, 2 if pairs else 1), torch.randn(depth, room, 2 if pairs else 1)
+    if pairs:
+        a, b = a.bfloat16(), b.bfloat16()
+    c = torch.full((32, room), torch.nan)
+    arrays = (a.data_ptr(), 4 * depth, b.data_ptr(), 4 * room, c.data_ptr(), 4 * room)
+    (multiply_pairs if pairs else multiply)(*arrays, rows, depth, columns)
+    exact = a.double().flatten(1) @ b.double().transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(c[:rows, :columns].double(), exact[:rows, :columns], atol=2e-5, rtol=1e-5)
+    written_rows = rows + (rows % 6 == 5)
+    assert c[written_rows:].isnan().all(), "no row beyond the promised room"
 
 
 @pytest.mark.parametrize(
-    "columns", [1, simd.LANES + 1, 2 * simd.LANES, attention_loops.PANEL, 2 * attention_loops.PANEL - 1]
+    ("bf16", "pairs"), [(False, False), (True, False), pytest.param(True, True, marks=PAIRS.marks)]
 )
-@pytest.mark.parametrize("rows", [*range(1, 14), 25])
-def test_products_of_every_number_of_rows_and_vectors(rows, columns):
-    random = np.random.default_rng(rows)
-    depth, room = 37, 2 * attention_loops.PANEL
-    a = random.standard_normal((30, depth), dtype=np.float32)
-    b = random.standard_normal((depth, room), dtype=np.float32)
-    c = np.full((32, room), np.nan, np.float32)
-    arrays = (a.ctypes.data, a.strides[0], b.ctypes.data, b.strides[0], c.ctypes.data, c.strides[0])
-    multiply(*arrays, rows, depth, columns)
-    np.testing.assert_allclose(c[:rows, :columns], in_order(a[:rows], b[:, :columns]), atol=2e-5)
-    written_rows = rows + (rows % 6 == 5)
-    assert np.isnan(c[written_rows:]).all(), "no row beyond the promised room"
-
-
-@pytest.mark.skipif(not dots.DOTS, reason="dots are not taken on this processor")
-@pytest.mark.parametrize("columns", [1, simd.LANES + 1, attention_loops.PANEL, 2 * attention_loops.PANEL - 1])
-@pytest.mark.parametrize("rows", [*range(1, 14), 25])
-def test_products_of_pairs(rows, columns):
-    depth, room = 19, 2 * attention_loops.PANEL
-    a = torch.randn(30, 2 * depth).bfloat16()
-    b = torch.randn(depth, room, 2).bfloat16()
-    c = torch.full((32, room), torch.nan)
-    arrays = (a.data_ptr(), 4 * depth, b.data_ptr(), 4 * room, c.data_ptr(), 4 * room)
-    multiply_pairs(*arrays, rows, depth, columns)
-    expected = a.double() @ b.double().transpose(1, 2).reshape(2 * depth, room)
-    torch.testing.assert_close(c[:rows, :columns].double(), expected[:rows, :columns], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8])
-def test_products_in_place_have_the_bits_of_products_of_a_copy(rows, bf16):
-    depth, columns = 37, 2 * attention_loops.PANEL
-    a = torch.randn(12, depth)
-    pool = torch.randn(50, columns).to(torch.bfloat16 if bf16 else torch.float32)
-    picked = torch.randperm(50)[:depth]
+def test_products_in_place_have_the_bits_of_products_of_a_copy(rows, bf16, pairs):
+    depth, columns, joined = 37, 2 * PANEL, 2 if pairs else 1
+    a = torch.randn(12, depth, joined)
+    pool = torch.randn(100, columns).to(torch.bfloat16 if bf16 else torch.float32)
+    picked = torch.randperm(100)[: joined * depth]
     offsets = picked * columns * pool.element_size()
-    copy = pool[picked].float()
+    copy = pool[picked].view(depth, joined, columns).transpose(1, 2).contiguous()
+    a, copy = (a.bfloat16(), copy) if pairs else (a, copy.float())
     c, expected = torch.full((2, 12, columns), torch.nan)
     out = (c.data_ptr(), 4 * columns, rows, depth, columns)
-    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), bf16, False, *out)
+    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), bf16, pairs, *out)
     out = (expected.data_ptr(), 4 * columns, rows, depth, columns)
-    multiply(a.data_ptr(), 4 * depth, copy.data_ptr(), 4 * columns, *out)
-    assert torch.equal(c[:rows], expected[:rows])
-
-
-@pytest.mark.skipif(not dots.DOTS, reason="dots are not taken on this processor")
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8])
-def test_pairs_in_place_have_the_bits_of_pairs_of_a_copy(rows):
-    depth, columns = 19, 2 * attention_loops.PANEL
-    a = torch.randn(12, 2 * depth).bfloat16()
-    pool = torch.randn(50, columns).bfloat16()
-    picked = torch.randperm(50)[: 2 * depth]
-    offsets = picked * columns * 2
-    copy = pool[picked].view(depth, 2, columns).transpose(1, 2).contiguous()
-    c, expected = torch.full((2, 12, columns), torch.nan)
-    out = (c.data_ptr(), 4 * columns, rows, depth, columns)
-    multiply_in_place(a.data_ptr(), 4 * depth, pool.data_ptr(), offsets.data_ptr(), True, True, *out)
-    out = (expected.data_ptr(), 4 * columns, rows, depth, columns)
-    multiply_pairs(a.data_ptr(), 4 * depth, copy.data_ptr(), 4 * columns, *out)
+    (multiply_pairs if pairs else multiply)(a.data_ptr(), 4 * depth, copy.data_ptr(), 4 * columns, *out)
     assert torch.equal(c[:rows], expected[:rows])
 
 

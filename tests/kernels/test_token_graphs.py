@@ -54,7 +54,7 @@ def test_forms_of_prompts_and_verification_have_a_graph_from_the_start() -> None
 
 
 def test_a_form_is_captured_when_it_comes_often() -> None:
-    """A chunk of a prompt beside decodes."""
+    """The form is a chunk of a prompt beside decodes."""
     with compiling(90, noting=True), torch.inference_mode():
         runner, graphs = captured()
         before, batch = len(forms_of(graphs)), step_of((200, 700), *[(1, 900)] * 6)
@@ -80,7 +80,7 @@ def test_a_captured_step_can_be_replayed() -> None:
 
 
 def test_a_step_launches_the_programs_of_its_form() -> None:
-    """The kernel's own grid, of two layers: at most twice the items of the plan, or the least room."""
+    """The kernel's grid in both layers has at most twice the plan's items, or the least room."""
     with compiling(90, noting=True) as launches:
         runner, _ = captured()
         assert isinstance(runner.attention, PlannedAttention)

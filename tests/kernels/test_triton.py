@@ -27,7 +27,7 @@ LONG = (
     "test_ops",
     "test_float8_pages",
 )
-"""Eight seconds to half a minute each."""
+"""Files that take eight seconds to half a minute each."""
 
 
 @pytest.mark.timeout(900)

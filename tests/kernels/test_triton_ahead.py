@@ -79,7 +79,7 @@ def test_forms_are_compiled_in_other_processes_and_found() -> None:
 
 
 def test_every_function_has_its_cache_key_before_the_first_is_compiled() -> None:
-    """A process of its own: what is compiled here has given keys to some."""
+    """A process of its own looks: functions compiled in this one have keys already."""
     code = "from ramify.kernels.triton import ahead; ahead.fix_cache_keys(); import gc; "
     code += "found = [each for each in gc.get_objects() if isinstance(each, ahead.JITFunction)]; "
     code += "ours = [each for each in found if each.fn.__module__.startswith('ramify.')]; "

@@ -83,7 +83,8 @@ def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
 
 
 def test_each_tile_has_room_for_a_block():
-    """Beside its queries: 128 rows of a head_dim of 256 took 106,500 bytes of the 101,376 of an L40S."""
+    """Shared memory holds a block beside the queries: 128 rows of 256 numbers took 106,500 of an L40S's
+    101,376 bytes."""
     for generation in GENERATIONS.values():
         for head_dim in (64, 128, 256):
             found = tiles(head_dim, torch.bfloat16, generation.device)
@@ -99,7 +100,8 @@ def test_each_tile_has_room_for_a_block():
     [(90, 1), *(pytest.param(each, 3, marks=pytest.mark.long) for each in (89, 90, 100, 120))],
 )
 def test_float8_pages_are_loaded_as_they_are(generation, sizes):
-    """Asynchronously, and converted in registers: tiles take less shared memory than on pages of bfloat16."""
+    """They arrive asynchronously and are converted in registers, so tiles take less shared memory than for
+    bfloat16."""
     device = GENERATIONS[generation].device
     for tile in tiles(128, torch.bfloat16, device)[:sizes]:
         kernel = compile_attend(tile, 128, torch.bfloat16, generation, pages="fp8e4nv")
@@ -141,7 +143,7 @@ def test_the_deterministic_form_compiles_for_every_dtype():
 
 
 def test_no_multiplication_is_fused_behind_our_back():
-    """Only the written fused multiply-adds: the bits do not depend on what a compiler's version fuses."""
+    """Only the written multiply-adds are fused, so that the bits do not depend on a compiler's version."""
     (tile,) = tiles(128, torch.bfloat16, H100, deterministic=True)
     kernel = compile_attend(tile, 128, torch.bfloat16, 90, chunk=CHUNK)
     assert usage(kernel, 90).hot_spills == 0, "states are put aside between chunks alone"

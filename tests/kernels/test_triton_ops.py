@@ -99,7 +99,7 @@ TENSOR_CORES = {89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: 
 
 @pytest.mark.parametrize("capability", [90, 120, pytest.param(89, marks=LONG), pytest.param(100, marks=LONG)])
 def test_products_with_quantised_weights_take_the_tensor_cores(capability):
-    """The tiles of many rows, which need most registers."""
+    """The cases are tiles of many rows, which need most registers."""
     chosen = [launch for case, launch in quantised_cases() if "int4 in groups of 128" in case][::3]
     chosen += [launch for case, launch in quantised_cases() if "fp8" in case][::3]
     with compiling(capability) as launches:
@@ -119,7 +119,8 @@ def test_products_with_quantised_weights_take_the_tensor_cores(capability):
     [(90, 1), (120, 1), *(pytest.param(each, 4, marks=LONG) for each in TENSOR_CORES)],
 )
 def test_products_of_float8_take_the_tensor_cores_for_it(capability: int, forms: int) -> None:
-    """In blocks, which needs most registers: many rows, few, and the deterministic form."""
+    """The cases have factors in blocks, which need most registers: many rows, few, and the deterministic
+    form."""
     chosen = [launch for case, launch in float8_cases() if "groups of 128" in case]
     with compiling(capability) as launches:
         for launch in chosen[:forms]:

@@ -47,8 +47,8 @@ SHAPE = {
     "eos_token_id": 0,
 }
 MOST_FORMS = 38
-"""Of a warm-up, four of them for quantised weights. A start waits for each: 8 s of processor time for the
-dearest."""
+"""Most forms of a warm-up, four of them for quantised weights. A start waits for each: 8 s of processor time
+for the slowest."""
 PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, min_p=0.1),
@@ -123,7 +123,8 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool, rounded: boo
 
 
 def test_draws_have_a_few_forms_for_all_vocabularies() -> None:
-    """Two by alignment, two by mask, two by dtype, and one of float16: GPU tests compile them all."""
+    """There are two forms by alignment, two by mask, two by dtype, and one of float16; GPU tests compile
+    all."""
     more = [(vocab, "some", torch.bfloat16) for vocab in (32000, 50257, 151936, 201088, 262208, 400000)]
     options = sampling_cases.options([sampling_cases.Row(top_k=5)], [0.5], "cpu")
     with compiling(90, noting=True) as launches:
@@ -135,7 +136,8 @@ def test_draws_have_a_few_forms_for_all_vocabularies() -> None:
 
 
 def test_products_of_all_widths_have_the_same_forms() -> None:
-    """One of many rows and one of few. Their number of parts, and the width of float8's, are no constants."""
+    """One form is for many rows and one for few: the number of parts and the width of float8's are no
+    constants."""
     widths = 2048, 4096, 14336
     with compiling(90, noting=True) as launches:
         for width in widths:

@@ -1,4 +1,4 @@
-"""Backends that fail and backends that wait, which a script cannot express."""
+"""Scripted backends that fail or wait at a given chunk."""
 
 from __future__ import annotations
 

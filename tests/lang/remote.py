@@ -1,4 +1,4 @@
-"""Remote ends for the HTTP backends: Ramify's own server in front of a script, and one that misbehaves."""
+"""Servers for the HTTP backends: Ramify's own before a script, and a raw one that may misbehave."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import ramify as rm
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
-from tests.server.fake_frontend import FakeFrontend
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 
 class ScriptedFrontend(FakeFrontend):
-    """What the server talks to, answering from a script; chat is rendered as ChatML."""
+    """A frontend for Ramify's server that answers from a script; chats are rendered as ChatML."""
 
     def __init__(self, answers: Any) -> None:
         super().__init__()
@@ -27,7 +28,7 @@ class ScriptedFrontend(FakeFrontend):
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         self.requests.append(request)
-        self.running.add(request.rid)
+        self.running[request.rid] = asyncio.Event()
         self.idle.clear()
         if request.chat is not None:
             turns = [f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in request.chat]
@@ -44,12 +45,12 @@ class ScriptedFrontend(FakeFrontend):
                     await self.release.wait()
                 yield chunk
         finally:
-            self.running.discard(request.rid)
+            self.running.pop(request.rid, None)
             if not ended:
                 self.closed.set()
             self.idle.set()
 
-    async def flush_cache(self) -> None:
+    def flush_cache(self) -> None:
         self.backend.flush_cache()
 
 
@@ -71,7 +72,7 @@ class RawServer:
         self._answer, self._keeps, self._tls, self.port = answer, keeps, tls, port
         self.bodies: list[Any] = []
         self.heads: list[str] = []
-        """Of the requests, in their order."""
+        """Heads of the requests, in their order."""
         self.connections = 0
         self.closed = threading.Semaphore(0)
         """Released for each connection that ends."""
@@ -137,3 +138,49 @@ class RawServer:
 def answer(body: bytes, status: str = "200 OK", kind: str = "application/json", headers: str = "") -> bytes:
     """A whole HTTP answer whose body ends with the connection."""
     return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{headers}connection: close\r\n\r\n".encode() + body
+
+
+@contextlib.contextmanager
+def raw_endpoint(
+    reply: Callable[[str], bytes | None], **options: Any
+) -> Iterator[tuple[rm.RuntimeEndpoint, RawServer]]:
+    """A `RawServer`, and its client with `options`."""
+    with RawServer(reply) as server, contextlib.closing(rm.RuntimeEndpoint(server.url, **options)) as backend:
+        yield backend, server
+
+
+@contextlib.contextmanager
+def raw_openai(
+    reply: Callable[[str], bytes | None], keeps: bool = False, **options: Any
+) -> Iterator[tuple[rm.OpenAI, RawServer]]:
+    """A `RawServer`, and a client of its model "m" under /v1 with `options`."""
+    with (
+        RawServer(reply, keeps=keeps) as server,
+        contextlib.closing(rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", **options)) as backend,
+    ):
+        yield backend, server
+
+
+@contextlib.contextmanager
+def live_endpoint(
+    frontend: FakeFrontend, *routers: Any, **options: Any
+) -> Iterator[tuple[rm.RuntimeEndpoint, LiveServer]]:
+    """A server before `frontend`, and its client with `options`."""
+    with (
+        LiveServer(frontend, *routers) as server,
+        contextlib.closing(rm.RuntimeEndpoint(server.url, **options)) as backend,
+    ):
+        yield backend, server
+
+
+@contextlib.contextmanager
+def live_openai(script: Any, *, is_chat_model: bool = True) -> Iterator[tuple[rm.OpenAI, ScriptedFrontend]]:
+    """Ramify's own server, which answers from `script`, and OpenAI's client of it."""
+    frontend = ScriptedFrontend(script)
+    with (
+        LiveServer(frontend) as server,
+        contextlib.closing(
+            rm.OpenAI(frontend.info.name, is_chat_model, base_url=server.url + "/v1", api_key="k")
+        ) as backend,
+    ):
+        yield backend, frontend

@@ -1,4 +1,5 @@
-"""A program over HTTP is the program in process, and every failure of the wire is an error of ours."""
+"""A program over HTTP equals the program in process, and every failure of the connection is one of
+Ramify's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ramify.loop import wait
 from ramify.messages import HELD_S, Finish, Generate, ProgramHint, TextChunk, Usage
 from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
-from tests.lang.remote import RawServer, ScriptedFrontend, answer
+from tests.lang.remote import ScriptedFrontend, answer, live_endpoint, raw_endpoint
 from tests.server.fake_frontend import LiveServer
 
 
@@ -58,10 +59,8 @@ def test_a_request_arrives_as_it_was_made():
         return [chunk async for chunk in backend.generate(request)]
 
     frontend = ScriptedFrontend(["1"])
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         chunks = wait(ask(backend))
-        backend.close()
     assert msgspec.json.encode(frontend.requests) == msgspec.json.encode([request])
     assert [chunk.text for chunk in chunks if chunk.text] == ["1"]
     assert chunks[-1].finish.reason == "stop"
@@ -70,19 +69,18 @@ def test_a_request_arrives_as_it_was_made():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_only_who_follows_a_text_has_it_piece_by_piece(compiled):
     frontend = ScriptedFrontend(lambda request: "one two three")
-    with LiveServer(frontend, router) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend, router) as (backend, _):
         assert ask.run(backend=backend, compiled=compiled)["x"] == "one two three"
         state = ask.run(backend=backend, stream=True, compiled=compiled)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
-        backend.close()
     assert [request.every_s for request in frontend.requests] == [HELD_S, 0.0]
 
 
 def facts(state):
-    """All that must be equal wherever a program ran, times and ids aside.
+    """The parts of a state that do not depend on the place where it ran: all but times and ids.
 
-    Which of two branches computes what they share is the network's choice; that it is computed once is not.
+    The network decides which of two branches computes their shared prefix, so the split of cached tokens is
+    left out inside the tree.
     """
     varies = {"start_s", "end_s"}
 
@@ -103,15 +101,12 @@ def facts(state):
 def test_a_program_over_http_equals_the_program_in_process():
     local = everything.run(backend=rm.ScriptedBackend(SCRIPT))
     frontend = ScriptedFrontend(SCRIPT)
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         assert isinstance(backend, Backend)
         remote = everything.run(backend=backend, cache_scope="tenant")
         assert facts(remote) == facts(local)
         assert {request.scope for request in frontend.requests} == {"tenant"}
-        backend.close()
-        program = frontend.requests[0].hint.program
-        assert frontend.ended_programs == [program]
+    assert frontend.ended_programs == [frontend.requests[0].hint.program]
 
 
 def test_forced_tokens_are_told_apart_over_http():
@@ -119,10 +114,8 @@ def test_forced_tokens_are_told_apart_over_http():
     def program(s):
         s += "It is " + rm.gen("pick", schema=Literal["not at all", "very much so"])
 
-    with LiveServer(ScriptedFrontend({"is $": "very much so"})) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(ScriptedFrontend({"is $": "very much so"})) as (backend, _):
         state = program.run(backend=backend)
-        backend.close()
     (call,) = state.trace.children
     spans = [(span.text, span.forced) for span in call.tokens.spans(call.text, {})]
     assert spans == [("very", 0), (" much", 1), (" so", 1), ("", 0)]
@@ -146,12 +139,10 @@ def test_select_over_http_sends_ids_back():
 
 
 def test_what_a_server_says_of_itself():
-    with LiveServer(ScriptedFrontend([])) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(ScriptedFrontend([])) as (backend, _):
         assert backend.get_model_name() == ""
         assert rm.get_server_info(backend)["model_path"] == ""
         assert rm.flush_cache(backend) is True
-        backend.close()
 
 
 def test_the_key_is_sent():
@@ -172,8 +163,7 @@ def ask(s):
 def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)  # the script goes on after an abort
     frontend = ScriptedFrontend(lambda request: "one two three")
-    with LiveServer(frontend) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+    with live_endpoint(frontend) as (backend, _):
         state = ask.run(backend=backend, stream=True)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
         frontend.hold_after = 2
@@ -183,11 +173,10 @@ def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
         assert frontend.closed.wait(10)
         with pytest.raises(rm.ProgramError, match="cancelled"):
             state["x"]
-        backend.close()
 
 
 def test_an_abort_that_overtakes_its_request_is_sent_again(monkeypatch: pytest.MonkeyPatch):
-    """The first abort comes before the request is known, as on another connection it may."""
+    """The first abort arrives before its request, as it may on another connection."""
     monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 3600.0)
 
     class Overtaken(ScriptedFrontend):
@@ -202,8 +191,8 @@ def test_an_abort_that_overtakes_its_request_is_sent_again(monkeypatch: pytest.M
             usage = Usage(prompt_tokens=5, completion_tokens=4)
             yield TextChunk(rid=request.rid, text="abcd", usage=usage, finish=Finish(reason="abort"))
 
-        def abort(self, rid_prefix: str) -> int:
-            self.aborts += 1
+        def abort(self, rid_prefix: str | None = None) -> int:
+            self.aborts += rid_prefix is not None
             if self.aborts == 3:
                 self.aborted.set()
             return self.aborts // 3
@@ -237,13 +226,11 @@ def test_an_error_of_the_server_keeps_its_kind_and_field():
     def long(s):
         s += "Long:" + rm.gen("x")
 
-    with LiveServer(Full([])) as server:
-        backend = rm.RuntimeEndpoint(server.url, retries=0)
+    with live_endpoint(Full([]), retries=0) as (backend, _):
         full = ask.run(backend=backend).error().__cause__
         assert (type(full), full.retry_after) == (Overloaded, 2.0)
         too_long = long.run(backend=backend).error().__cause__
         assert (type(too_long), too_long.field) == (PromptTooLong, "prompt")
-        backend.close()
 
 
 INFO = answer(
@@ -291,14 +278,12 @@ STREAM = "text/event-stream"
     ],
 )
 def test_a_server_that_misbehaves(reply, error, message):
-    with RawServer(lambda path: INFO if path == "/get_model_info" else reply) as server:
-        backend = rm.RuntimeEndpoint(server.url, retries=0)
+    with raw_endpoint(lambda path: INFO if path == "/get_model_info" else reply, retries=0) as (backend, _):
         failed = ask.run(backend=backend).error()
         assert isinstance(failed.__cause__, error)
         assert message in str(failed)
         if reply.endswith(b"}}\n\n"):
             assert failed.partial == "\u2028a"
-        backend.close()
 
 
 @pytest.mark.parametrize(
@@ -306,20 +291,8 @@ def test_a_server_that_misbehaves(reply, error, message):
     [(answer(b"{}"), "is not a Ramify server"), (answer(b"hello"), "did not answer in JSON")],
 )
 def test_another_kind_of_server(reply, message):
-    with RawServer(lambda path: reply) as server:
-        backend = rm.RuntimeEndpoint(server.url)
-        with pytest.raises(BackendError, match=message):
-            ask.run(backend=backend)
-        backend.close()
-
-
-def test_no_server_at_all():
-    with RawServer(lambda path: b"") as server:
-        url = server.url
-    backend = rm.RuntimeEndpoint(url)
-    with pytest.raises(BackendError, match=r"get_model_info cannot be reached"):
+    with raw_endpoint(lambda path: reply) as (backend, _), pytest.raises(BackendError, match=message):
         ask.run(backend=backend)
-    backend.close()
 
 
 def test_a_chat_template_by_name_is_refused():

@@ -22,11 +22,11 @@ from tests.lang.remote import RawServer, ScriptedFrontend
 from tests.server.fake_frontend import LiveServer
 
 CERTIFICATE = Path(__file__).parent / "localhost.pem"
-"""Of localhost and 127.0.0.1, signed by itself until 2120, with its key."""
+"""Certificate of localhost and 127.0.0.1, self-signed until 2120, with its key."""
 
 
 def whole(body: bytes, headers: str = "") -> bytes:
-    """An answer after which the connection goes on."""
+    """An answer that leaves the connection open."""
     return f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
@@ -36,7 +36,7 @@ def chunked(*parts: bytes) -> bytes:
 
 
 def on_client(url: str, use: Callable[[HttpClient], Coroutine[Any, Any, Any]], **options: Any) -> Any:
-    """What `use` gives on the background loop, where connections are kept."""
+    """Result of `use` on the background loop, where connections are kept."""
 
     async def run() -> Any:
         client = HttpClient(url, **options)
@@ -128,7 +128,7 @@ def test_silence_ends_at_the_time_limit():
 
 
 def test_the_last_bytes_of_a_stream_are_not_waited_for(monkeypatch):
-    """What lacks the end of its answer is not kept for long, and nobody waits for it."""
+    """A connection without the end of its answer is closed soon, and the program does not wait for it."""
     monkeypatch.setattr(http, "LAST_BYTES_S", 0.05)
     unended = chunked(b"data: [DONE]\n\n").removesuffix(b"0\r\n\r\n")
 

@@ -1,4 +1,4 @@
-"""What notebooks show of states, traces, batches and completions, and the view of a running program."""
+"""The HTML of states, traces, batches and completions in notebooks, and the view of a running program."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ CALL = '\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 ANSWERS = {"first": "cats" + NASTY, "pick": "no", "calls": CALL, "why": "Because.", "last": "Done."}
 
 
+def page_of(value):
+    """The HTML that IPython asks a value for."""
+    return value._repr_html_()
+
+
 def shown(page):
     """The text of a page, without its style."""
     return html.unescape(re.sub(r"<[^>]+>", "\n", re.sub(r"<style>.*?</style>", "", page)))
@@ -62,7 +67,7 @@ def check(page):
 
 def test_a_state_shows_turns_with_what_was_generated():
     state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
-    page = state._repr_html_()
+    page = page_of(state)
     check(page)
     assert f"About {NASTY}" in shown(page)
     assert marked(page) == ["cats" + NASTY, "no", 'add({"a": 2, "b": 3})', "Done.", "Because.", "Because."]
@@ -80,7 +85,7 @@ def test_thoughts_are_folded():
         s += rm.user("Q") + rm.assistant("A: " + rm.gen("x", thinking=True))
 
     state = program.run(backend=rm.ScriptedBackend({"x": f"<think>{NASTY}</think>\n\nYes."}))
-    page = state._repr_html_()
+    page = page_of(state)
     check(page)
     assert state.thinking("x") == NASTY
     assert marked(page) == [NASTY, "Yes."]
@@ -96,7 +101,7 @@ def test_a_failed_state_shows_the_error_its_line_and_the_partial_output():
         raise ValueError("<never>")
 
     state = program.run(backend=rm.ScriptedBackend({"year": "1998"}))
-    page = state._repr_html_()
+    page = page_of(state)
     check(page)
     assert "failed" in shown(page)
     assert "<never>" in shown(page)
@@ -108,8 +113,8 @@ def test_long_texts_are_folded_and_bounded():
     backend = rm.ScriptedBackend({**ANSWERS, "last": "x " * 10_000})
     state = talk.run("word " * 100_000, backend=backend, max_tokens=20_000)
     for page, told in (
-        (state._repr_html_(), "more characters"),
-        (state.trace._repr_html_(), "characters, then"),
+        (page_of(state), "more characters"),
+        (page_of(state.trace), "characters, then"),
     ):
         check(page)
         assert len(page) < 5 * MOST
@@ -128,12 +133,12 @@ def test_many_turns_calls_and_variables_are_counted():
         s.fork(20).join()
 
     state = program.run(backend=rm.ScriptedBackend(lambda request: "ok"))
-    page = shown(state._repr_html_())
+    page = shown(page_of(state))
     assert "560 earlier turns" in page
     assert "Turn 299." in page
     assert "250 more" in page
     assert "4 more branches" in page
-    assert "171 more calls" in shown(state.trace._repr_html_())
+    assert "171 more calls" in shown(page_of(state.trace))
 
 
 def test_a_value_whose_repr_fails():
@@ -145,13 +150,13 @@ def test_a_value_whose_repr_fails():
     def program(s):
         s["x"] = Broken()
 
-    page = program.run(backend=rm.ScriptedBackend([]))._repr_html_()
+    page = page_of(program.run(backend=rm.ScriptedBackend([])))
     assert "<Broken, whose repr raised RuntimeError>" in shown(page)
 
 
 def test_a_trace_shows_a_row_for_each_call():
     state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
-    page = state.trace._repr_html_()
+    page = page_of(state.trace)
     check(page)
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
     calls = list(state.trace.walk())
@@ -170,8 +175,8 @@ def test_the_models_are_shown_where_there_are_several():
 
     backends = rm.Router({"small": rm.ScriptedBackend(ANSWERS), "<big>": rm.ScriptedBackend(ANSWERS)})
     state = program.run(backend=backends)
-    assert marked(state._repr_html_()) == ["cats" + NASTY, "Done."]
-    for page in (state._repr_html_(), state.trace._repr_html_()):
+    assert marked(page_of(state)) == ["cats" + NASTY, "Done."]
+    for page in (page_of(state), page_of(state.trace)):
         check(page)
         assert "small · <big>" in shown(page)
 
@@ -182,12 +187,12 @@ def test_a_batch_and_a_completion(tmp_path):
         {"first": [f"x {NASTY}", ValueError(NASTY)], **dict.fromkeys(["pick"], "no")}
     )
     summary = talk.run_batch(rows, out=tmp_path / "out.jsonl", backend=backend, concurrency=1)
-    page = summary._repr_html_()
+    page = page_of(summary)
     check(page)
     assert "2\n" in shown(page)
     assert f"first error: {summary.first_error}" in shown(page)
     usage = Usage(prompt_tokens=12345, cached_tokens=3, completion_tokens=5)
-    page = Completion(text=NASTY, ids=(), finish=Finish(reason="stop"), usage=usage)._repr_html_()
+    page = page_of(Completion(text=NASTY, ids=(), finish=Finish(reason="stop"), usage=usage))
     check(page)
     assert marked(page) == [NASTY]
     assert "12,345 prompt tokens, 3 cached" in shown(page)
@@ -198,9 +203,7 @@ def test_a_batch_and_a_completion(tmp_path):
 def test_a_browser_shows_all_of_it(colors, tmp_path):
     background, ink = colors.split()
     state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
-    page = (
-        f"<body style='background:{background};color:{ink}'>{state._repr_html_()}{state.trace._repr_html_()}"
-    )
+    page = f"<body style='background:{background};color:{ink}'>{page_of(state)}{page_of(state.trace)}"
     (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8><title>fine</title>{page}")
     document = rendered((tmp_path / "page.html").as_uri(), profile=tmp_path / "profile")
     assert "<title>fine</title>" in document
@@ -212,7 +215,7 @@ def test_a_browser_shows_all_of_it(colors, tmp_path):
 
 
 class Screen:
-    """IPython's display, with what it showed last."""
+    """IPython's display; `pages` holds all that it showed."""
 
     def __init__(self, shell="ZMQInteractiveShell"):
         self.pages = []
@@ -248,14 +251,14 @@ def test_a_running_state_shows_what_has_come():
     backend = Holding(ANSWERS)
     state = talk.run("x", backend=backend, stream=True)
     next(state.text_iter("first"))
-    page = state._repr_html_()
+    page = page_of(state)
     check(page)
     assert marked(page) == ["cats"]
     assert "running" in shown(page)
     assert "not set yet" in shown(page)
     backend.release.set()
     state.sync()
-    assert marked(state._repr_html_())[-1] == "Because."
+    assert marked(page_of(state))[-1] == "Because."
 
 
 def test_a_notebook_is_updated_until_the_program_is_done(screen):
@@ -265,7 +268,7 @@ def test_a_notebook_is_updated_until_the_program_is_done(screen):
     screen.displayed = backend.release.set
     state.show()
     first, last = screen.pages[0], screen.pages[-1]
-    assert last["text/html"] == state._repr_html_()
+    assert last["text/html"] == page_of(state)
     assert last["text/plain"] == repr(state)
     assert "running" in shown(first["text/html"])
 
@@ -275,13 +278,13 @@ def test_displaying_a_running_state_shows_its_end(screen):
     state = talk.run("x", backend=backend, stream=True)
     backend.started.block()
     state._ipython_display_()  # returns while the program waits for the backend
-    assert not state._all_done().is_set()
+    assert backend.holding == 1
     backend.release.set()
     state.sync()
     for thread in threading.enumerate():
         if thread.name == "ramify-view":
             thread.join()
-    assert screen.pages[-1]["text/html"] == state._repr_html_()
+    assert screen.pages[-1]["text/html"] == page_of(state)
     with pytest.raises(NotImplementedError):
         state._ipython_display_()
 
@@ -332,7 +335,7 @@ def test_in_a_real_shell(monkeypatch):
             shell.run_cell("state.show()")
         assert "text/html" in output.outputs[-1].data
         data, _ = shell.display_formatter.format(shell.user_ns["state"])
-        assert data["text/html"] == shell.user_ns["state"]._repr_html_()
+        assert data["text/html"] == page_of(shell.user_ns["state"])
         assert data["text/plain"] == repr(shell.user_ns["state"])
     finally:
         shell_module.InteractiveShell.clear_instance()

@@ -9,10 +9,9 @@ import pydantic
 import pytest
 
 import ramify as rm
-from ramify.errors import BackendError, NotFound, UnsupportedNode
+from ramify.errors import NotFound, UnsupportedNode
 from ramify.lang.backends.base import Backend
-from ramify.lang.backends.script import Script
-from tests.lang.remote import RawServer, ScriptedFrontend, answer
+from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_openai, raw_openai
 from tests.server.fake_frontend import LiveServer
 
 
@@ -36,40 +35,30 @@ SCRIPT = {
 SCRIPT = {f"(?s){key}": value for key, value in SCRIPT.items()}
 
 
-@pytest.fixture(scope="module")
-def server():
+def test_a_wrong_base_url_of_our_own_server():
     with LiveServer(ScriptedFrontend(SCRIPT)) as server:
-        yield server
+        bare = rm.OpenAI(server.frontend.info.name, base_url=server.url)
+        native = rm.RuntimeEndpoint(server.url + "/v1/")
+        for backend, remedy in ((bare, "Add /v1 to base_url."), (native, "Leave /v1 out of base_url.")):
+            for step in (rm.gen("x"), rm.gen("x", regex="a")):
+                with pytest.raises(NotFound) as failed:
+                    raise assistant(step).run(backend=backend).error().__cause__
+                assert str(failed.value).endswith(f"on this server. {remedy}")
+            backend.close()
 
 
-def test_a_wrong_base_url_of_our_own_server(server):
-    bare = rm.OpenAI(server.frontend.info.name, base_url=server.url)
-    native = rm.RuntimeEndpoint(server.url + "/v1/")
-    for backend, remedy in ((bare, "Add /v1 to base_url."), (native, "Leave /v1 out of base_url.")):
-        for step in (rm.gen("x"), rm.gen("x", regex="a")):
-            with pytest.raises(NotFound) as failed:
-                raise assistant(step).run(backend=backend).error().__cause__
-            assert str(failed.value).endswith(f"on this server. {remedy}")
-        backend.close()
-
-
-def test_options_of_json_reach_our_own_server(server):
-    frontend = server.frontend
-    backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
-    frontend.requests.clear()
+def test_options_of_json_reach_our_own_server():
     step = rm.gen("verdict", schema=Verdict, any_order=True, whitespace="compact", strict="validate")
-    assistant(step).run(backend=backend).sync()
+    with live_openai(SCRIPT) as (backend, frontend):
+        assistant(step).run(backend=backend).sync()
     sent = frontend.requests[0].constraint
     assert (sent.any_order, sent.whitespace, sent.strict) == (True, "compact", "validate")
-    backend.close()
 
 
-def test_a_chat_on_our_own_server(server):
-    frontend = server.frontend
-    backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
-    assert isinstance(backend, Backend)
-    frontend.requests.clear()
-    state = chat.run(backend=backend, cache_scope="tenant")
+def test_a_chat_on_our_own_server():
+    with live_openai(SCRIPT) as (backend, frontend):
+        assert isinstance(backend, Backend)
+        state = chat.run(backend=backend, cache_scope="tenant")
     assert (state["hello"], state["verdict"], state["pick"]) == ("Hello there.", Verdict(score=4), "bad")
     first, second, third = frontend.requests
     assert [(turn.role, turn.content) for turn in second.chat] == [
@@ -89,10 +78,9 @@ def test_a_chat_on_our_own_server(server):
     assert state.messages()[-1] == {"role": "assistant", "content": "bad"}
     assert state.usage.completion_tokens > 0
     assert state.text().startswith("<|im_start|>system\nBe brief.")
-    backend.close()
 
 
-def test_tools_are_called_in_json(server):
+def test_tools_are_called_in_json():
     class Where(pydantic.BaseModel):
         city: str
 
@@ -115,63 +103,40 @@ def test_tools_are_called_in_json(server):
         {"name": "weather", "arguments": {"where": {"city": "Delft"}}},
         {"name": "clock", "arguments": {}},
     ]
-    script = server.frontend.backend
-    script._script = Script(
-        [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
-    )
-    server.frontend.requests.clear()
-    backend = rm.OpenAI(server.frontend.info.name, base_url=server.url + "/v1", api_key="k")
-    try:
+    script = [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
+    with live_openai(script) as (backend, frontend):
         state = agent.run(backend=backend)
-        assert [call.result for call in state["calls"]] == ["rain in Delft", "noon"]
-        assert state["calls"][0].arguments == {"where": Where(city="Delft")}
-        assert (state["none"], state["none"].text) == ([], "No more.")
-        first, second, _ = server.frontend.requests
-        assert first.constraint.kind == "json_schema"
-        assert "$defs/weather.Where" in first.constraint.source
-        assert second.chat[-1].content == (
-            "<tool_response>\nrain in Delft\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
-        )
-        assert '{"calls": [{"name": "example"' in first.chat[0].content
-    finally:
-        script._script = Script(SCRIPT)
-        backend.close()
+    assert [call.result for call in state["calls"]] == ["rain in Delft", "noon"]
+    assert state["calls"][0].arguments == {"where": Where(city="Delft")}
+    assert (state["none"], state["none"].text) == ([], "No more.")
+    first, second, _ = frontend.requests
+    assert first.constraint.kind == "json_schema"
+    assert "$defs/weather.Where" in first.constraint.source
+    assert second.chat[-1].content == (
+        "<tool_response>\nrain in Delft\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    )
+    assert '{"calls": [{"name": "example"' in first.chat[0].content
 
 
-def test_streams_and_logprobs(server):
-    @rm.function
-    def one(s):
-        s += rm.user("Hi") + rm.assistant(rm.gen("hello", return_logprob=True, top_logprobs_num=1))
-
-    backend = rm.OpenAI(server.frontend.info.name, base_url=server.url + "/v1", api_key="k")
-    state = one.run(backend=backend, stream=True)
-    assert list(state.text_iter("hello")) == ["Hello", " there", "."]
+def test_streams_and_logprobs():
+    step = rm.gen("hello", return_logprob=True, top_logprobs_num=1)
+    with live_openai(["Hello there."]) as (backend, _):
+        state = assistant(step).run(backend=backend, stream=True)
+        assert list(state.text_iter("hello")) == ["Hello", " there", "."]
     rows = state.get_meta_info("hello")["output_token_logprobs"]
     assert [row[2] for row in rows][:3] == ["Hello", " there", "."]
-    backend.close()
 
 
-def test_completions_take_plain_text(server):
+def test_completions_take_plain_text():
     @rm.function
     def plain(s):
         s += "Hi, I am the assistant\n" + rm.gen("hello", stop="there") + "!" + rm.gen("more", regex=".*")
 
-    backend = rm.OpenAI(server.frontend.info.name, False, base_url=server.url + "/v1", api_key="k")
-    script = server.frontend.backend
-    script._script = Script({"assistant\n$": "Hello there.", "!$": "more"})
-    try:
-        state = plain.run(backend=backend)
-        assert state.text() == "Hi, I am the assistant\nHello !more"
-        assert server.frontend.requests[-1].constraint.kind == "regex"
-    finally:
-        script._script = Script(SCRIPT)
-
-    @rm.function
-    def turns(s):
-        s += rm.user("Hi") + rm.assistant(rm.gen("hello"))
-
-    assert "has no chat template" in str(turns.run(backend=backend).error())
-    backend.close()
+    script = {"assistant\n$": "Hello there.", "!$": "more"}
+    with live_openai(script, is_chat_model=False) as (backend, frontend):
+        assert plain.run(backend=backend).text() == "Hi, I am the assistant\nHello !more"
+        assert frontend.requests[-1].constraint.kind == "regex"
+        assert "has no chat template" in str(assistant(rm.gen("hello")).run(backend=backend).error())
 
 
 def events(*chunks):
@@ -190,9 +155,9 @@ USAGE = {
 }
 
 
-def foreign(*chunks):
-    """A server of somebody else's that answers every chat with `chunks`."""
-    return RawServer(lambda path: FOREIGN_MODELS if path.endswith("/models") else events(*chunks))
+def foreign(*chunks, **options):
+    """A client with `options`, and a foreign server that answers every chat with `chunks`."""
+    return raw_openai(lambda path: FOREIGN_MODELS if path.endswith("/models") else events(*chunks), **options)
 
 
 def assistant(step):
@@ -204,8 +169,7 @@ def assistant(step):
 
 
 def test_the_body_on_a_foreign_endpoint():
-    with foreign(delta("Hel"), delta("lo"), delta(None, "length"), USAGE) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+    with foreign(delta("Hel"), delta("lo"), delta(None, "length"), USAGE) as (backend, server):
         step = rm.gen("x", max_tokens=5, stop="!", top_p=0.5, presence_penalty=1.0, logit_bias={5: 1.0})
         state = assistant(step).run(backend=backend)
         assert state["x"] == "Hello"
@@ -224,7 +188,6 @@ def test_the_body_on_a_foreign_endpoint():
                 "logit_bias": {"5": 1.0},
             }
         ]
-        backend.close()
 
 
 CLOSED_VERDICT = {**Verdict.model_json_schema(), "additionalProperties": False}
@@ -250,11 +213,9 @@ CLOSED_VERDICT = {**Verdict.model_json_schema(), "additionalProperties": False}
     ],
 )
 def test_schemas_become_response_formats(step, format):
-    with foreign(delta('{"score": 1}', "stop"), USAGE) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+    with foreign(delta('{"score": 1}', "stop"), USAGE) as (backend, server):
         assert assistant(step).run(backend=backend)["x"] == Verdict(score=1)
         assert server.bodies[0]["response_format"] == format
-        backend.close()
 
 
 @pytest.mark.parametrize(
@@ -277,14 +238,12 @@ def test_schemas_become_response_formats(step, format):
     ],
 )
 def test_what_a_foreign_endpoint_cannot_do_is_refused_and_not_sent(step, message):
-    with foreign(delta("a", "stop")) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+    with foreign(delta("a", "stop")) as (backend, server):
         state = assistant(step()).run(backend=backend)
         with pytest.raises(UnsupportedNode, match=message) as refused:
             state["x"]
         assert refused.value.line.startswith(__file__)
         assert server.bodies == []
-        backend.close()
 
 
 @pytest.mark.parametrize("write", [lambda s: "text", lambda s: rm.user("a") + "text"])
@@ -302,60 +261,38 @@ def test_joining_branches_and_scopes_are_refused():
     def join(s):
         s.fork(2).join("concate_and_append")
 
-    with foreign(delta("a", "stop")) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+    with foreign(delta("a", "stop")) as (backend, _):
         with pytest.raises(UnsupportedNode, match="cannot be joined"):
             raise join.run(backend=backend).error()
         state = assistant(rm.gen("x")).run(backend=backend, cache_scope="tenant")
         with pytest.raises(UnsupportedNode, match="no cache scopes"):
             state["x"]
-        backend.close()
 
 
 def test_choices_as_json_when_asked_for():
-    with foreign(delta('{"choice"'), delta(': "b"}', "stop"), USAGE) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k", json_choices=True)
+    with foreign(delta('{"choice"'), delta(': "b"}', "stop"), USAGE, json_choices=True) as (backend, server):
         assert assistant(rm.select("x", ["a", "b"])).run(backend=backend)["x"] == "b"
         schema = server.bodies[0]["response_format"]["json_schema"]["schema"]
         assert schema["properties"] == {"choice": {"enum": ["a", "b"]}}
-        backend.close()
-    with foreign(delta("b", "stop")) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k", json_choices=True)
+    with foreign(delta("b", "stop"), json_choices=True) as (backend, _):
         state = assistant(rm.select("x", ["a", "b"])).run(backend=backend)
         with pytest.raises(rm.ProgramError, match="did not keep to the choices"):
             state["x"]
-        backend.close()
 
 
 def test_extensions_when_told_that_they_are_there():
-    with foreign(delta("a", "stop")) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k", extensions=True)
+    with foreign(delta("a", "stop"), extensions=True) as (backend, server):
         assert assistant(rm.gen("x", top_k=5, schema=Literal["a", "b"])).run(backend=backend)["x"] == "a"
         assert server.bodies[0]["top_k"] == 5
         assert server.bodies[0]["guided_choice"] == ["a", "b"]
-        backend.close()
-
-
-@pytest.mark.parametrize(
-    ("reply", "error", "message"),
-    [
-        (events(delta("a", "content_filter")), BackendError, "content_filter"),
-        (answer(b'{"error": {"message": "no model m"}}', "404 Not Found"), NotFound, "no model m"),
-    ],
-)
-def test_an_endpoint_that_fails(reply, error, message):
-    with RawServer(lambda path: reply) as server:
-        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
-        failed = assistant(rm.gen("x")).run(backend=backend).error()
-        assert isinstance(failed.__cause__, error)
-        assert message in str(failed)
-        backend.close()
 
 
 def test_settings_from_the_environment(monkeypatch):
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
-    backend = rm.OpenAI("m")
-    assert backend._http.base_url == "http://127.0.0.1:9/v1"
-    assert backend._http._headers["authorization"] == "Bearer from-environment"
-    backend.close()
+    with RawServer(lambda path: events(delta("a", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url + "/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+        backend = rm.OpenAI("m")
+        assert assistant(rm.gen("x")).run(backend=backend)["x"] == "a"
+        backend.close()
+    assert server.heads[0].startswith("POST /v1/chat/completions HTTP/1.1")
+    assert "authorization: Bearer from-environment" in server.heads[0]

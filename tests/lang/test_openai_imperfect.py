@@ -1,4 +1,4 @@
-"""Endpoints that keep to OpenAI's API by halves: what is answered, what fails, and what is sent again."""
+"""Endpoints that deviate from OpenAI's API: accepted answers, errors, and requests that are sent again."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any, NamedTuple
 import pytest
 
 import ramify as rm
-from ramify import retry
 from ramify.lang.backends.sse import DONE, EventParser
-from tests.lang.remote import RawServer, answer
+from tests.lang.remote import RawServer, answer, raw_openai
 
 
 class Case(NamedTuple):
     reply: bytes | None
-    """None closes the connection without an answer."""
+    """Bytes of the answer; None closes the connection without one."""
     text: str | None = None
-    """Value that the program gets; None where it fails."""
+    """Value that the program gets; None if it fails."""
     error: str = ""
     """A part of the message of the failure."""
     sent: int = 1
-    """Requests that the endpoint gets."""
+    """Number of requests that the endpoint gets."""
     finish: str = "stop"
 
 
@@ -35,7 +34,7 @@ def stream(*events: str, end: str = "\n\n", kind: str = "text/event-stream") -> 
 
 
 def cut(body: bytes, kind: str = "text/event-stream") -> bytes:
-    """A body that ends before the length that was announced."""
+    """An answer whose body is shorter than its announced length."""
     return answer(body, kind=kind, headers=f"content-length: {len(body) + 9}\r\n")
 
 
@@ -44,6 +43,8 @@ WHOLE = {"choices": [{"message": {"role": "assistant", "content": "yes"}, "finis
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4}
 ERROR = {"error": {"message": "no more credit", "type": "billing", "code": None}}
 PAGE = b"<!DOCTYPE html><html><style>p {}</style><body><h1>Sign in</h1> to &quot;the hub&quot;</body></html>"
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 CASES = {
     # --- the end ---
@@ -107,6 +108,7 @@ CASES = {
     ),
     # --- statuses ---
     "400": Case(answer(b'{"error": "no such field"}', "400 Bad"), error="no such field"),
+    "404": Case(answer(b'{"error": {"message": "no model m"}}', "404 Not Found"), error="no model m"),
     "402 with a page": Case(answer(PAGE, "402 Pay"), error='answered 402: Sign in to "the hub"'),
     "422 with details": Case(
         answer(b'{"detail": [{"loc": ["body"], "msg": "odd"}]}', "422 No"), error='"msg":"odd"'
@@ -132,22 +134,13 @@ def ask(s):
     s += rm.user("Q?") + rm.assistant(rm.gen("x", max_tokens=5))
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pause(seconds: float) -> None: ...
-
-    monkeypatch.setattr(retry, "_sleep", pause)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_an_imperfect_endpoint(name: str) -> None:
     case = CASES[name]
-    with RawServer(lambda target: case.reply) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: case.reply, extensions=False) as (backend, server):
         backend.retry.retries = 3  # of what is refused before it has begun
         state = ask.run(backend=backend)
         error = state.error()
-        backend.close()
     assert case.error in str(error)
     assert (error is None) == (case.text is not None), error
     if case.text is not None:
@@ -174,7 +167,7 @@ def test_an_imperfect_endpoint(name: str) -> None:
 def test_an_error_says_who_answered(name: str, answered: str, caplog: pytest.LogCaptureFixture) -> None:
     with RawServer(lambda target: CASES[name].reply) as server:
         address = f"{server.url}/v1/chat/completions"
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False, retries=1)
+        backend = rm.OpenAI("m", base_url=server.url + "/v1", extensions=False, retries=1)
         error = ask.run(backend=backend).error()
         backend.close()
     assert f"{address} {answered}" in str(error)
@@ -183,19 +176,15 @@ def test_an_error_says_who_answered(name: str, answered: str, caplog: pytest.Log
 
 
 def test_the_log_says_how_often_a_begun_answer_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    with RawServer(lambda target: stream(YES)) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: stream(YES), extensions=False) as (backend, _):
         ask.run(backend=backend)
-        backend.close()
     (record,) = caplog.records
     assert "Requests are sent again, at most 2 times, for up to 60 s." in record.getMessage()
 
 
 def test_a_batch_ends_where_every_answer_breaks_off() -> None:
-    with RawServer(lambda target: stream(YES)) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: stream(YES), extensions=False) as (backend, server):
         states = ask.run_batch([{}] * 2, backend=backend)
-        backend.close()
     assert ["broke off" in str(state.error()) for state in states] == [True, True]
     assert len(server.bodies) == 2 * 3
 
@@ -203,10 +192,8 @@ def test_a_batch_ends_where_every_answer_breaks_off() -> None:
 def test_a_connection_that_stays_open_behind_the_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramify.lang.backends.openai_stream.END_S", 0.05)
     replies = iter([stream(YES, STOP)])
-    with RawServer(lambda target: next(replies), keeps=True) as server:
-        backend = rm.OpenAI("m", base_url=server.url + "/v1", api_key="k", extensions=False)
+    with raw_openai(lambda target: next(replies), keeps=True, extensions=False) as (backend, _):
         assert ask.run(backend=backend)["x"] == "yes"
-        backend.close()
 
 
 BODY = f"\ufeff: hi\r\nevent: x\r\ndata: {YES}\r\n\r\ndata: 1\ndata: 2\rdata: [DONE]\n\nrest".encode()

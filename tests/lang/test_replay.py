@@ -1,8 +1,9 @@
-"""A recorded run replays offline, exactly; what was not recorded is refused with the difference."""
+"""A recorded run replays offline, exactly; an unrecorded request is refused with its difference."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -32,7 +33,7 @@ def backend():
 
 
 def outcome(state):
-    """All that a run gives, request ids and times on this side aside."""
+    """All results of a run but request ids and times."""
     names = ("draft", "view", "grade", "more")
     metas = [without_ids(state.get_meta_info(name)) for name in names]
     calls = [(call.kind, call.name, call.text, call.own_usage) for call in state.trace.walk()]
@@ -176,18 +177,17 @@ def test_what_is_no_recording_is_refused(tmp_path, text, problem):
         ReplayBackend(path)
 
 
-def test_a_broken_line_is_named(recorded):
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"\Z", "{}\n", r"line \d+, is not of a recording"),
+        ('"ramify_recording":1', '"ramify_recording":2', "version 2"),
+    ],
+)
+def test_a_broken_line_and_another_version_are_named(recorded, old, new, message):
     path, _ = recorded
-    path.write_text(path.read_text() + "{}\n")
-    lines = len(path.read_text().splitlines())
-    with pytest.raises(InvalidRequest, match=f"line {lines}, is not of a recording"):
-        ReplayBackend(path)
-
-
-def test_a_recording_of_another_version_is_refused(recorded):
-    path, _ = recorded
-    path.write_text(path.read_text().replace('"ramify_recording":1', '"ramify_recording":2', 1))
-    with pytest.raises(InvalidRequest, match="version 2"):
+    path.write_text(re.sub(old, new, path.read_text(), count=1))
+    with pytest.raises(InvalidRequest, match=message):
         ReplayBackend(path)
 
 

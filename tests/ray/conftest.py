@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 INSTALLED = importlib.util.find_spec("ray") is not None
 WARNINGS_OF_RAY = ("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
-"""Ray 2.60 gives pydantic arguments that pydantic 2 calls deprecated, and leaves sockets open."""
+"""Ignore Ray 2.60's warnings: deprecated arguments of pydantic, and sockets that are left open."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""A batch on Ray Data to be killed: its arguments are a checkpoint folder, a FIFO, and what is to happen.
+"""A batch on Ray Data to be killed. Arguments: a checkpoint folder, a FIFO, and "block" or another word.
 
 Row `FIRST` ends its actor, once. With "block" row `SECOND` writes a byte to the FIFO and never ends.
 """

@@ -1,4 +1,4 @@
-"""What an application of Ray Serve is made of, without a cluster."""
+"""The parts of a Ray Serve application, built without a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ pytestmark = pytest.mark.ray
 
 
 def test_scaling_counts_requests_beside_the_session_of_each_replica() -> None:
-    """An idle replica has a running call and heartbeats: with 2.0 a second one would never be stopped."""
+    """Scaling down works only if the target exceeds the calls of idle replicas: each has one running
+    call and its heartbeats."""
     from ramify.ray.app import build
 
     app = build({"model": "m", "replicas": "1..4", "requests_per_replica": "1"})

@@ -1,4 +1,4 @@
-"""The actor of `map_program` whose engine does not come back."""
+"""A `map_program` actor whose engine does not come back."""
 
 from __future__ import annotations
 

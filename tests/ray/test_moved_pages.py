@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NAME = "moves"
 TOKENS, WHOLE = 300, 288
-"""Of a prompt, and of its whole pages."""
+"""Tokens of a prompt, and of its whole pages."""
 numbers = itertools.count()
 
 
@@ -73,10 +73,10 @@ class Replicas:
 
     @property
     def up(self) -> list[str]:
-        return [one.name for one in self.frontend.replicas() if one.state == "up"]
+        return [one.name for one in self.frontend.replicas.statuses() if one.state == "up"]
 
     def ask(self, letter: str, monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> TextChunk:
-        """Of a prompt of TOKENS letters, placed on the replica `name`."""
+        """Usage of a prompt of TOKENS letters that is placed on the replica `name`."""
         place = Placement.place
 
         def there(self: Placement, work: Any, now: float, only: Any = None, **options: Any) -> str:
@@ -99,18 +99,18 @@ class Replicas:
             return done
 
     def told(self, name: str) -> None:
-        """Wait until the frontend knows of pages that the replica `name` holds."""
-        fleet: Any = self.frontend._engine
+        """Wait until the frontend knows pages of the replica `name`."""
+        fleet: Any = self.frontend._fleet
         wait_until(lambda: fleet._placement._index._trees[name].digests, 60)
 
     def stats(self, name: str) -> Any:
-        return wait(self.frontend.stats()).replicas[name]
+        return wait(self.frontend.control.stats()).replicas[name]
 
     def scale_to_one(self) -> None:
         controller = self._ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         model = require("ray.serve._private.common").DeploymentID(name="Model", app_name=NAME)
         self._ray.get(controller.update_deployment_replicas.remote(model, 1))
-        wait_until(lambda: len(self.frontend.replicas()) == 1, 60)
+        wait_until(lambda: len(self.frontend.replicas.statuses()) == 1, 60)
 
     def close(self) -> None:
         wait(self.frontend.aclose())
@@ -127,7 +127,7 @@ def replicas(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(autouse=True)
 def slow_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 s a token, so that each move pays."""
+    """Prefill is taken to need 1 s a token, so that each move pays."""
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint folder of a batch on several actors: what is found again, and what is refused."""
+"""The checkpoint folder of a batch on several actors: finished rows, and folders of other batches."""
 
 from __future__ import annotations
 

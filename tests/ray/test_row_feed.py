@@ -1,4 +1,4 @@
-"""Rows of several batches in one window: their order, their number at once, and a backend that is gone."""
+"""Rows of several batches in one window: order, concurrency, and a lost backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def ask_async(s, document, question):
 
 
 class Held(rm.ScriptedBackend):
-    """Answers "yes" to a request when `go` has been called for it."""
+    """A backend that answers "yes" to a request when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(lambda request: "yes")
@@ -43,7 +43,7 @@ class Held(rm.ScriptedBackend):
             yield chunk
 
     def next(self) -> Callable[[], None]:
-        """Wait for one more request; the result has it answered."""
+        """Wait for one more request; returns a function that has it answered."""
         gate = self._came.get(timeout=60)
         return lambda: gate.set_result(None)
 

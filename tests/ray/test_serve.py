@@ -26,7 +26,7 @@ NAME = "ramify"
 PREFIX = 400
 PROMPTS = [letter * 40 for letter in "abcd"]
 MAX_TOKENS = 900
-"""Of each stream: it must last until the last stream has begun, at 1 ms a token."""
+"""Tokens of each stream: at 1 ms a token, a stream lasts until the last one has begun."""
 
 
 class App:
@@ -57,21 +57,21 @@ class App:
         serve.run(app, name=NAME, external_scaler_enabled=True)
 
     def scale(self, ray: Any, replicas: int) -> None:
-        """As Ray Serve's autoscaler does."""
+        """Set the number of replicas, as Ray Serve's autoscaler does."""
         controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         model = require("ray.serve._private.common").DeploymentID(name="Model", app_name=NAME)
         ray.get(controller.update_deployment_replicas.remote(model, replicas))
 
     @property
     def states(self) -> dict[str, int]:
-        """How many replicas of the model are in each state."""
+        """Number of the model's replicas in each state."""
         app = self.serve.status().applications[NAME]
         return {
             str(getattr(key, "value", key)): n for key, n in app.deployments["Model"].replica_states.items()
         }
 
     def ask(self, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:
-        """The streamed output, MAX_TOKENS tokens."""
+        """The streamed output of MAX_TOKENS tokens."""
         with self.client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": prompt}],
@@ -103,7 +103,7 @@ def app(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def whole(app: App) -> list[str]:
-    """What each prompt is answered where nothing happens."""
+    """Answer to each prompt without any disturbance."""
     return [app.ask(prompt) for prompt in PROMPTS]
 
 
@@ -111,7 +111,7 @@ def whole(app: App) -> list[str]:
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """By process id: the parent's, and the command line."""
+    """Process id → parent's id and command line."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -135,13 +135,13 @@ class Actor:
 
     @property
     def requests(self) -> int:
-        """How many requests it has: their calls last as long as they do."""
+        """Number of its requests; a request's call lasts as long as the request."""
         sessions = 1
         return int(self._ray.get(self._actor.get_num_ongoing_requests.remote())) - sessions
 
 
 def names(ray: Any) -> set[str]:
-    """The replicas' actors that live."""
+    """Live actors of the replicas."""
     found = {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
     return {name for name in found if f"::{NAME}#Model#" in name}
 
@@ -161,9 +161,8 @@ def scheduler_of(actor: int) -> int:
 
 @contextmanager
 def streams(app: App, replicas: list[Actor]) -> Iterator[list[str]]:
-    """One stream for each prompt. In the block the schedulers stand still, after the first text of each.
-
-    Behind it the streams have ended, and the list holds the answers."""
+    """One stream for each prompt. Inside the block the schedulers are stopped, after the first text of
+    each stream. After the block the streams have ended, and the list holds the answers."""
     schedulers = [replica.scheduler for replica in replicas]
     answers = [""] * len(PROMPTS)
     begun = [threading.Event() for _ in PROMPTS]
@@ -194,7 +193,7 @@ def streams(app: App, replicas: list[Actor]) -> Iterator[list[str]]:
 
 
 def equal(answers: list[str], whole: list[str]) -> bool:
-    """Where not, it prints how much is."""
+    """Whether all answers are equal; prints the first difference of each."""
     for one, other in zip(answers, whole, strict=True):
         same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         print(f"{len(one)} and {len(other)} characters; the first that differs: {same}")

@@ -27,14 +27,14 @@ from ramify.engine_messages import (
 )
 from ramify.errors import EngineError, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk
-from ramify.ray import host, listed
+from ramify.ray import listed
 from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import EngineHost
 from ramify.ray.remote_engine import RemoteEngine
 from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents
+from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents, FleetEvents
 
 INFO = ModelInfo(
     name="m",
@@ -54,7 +54,7 @@ PAGE_BYTES = 16 * 22_500
 
 
 class FakeEngine:
-    """A `EngineSupervisor` without an engine core: `sent` is what would have gone into it."""
+    """An `EngineSupervisor` without an engine core. `sent` holds the messages to the core."""
 
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
@@ -97,17 +97,24 @@ class Calls:
     """A `Transport` within this process."""
 
     def __init__(self) -> None:
+        self.now = 1000.0
+        """Time of the replicas, in seconds."""
         self.hosts: dict[str, EngineHost] = {}
         self.killed: dict[str, asyncio.Event] = {}
         self.lose = 0
-        """Calls that fail."""
+        """Number of further calls that fail."""
 
     async def add(self, name: str) -> FakeEngine:
-        self.hosts[name] = made = EngineHost(EngineConfig(), FakeEngine)
+        engines: list[FakeEngine] = []
+
+        def make_engine(*arguments: Any, **options: Any) -> FakeEngine:
+            engines.append(FakeEngine(*arguments, **options))
+            return engines[-1]
+
+        self.hosts[name] = EngineHost(EngineConfig(), make_engine, lambda: self.now)
         self.killed[name] = asyncio.Event()
-        await made.start()
-        engine: FakeEngine = made._engine
-        return engine
+        await self.hosts[name].start()
+        return engines[0]
 
     async def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         items = self.hosts[replica].session(session)
@@ -162,7 +169,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Reader:
-    """One frontend's session with a `EngineHost`."""
+    """One frontend's session with an `EngineHost`."""
 
     def __init__(self, engine_host: EngineHost, name: str) -> None:
         self.got: list[Any] = []
@@ -245,25 +252,19 @@ async def test_an_adapter_that_is_loaded_for_a_frontend_that_is_gone_is_unloaded
     await until(lambda: [each.name for each in engine.sent if isinstance(each, UnloadLora)] == ["lora"])
 
 
-async def test_a_silent_frontend_is_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(host, "time", types.SimpleNamespace(monotonic=lambda: now))
-    engine, (one, two) = await opened(Calls(), "one", "two")
+async def test_a_silent_frontend_is_taken_to_be_gone() -> None:
+    calls = Calls()
+    engine, (one, two) = await opened(calls, "one", "two")
     one.send(Generate(rid="1"))
     await until(lambda: engine.rids() == ["1"])
-    now += SILENT_S + 1
-    two.send(GetStats(rid=HEARTBEAT))
-    await until(lambda: calls_heard(two))
+    calls.now += SILENT_S + 1
+    assert await two.send(GetStats(rid=HEARTBEAT))
     engine.receive(Reply(rid=HEARTBEAT))
     await until(lambda: engine.rids(Abort) == ["1"])
     assert engine.rids(GetStats) == [], "heartbeats stay outside"
     await one.task
     assert not two.task.done()
     two.task.cancel()
-
-
-def calls_heard(reader: Reader) -> bool:
-    return reader.host._sessions[reader.name].next_number == 2
 
 
 async def test_clients_may_give_the_ids_of_heartbeats_and_of_other_frontends_requests() -> None:
@@ -306,7 +307,7 @@ async def test_a_new_session_of_a_frontend_ends_those_before_it() -> None:
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
 async def test_of_sessions_that_wait_for_the_engine_only_the_newest_lives(numbers: tuple[int, int]) -> None:
-    """Both were opened while the engine core was down; the calls may overtake one another."""
+    """Both sessions are opened while the engine core is down, in either order."""
     calls = Calls()
     engine = await calls.add("a")
     engine.died(WorkerDied("dead"))
@@ -348,7 +349,7 @@ async def test_what_is_no_message_is_refused() -> None:
 
 
 class Events:
-    """What a `RemoteEngine` has told its fleet."""
+    """Messages, deaths and returns that a `RemoteEngine` has reported to its fleet."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -360,21 +361,18 @@ class Events:
     def _restarted(self) -> None:
         self.returns += 1
 
+    def receive(self, message: Any) -> None:
+        self.got.append(message)
+
     @property
     def events(self) -> EngineEvents:
-        return EngineEvents(self.got.append, self._died, self._restarted, lambda error: None)
+        return EngineEvents(self.receive, self._died, self._restarted, lambda error: None)
 
 
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.ray.remote_engine.RETRY_S", 0)
-
-
-@pytest.mark.usefixtures("no_pauses")
 async def test_an_engine_that_restarts_begins_a_new_session() -> None:
     calls, events = Calls(), Events()
     engine = await calls.add("a")
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events, retry_s=0)
     await remote.start()
     assert remote.info == INFO
     await until(lambda: engine.sent == [GetTree()])
@@ -396,15 +394,15 @@ async def test_an_engine_that_restarts_begins_a_new_session() -> None:
 
 
 async def test_a_handler_that_raises_does_not_end_the_session() -> None:
-    calls, events = Calls(), Events()
+    class Raising(Events):
+        def receive(self, message: Any) -> None:
+            super().receive(message)
+            if len(self.got) == 1:
+                raise ValueError("a bug")
+
+    calls, events = Calls(), Raising()
     engine = await calls.add("a")
-
-    def receive(message: Any) -> None:
-        events.got.append(message)
-        if len(events.got) == 1:
-            raise ValueError("a bug")
-
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events._replace(receive=receive))
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
     await remote.start()
     changes = [TreeChange(epoch=1, number=number, added=(number,)) for number in (1, 2)]
     for change in changes:
@@ -414,11 +412,10 @@ async def test_a_handler_that_raises_does_not_end_the_session() -> None:
     await remote.aclose()
 
 
-@pytest.mark.usefixtures("no_pauses")
 async def test_a_lost_call_ends_the_session() -> None:
     calls, events = Calls(), Events()
     engine = await calls.add("a")
-    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events)
+    remote = RemoteEngine("a", calls, RemoteSnapshots(), events.events, retry_s=0)
     await remote.start()
     remote.send(Generate(rid="1"))
     await until(lambda: engine.rids() == ["1"])
@@ -461,15 +458,14 @@ class Fleet:
         self.listed = listed.ListedReplicas()
         self.lost: list[list[str]] = []
         self.got: list[Any] = []
-        self.fleet = ListedFleet(
-            transport=self.calls,
-            listed=self.listed,
-            drain_s=drain_s,
+        events = FleetEvents(
             receive=self.got.append,
-            lost=lambda error, rids: self.lost.append(list(rids)),
+            lost=lambda error, rids: bool(self.lost.append(list(rids))),
             restarted=lambda: None,
             gave_up=lambda error: None,
+            tree_changed=lambda name, change: None,
         )
+        self.fleet = ListedFleet(events, transport=self.calls, listed=self.listed, drain_s=drain_s)
 
     async def start(self) -> dict[str, FakeEngine]:
         engines = {name: await self.calls.add(name) for name in "ab"}
@@ -539,9 +535,8 @@ async def test_what_does_not_end_in_time_goes_on_elsewhere() -> None:
 async def test_replicas_are_added_and_stopped_by_ray_alone() -> None:
     fleet = Fleet()
     await fleet.start()
-    for refused in (fleet.fleet.add_one(), fleet.fleet.restart("a", 1.0), fleet.fleet.drain("a", 1.0)):
-        with pytest.raises(UnsupportedField, match="ramify deploy --replicas"):
-            await refused
+    with pytest.raises(UnsupportedField, match="ramify deploy --replicas"):
+        assert fleet.fleet.operator
     assert fleet.up == ["a", "b"]
     await fleet.fleet.aclose()
 

@@ -24,7 +24,7 @@ DONE = Transferred(tokens=TOKENS, bytes=4 * PAGE_BYTES)
 
 @pytest.fixture(autouse=True)
 def shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where KV snapshots lie; empty at the end."""
+    """Folder of KV snapshots; empty at the end."""
     monkeypatch.setattr(files, "SHARED_MEMORY", tmp_path)
     yield tmp_path
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -51,7 +51,7 @@ def to_b(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def asked_of(engine: FakeEngine, kind: type) -> Any:
-    """The message of this type that the engine core gets. Files are read in threads."""
+    """Wait for a message of this type to the engine core: files are read in threads."""
     for _ in range(1000):
         found = [one for one in engine.sent if isinstance(one, kind)]
         if found:

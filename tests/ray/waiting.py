@@ -1,4 +1,4 @@
-"""Waiting for what Ray does in other processes, which tells of nothing."""
+"""Waiting for changes that Ray makes in other processes and reports to nobody."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
-    """Look every 0.1 s. Raises AssertionError after `limit_s` seconds."""
+    """Check every 0.1 s. Raises AssertionError after `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"it did not come about within {limit_s:g} s"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +31,11 @@ from ramify.errors import (
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.fleet import supervisor
+from ramify.runtime.fleet.local import LocalFleet
+from ramify.runtime.fleet.supervisor import EngineSupervisor
+from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
@@ -297,10 +302,14 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_that_hangs_is_replaced(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(supervisor, "SILENT_S", 4.0)
-    with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1) as engine:
+def test_a_worker_that_hangs_is_replaced(tiny_folder: Path) -> None:
+    config = EngineConfig(model=str(tiny_folder), dtype="float32", num_pages=256, threads=1)
+    make_engine = functools.partial(EngineSupervisor, heartbeat_s=0.2, silent_s=4.0)
+    engine = Frontend(
+        config, make_fleet=lambda events: LocalFleet(config, None, events, make_engine=make_engine)
+    )
+    wait(engine.start())
+    try:
         before = engine.pids
         request = Generate(
             rid="r",
@@ -319,6 +328,8 @@ def test_a_worker_that_hangs_is_replaced(tiny_folder: Path, monkeypatch: pytest.
         assert len(joined(wait(asyncio.wait_for(said(), 60))).ids) == 60
         assert not set(before.values()) & set(engine.pids.values())
         assert gone(list(before.values()))
+    finally:
+        wait(engine.aclose())
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
@@ -337,7 +348,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.engine.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
-print(engine._frontend._ring._ring._directory, flush=True)
 engine.complete("x", max_tokens=2)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -348,6 +358,7 @@ sys.stdin.readline()
 @contextlib.contextmanager
 def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[int]]]:
     """A user's script: (process, socket directory, worker pids) once it has printed "ready"."""
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short enough for sockets
     code = textwrap.dedent(SCRIPT).format(model=str(model), then=textwrap.dedent(then))
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -355,13 +366,13 @@ def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
         process_group=0,
     )
     try:
         assert process.stdout is not None
-        directory = Path(process.stdout.readline().strip())
         assert process.stdout.readline() == "ready\n"
-        assert directory.is_dir()
+        (directory,) = temporary.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         yield (
             process,
@@ -372,6 +383,7 @@ def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what the script forked is in its group; workers are not
         process.communicate()
+        shutil.rmtree(temporary)
 
 
 @pytest.mark.parametrize(

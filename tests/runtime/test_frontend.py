@@ -1,11 +1,11 @@
-"""The engine's life without its processes: closed before the start, and an engine core that cannot be
-replaced."""
+"""The frontend before engine cores without processes: ids, limits, adapters, schemas."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
-from ramify.engine_messages import Abort, Failed, GetStats, StepText
+from ramify.engine_messages import Abort, Failed, GetStats, LoadLora, Reply, StepText
 from ramify.errors import (
     EngineClosed,
     EngineError,
@@ -22,15 +22,13 @@ from ramify.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
-    WorkerDied,
 )
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.runtime.frontend.loras import LoadedLora
 from ramify.sampling_params import SamplingParams
+from tests.fleet.fakes import FakeEngine, Served
 
 
 def test_an_engine_that_was_closed_before_its_start_does_not_start(
@@ -49,197 +47,152 @@ def test_an_engine_that_was_closed_before_its_start_does_not_start(
     assert not started
 
 
-def supervisor(**callbacks: Any) -> EngineSupervisor:
-    """One without an engine core."""
-    usual: dict[str, Any] = {
-        "receive": lambda message: None,
-        "died": lambda error: False,
-        "restarted": lambda: None,
-        "gave_up": lambda error: None,
-    }
-    return EngineSupervisor(EngineConfig(), None, **(usual | callbacks))
+class Small(FakeEngine):
+    """An engine core for prompts of 9 tokens."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.max_prompt_tokens = 9
 
 
-def test_any_error_in_a_restart_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fails(self: EngineSupervisor) -> None:
-        raise OSError("no more processes")
+def with_frontend(test: Callable[[Served], Awaitable[None]], **config: Any) -> None:
+    """Run `test` with a frontend that has started."""
 
-    monkeypatch.setattr(EngineSupervisor, "_start_engine", fails)
-    told: list[EngineError] = []
-    engine = supervisor(name="7", gave_up=told.append)
+    async def run() -> None:
+        served = Served(Small, **config)
+        await served.frontend.start()
+        await test(served)
+        await served.frontend.aclose()
 
-    async def restart() -> None:
-        engine._running = True
-        engine._worker_died("scheduler")
-        assert engine._restart is not None
-        await asyncio.wait([engine._restart])
-
-    asyncio.run(restart())
-    assert "no more processes" in str(told[0])
-    assert all(line.startswith("replica 7: ") for line in caplog.messages)
-    assert "The scheduler process died" in caplog.messages[0]
-    assert not engine.restarting
+    asyncio.run(run())
 
 
-@pytest.mark.parametrize(("deaths", "closes"), [(1, False), (2, False), (3, True)])
-def test_an_engine_that_dies_while_starting_is_started_once_more(
-    deaths: int, closes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    starts: list[int] = []
-
-    async def start(self: EngineSupervisor) -> None:
-        starts.append(1)
-        if len(starts) <= deaths:
-            raise WorkerDied("The scheduler process ended with code -9 while starting.")
-
-    monkeypatch.setattr(EngineSupervisor, "_start_engine", start)
-    told: list[EngineError] = []
-    restarted: list[bool] = []
-    engine = supervisor(gave_up=told.append, restarted=lambda: restarted.append(True))
-
-    async def restart() -> None:
-        engine._running = True
-        engine._worker_died("scheduler")
-        assert engine._restart is not None
-        await asyncio.wait([engine._restart])
-
-    asyncio.run(restart())
-    assert len(starts) == min(deaths + 1, 3)
-    assert restarted == [True] * (not closes)
-    if closes:
-        assert isinstance(told[0], EngineClosed)
-        assert "code -9" in str(told[0])
-        assert told[0].remedy
-    else:
-        assert not told
-        assert "ready again after" in caplog.messages[-1]
+async def opened(served: Served, rid: str, **fields: Any) -> AsyncIterator[TextChunk]:
+    """A request that has been sent; raises what refuses it."""
+    request = Generate(**{"rid": rid, "prompt": () if "chat" in fields else ("Q",), **fields})
+    chunks = served.frontend.generate(request)
+    first = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    if first.done():
+        first.result()
+    first.cancel()
+    return chunks
 
 
-class _Sockets:
-    """An engine core's end that refuses what msgpack refuses, and the ids in `breaks`."""
-
-    def __init__(self, breaks: str = "") -> None:
-        self.breaks = breaks
-        self.sent: list[str] = []
-
-    def send(self, message: Any) -> None:
-        msgspec.msgpack.encode(message)
-        if message.rid == self.breaks:
-            raise EngineError("cannot send")
-        self.sent.append(message.rid)
-
-
-def test_a_text_that_cannot_be_sent_is_refused_while_a_suspect_runs_alone() -> None:
-    engine = supervisor()
-    sockets = _Sockets(breaks="b")
-    engine._engine = sockets  # type: ignore[assignment]
-    engine.send_alone(Generate(rid="suspect", prompt=("Q",)))
-    engine.send(Generate(rid="a", prompt=("Q",)))
-    with pytest.raises(UnicodeEncodeError):
-        engine.send(Generate(rid="bad", prompt=("\ud800",)))
-    for rid in "bc":
-        engine.send(Generate(rid=rid, prompt=("Q",)))
-    assert sockets.sent == ["suspect"]
-    engine.end_alone()
-    assert sockets.sent == ["suspect", "a", "c"], "one that fails keeps none behind it"
-
-
-def opened(monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[Frontend, list[Any]]:
-    """A frontend without processes, for prompts of 9 tokens, and the messages that it sends."""
-    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
-    frontend = Frontend(EngineConfig(max_running=8, **config))
-    monkeypatch.setattr(frontend, "_closed", None)
-    sent: list[Any] = []
-    monkeypatch.setattr(frontend._engine, "send", sent.append)
-    return frontend, sent
-
-
-def test_a_client_gives_no_id_of_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend, sent = opened(monkeypatch)
-    with pytest.raises(InvalidRequest, match="begins with '~'"):
-        frontend._open(Generate(rid="~heartbeat", prompt=("Q",)))
-
-    async def ask() -> None:
-        asked = asyncio.ensure_future(frontend.stats())
+def test_a_client_gives_no_id_of_the_engines_own() -> None:
+    async def ask(served: Served) -> None:
+        with pytest.raises(InvalidRequest, match="begins with '~'"):
+            await opened(served, "~heartbeat")
+        asked = asyncio.ensure_future(served.frontend.control.stats())
         await asyncio.sleep(0)
         asked.cancel()
+        assert [(type(one), one.rid[0]) for one in served.engines[0].sent] == [(GetStats, "~")]
 
-    asyncio.run(ask())
-    assert [(type(one), one.rid[0]) for one in sent] == [(GetStats, "~")]
-
-
-def test_one_body_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend, _ = opened(monkeypatch, max_waiting=8)
-    for index in range(14):
-        frontend._open(Generate(rid=f"b{index}", prompt=("Q",), flow="body"))
-    with pytest.raises(
-        Overloaded, match="14 requests of one body or program are running or queued; the limit is 14"
-    ):
-        frontend._open(Generate(rid="b14", prompt=("Q",), flow="body"))
-    for rid in ("chat", "other"):
-        frontend._open(Generate(rid=rid, prompt=("Q",)))
-    with pytest.raises(Overloaded, match="16 requests are running or queued; the limit is 16"):
-        frontend._open(Generate(rid="third", prompt=("Q",)))
-    for rid in ("b3", "b4", "chat"):
-        frontend._requests.close(rid)
-    assert frontend._requests.in_flow(Generate(rid="r", flow="body")) == 12
-    frontend._open(Generate(rid="b14", prompt=("Q",), flow="body"))
+    with_frontend(ask)
 
 
-def test_a_chat_of_more_messages_than_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend, sent = opened(monkeypatch)
+def test_one_body_leaves_room_for_others() -> None:
+    async def fill(served: Served) -> None:
+        async def ask(rid: str, flow: str = "") -> asyncio.Task[Any]:
+            request = Generate(rid=rid, prompt=("Q",), flow=flow)
+            task = asyncio.ensure_future(anext(served.frontend.generate(request)))
+            await asyncio.sleep(0)
+            if task.done():
+                task.result()
+            return task
+
+        tasks = {f"b{index}": await ask(f"b{index}", "body") for index in range(14)}
+        with pytest.raises(
+            Overloaded, match="14 requests of one body or program are running or queued; the limit is 14"
+        ):
+            await ask("b14", "body")
+        for rid in ("chat", "other"):
+            tasks[rid] = await ask(rid)
+        with pytest.raises(Overloaded, match="16 requests are running or queued; the limit is 16"):
+            await ask("third")
+        for rid in ("b3", "b4", "chat"):
+            tasks[rid].cancel()
+            await asyncio.wait([tasks[rid]])
+        for rid in ("b14", "b15"):
+            tasks[rid] = await ask(rid, "body")
+        with pytest.raises(Overloaded, match="14 requests of one body"):
+            await ask("b16", "body")
+        for task in tasks.values():
+            task.cancel()
+
+    with_frontend(fill, max_waiting=8)
+
+
+def test_a_chat_of_more_messages_than_tokens_is_refused() -> None:
     hello = ChatMessage(role="user", content="hi")
-    frontend._open(Generate(rid="a", chat=(hello,) * 9))
-    with pytest.raises(PromptTooLong, match="10 messages") as refused:
-        frontend._open(Generate(rid="b", chat=(hello,) * 10))
-    assert refused.value.field == "messages"
-    assert refused.value.remedy
-    thoughts = ChatMessage(role="assistant", content="", reasoning="x" * 2000)
-    with pytest.raises(PromptTooLong, match="characters"):
-        frontend._open(Generate(rid="c", chat=(hello, thoughts)))
-    assert len(sent) == 1
+
+    async def ask(served: Served) -> None:
+        await opened(served, "a", chat=(hello,) * 9)
+        with pytest.raises(PromptTooLong, match="10 messages") as refused:
+            await opened(served, "b", chat=(hello,) * 10)
+        assert refused.value.field == "messages"
+        assert refused.value.remedy
+        thoughts = ChatMessage(role="assistant", content="", reasoning="x" * 2000)
+        with pytest.raises(PromptTooLong, match="characters"):
+            await opened(served, "c", chat=(hello, thoughts))
+        assert len(served.requests()) == 1
+
+    with_frontend(ask)
 
 
-def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend, sent = opened(monkeypatch)
-    frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="1")
-    output = frontend._open(Generate(rid="a", prompt=("Q",), lora="x"))
-    frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="2")
-    output.put(TextChunk(rid="a", text="b", ids=(98,)))
-    frontend._loras.restore = lambda: None  # type: ignore[method-assign]
-    frontend._send_again()
-    assert [(request.lora_revision, request.continues is None) for request in sent] == [
-        ("1", True),
-        ("1", False),
-    ]
+def test_requests_carry_the_revision_of_their_adapter() -> None:
+    async def load(served: Served, revision: str) -> None:
+        engine = served.engines[0]
+        (order,) = engine.take(LoadLora)
+        engine.receive(Reply(rid=order.rid, lora=revision))
+        await asyncio.sleep(0)
+
+    async def ask(served: Served) -> None:
+        engine = served.engines[0]
+        loading = asyncio.ensure_future(served.frontend.loras.load("x", "folder"))
+        await asyncio.sleep(0)
+        await load(served, "1")
+        await loading
+        chunks = served.frontend.generate(Generate(rid="a", prompt=("Q",), lora="x"))
+        reading = asyncio.ensure_future(anext(chunks))
+        await asyncio.sleep(0)
+        (before,) = served.requests()
+        engine.receive(StepText(chunks=(TextChunk(rid=before.rid, text="b", ids=(98,)),)))
+        await reading
+        served.kill()
+        await load(served, "2")
+        (after,) = served.requests()
+        assert [(one.lora_revision, one.continues is None) for one in (before, after)] == [
+            ("1", True),
+            ("1", False),
+        ]
+
+    with_frontend(ask)
 
 
-def test_an_id_that_is_used_again_gets_nothing_of_the_request_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    frontend, sent = opened(monkeypatch)
-    request = Generate(rid="a~b", prompt=("Q",))
-
-    async def read() -> tuple[TextChunk, TextChunk]:
-        before = frontend.generate(request)
+def test_an_id_that_is_used_again_gets_nothing_of_the_request_before() -> None:
+    async def read(served: Served) -> None:
+        engine = served.engines[0]
+        request = Generate(rid="a~b", prompt=("Q",))
+        before = served.frontend.generate(request)
         first = asyncio.ensure_future(anext(before))
         await asyncio.sleep(0)
-        chunk = TextChunk(rid=sent[0].rid, text="old", ids=(1,))
-        frontend._receive(StepText(chunks=(chunk,)))
+        chunk = TextChunk(rid=engine.sent[0].rid, text="old", ids=(1,))
+        engine.receive(StepText(chunks=(chunk,)))
         old = await first
         await before.aclose()  # type: ignore[attr-defined]
-        second = asyncio.ensure_future(anext(frontend.generate(request)))
+        second = asyncio.ensure_future(anext(served.frontend.generate(request)))
         await asyncio.sleep(0)
+        sent = engine.sent
         assert [type(one) for one in sent] == [Generate, Abort, Generate]
         assert sent[0].rid == sent[1].rid != sent[2].rid
         end = msgspec.structs.replace(chunk, finish=Finish(reason="abort"))
         new = TextChunk(rid=sent[2].rid, text="new", ids=(2,), finish=Finish(reason="stop"))
-        frontend._receive(StepText(chunks=(end, new)))
-        frontend._receive(Failed(rid=sent[0].rid, error=EngineError("old").to_info()))
-        return old, await second
+        engine.receive(StepText(chunks=(end, new)))
+        engine.receive(Failed(rid=sent[0].rid, error=EngineError("old").to_info()))
+        assert [(one.rid, one.text) for one in (old, await second)] == [("a~b", "old"), ("a~b", "new")]
 
-    old, new = asyncio.run(read())
-    assert [(one.rid, one.text) for one in (old, new)] == [("a~b", "old"), ("a~b", "new")]
+    with_frontend(read)
 
 
 def test_a_schema_may_refer_to_the_folder_of_the_config(

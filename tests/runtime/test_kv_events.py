@@ -87,7 +87,7 @@ class Published:
         self.events = KVEvents(EngineConfig(kv_events=ANY, kv_events_replay=ANY, **config), lambda: loras)
 
         async def begin() -> None:
-            self.events.begin("m")
+            self.events.start_publishing("m")
 
         loop = asyncio.new_event_loop()
         loop.run_until_complete(begin())
@@ -121,7 +121,7 @@ def published() -> Iterator[Published]:
 def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -> None:
     """Two replicas with commits, evictions, flushes and a death; live messages of which some are lost."""
     draw = random.Random(seed)
-    tells = published.events.told
+    tells = published.events.publish_change
     replicas = {name: Replica(lambda change, name=name: tells(name, change)) for name in "ab"}
     texts = [np.array([draw.randrange(3) for _ in range(90)], np.int32) for _ in range(8)]
     losing = False
@@ -152,8 +152,8 @@ def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -
 def test_blocks_that_are_not_held_cannot_be_removed() -> None:
     blocks = HeldBlocks(dict)
     run = PageRun(scope="", before=None, digests=(7,), tokens=bytes(16))
-    assert not blocks.told("a", TreeChange(epoch=1, number=4, removed=(7,)))
-    (stored,) = blocks.told("a", TreeChange(epoch=1, number=5, added=(7,), runs=(run,)))
+    assert not blocks.events_of("a", TreeChange(epoch=1, number=4, removed=(7,)))
+    (stored,) = blocks.events_of("a", TreeChange(epoch=1, number=5, added=(7,), runs=(run,)))
     assert isinstance(stored, BlockStored)
     assert stored.block_hashes == [7]
 
@@ -162,18 +162,18 @@ def test_a_whole_is_told_as_the_difference(published: Published) -> None:
     replica = Replica(lambda change: None)
     replica.request(np.arange(20, dtype=np.int32), "")
     replica.tell()  # lost
-    replica.told = lambda change: published.events.told("a", change)
+    replica.told = lambda change: published.events.publish_change("a", change)
     replica.request(np.arange(40, dtype=np.int32), "")
     replica.publisher.publish_whole()
     whole = replica.held[-1]
     assert whole.whole
-    published.events.told("a", whole)
+    published.events.publish_change("a", whole)
     published.catch_up()
     assert set(published.subscriber.blocks.values()) == replica.prefixes()
     replica.cache.flush()
     replica.request(np.arange(100, 112, dtype=np.int32), "")
     replica.publisher.publish_whole()
-    published.events.told("a", replica.held[-1])
+    published.events.publish_change("a", replica.held[-1])
     published.catch_up()
     assert set(published.subscriber.blocks.values()) == replica.prefixes()
 
@@ -181,7 +181,7 @@ def test_a_whole_is_told_as_the_difference(published: Published) -> None:
 def test_live_messages_gaps_and_the_end_of_what_is_kept(
     published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = Replica(lambda change: published.events.told("a", change))
+    replica = Replica(lambda change: published.events.publish_change("a", change))
 
     def send(start: int) -> None:
         replica.request(np.arange(start, start + 8, dtype=np.int32), "")
@@ -305,15 +305,15 @@ def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> N
 
 
 def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
-    """Which way of the events has ended: to the frontend, to the publisher, or to the subscriber."""
+    """The place where events have stopped: before the publisher, or before the subscriber."""
     frontend = engine._frontend
     events = frontend._kv_events
     assert events is not None
     held = sorted(subscriber.blocks.values(), key=lambda block: len(block[2]))
     return (
-        f"the frontend has change {frontend._tree.number}, the publisher has {events.publisher._number}"
-        f" messages, the subscriber {subscriber.last + 1}; the engine core was heard"
-        f" {frontend.heartbeat_age_s:.1f} s ago; blocks: {held}"
+        f"the publisher has {events.publisher._number} messages, the subscriber"
+        f" {subscriber.last + 1}; the engine core was heard"
+        f" {frontend.status.heartbeat_age_s:.1f} s ago; blocks: {held}"
     )
 
 

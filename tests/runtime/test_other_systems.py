@@ -1,4 +1,4 @@
-"""What Linux alone has is taken away, one thing at a time: what else is done then (docs/platforms.md)."""
+"""Other systems than Linux: each thing that Linux alone has is taken away (docs/platforms.md)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_without_shared_memory_snapshots_are_temporary_files(
 def test_without_a_boot_id_the_cache_takes_what_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: Path
 ) -> None:
-    """What was written and not flushed cannot be told from what a crash of the system left."""
+    """Data that was written and not flushed looks like the rest of a crash of the system."""
     monkeypatch.setattr(cache, "_BOOT_ID", missing)
     entry = tmp_path / "cache" / "entry"
     half = entry.with_name(".entry..written")

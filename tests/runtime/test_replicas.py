@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
-from ramify.runtime.kv_transfer.files import SnapshotFolder
+from ramify.runtime.frontend.requests import Requests
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.server.app.app import create_app
 from ramify.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def equal_paces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fleet_of(engine: Engine) -> ReplicaFleet:
-    fleet = engine._frontend._engine
+    fleet = engine._frontend._fleet
     assert isinstance(fleet, ReplicaFleet)
     return fleet
 
@@ -109,7 +109,6 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     fleet, place, text = fleet_of(engine), Placement.place, "m" * 300
     whole = 288  # tokens of the whole pages
     assert isinstance(fleet, LocalFleet)
-    assert fleet.connector is not None
 
     async def held_by(name: str, *, some: bool = True) -> None:
         while bool(fleet._placement._index._trees[name].digests) != some:
@@ -136,8 +135,6 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
     wait(fleet.drain("0", 60))
     left = answer("1")
     assert (left.usage.cached_tokens, left.text) == (299, computed.text), "its output has come along"
-    assert isinstance(fleet.connector._store, SnapshotFolder)
-    assert not list(fleet.connector._store.path.iterdir())
     assert wait(fleet.add_one()) == "0"
 
 
@@ -192,15 +189,14 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = fleet_of(engine)
     moved: list[str] = []
-    lost = fleet._replica_set._lost
+    move = Requests.move
 
-    def move(error: WorkerDied, rids: list[str]) -> None:
+    def moving(self: Requests, error: WorkerDied | None, rids: Sequence[str]) -> bool:
         moved.extend(rids)
-        lost(error, rids)
+        return move(self, error, rids)
 
-    monkeypatch.setattr(fleet._replica_set, "_lost", move)
+    monkeypatch.setattr(Requests, "move", moving)
     round_robin(monkeypatch)  # so that each replica has eight
 
     async def streams(kill: str | None) -> dict[str, list[TextChunk]]:
@@ -214,7 +210,7 @@ def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.Monk
         return chunks
 
     async def all_up() -> None:
-        while len(fleet._up) < 2:
+        while any(one.state != "up" for one in engine.replicas()):
             await asyncio.sleep(0.05)
 
     unbroken = wait(streams(None))

@@ -1,4 +1,4 @@
-"""What the scheduler says of its queue and its tree when it is asked."""
+"""The scheduler's snapshot for people: its queue and its prefix tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes start: what they import, and what becomes of those that nobody takes."""
+"""Start of the processes: their imports, and the end of those that nobody takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULER = """
 import sys
 import ramify.runtime.scheduler.process
 late = ("transformers", "llguidance", "fastapi")
-grammar = ("engine.load", "compile.policy", "automaton.token_trie")
+grammar = ("engine.load", "compile.policy", "automaton.masks.token_trie")
 late += tuple(f"ramify.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]
 """

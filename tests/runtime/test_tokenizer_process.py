@@ -255,7 +255,7 @@ def test_where_a_choice_begins() -> None:
         ChoiceTokens(shared=1, ids=words.ids(" yes")),
         ChoiceTokens(shared=0, ids=words.ids("Says", " yes")),
     ]
-    # What ends on a token is not changed by what follows.
+    # Text that follows does not change a prompt that ends on a token.
     assert scored(words, ("Say",), "s", exact=True) == [ChoiceTokens(shared=1, ids=words.ids("s"))]
     assert scored(words, ("Say", (7, 8)), "s") == [ChoiceTokens(shared=3, ids=words.ids("s"))]
     assert scored(words, ((7, 8), "Say"), "s") == [ChoiceTokens(shared=2, ids=words.ids("Says"))]

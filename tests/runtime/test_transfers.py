@@ -68,7 +68,7 @@ def unused(local: LocalScheduler) -> bool:
 
 @pytest.fixture
 def snapshot(make: Any, tmp_path: Path) -> Path:
-    """Of `PROMPT`."""
+    """Tokens of the whole pages of `PROMPT`."""
     local = make()
     local.complete([PROMPT], max_tokens=1)
     assert moved(export(local, tmp_path / "image")) == (WHOLE, 7)

@@ -1,7 +1,8 @@
-"""Is it a JSON Schema at all? Keywords have values of the right type, and references have targets.
+"""Check that a document is a JSON Schema: keywords have values of the right type, and references have
+targets.
 
-Draft 2020-12, and the forms of older drafts back to draft-04. Keywords that no draft defines are annotations,
-as the specification says. What the keywords mean is not looked at here.
+It knows draft 2020-12, and the forms of older drafts back to draft-04. Keywords that no draft defines are
+annotations, as the specification says. What the keywords mean is not looked at here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SchemaDocument:
     `root` is as `json_values.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
     `InvalidConstraint` with the pointer of the first error.
 
-    What a ``$dynamicRef`` leads to depends on the *dynamic scope*: the schema resources (those with an
+    The target of a ``$dynamicRef`` depends on the *dynamic scope*: the schema resources (those with an
     ``$id``) that were entered on the way (2020-12 Core, section 7.1). Where that matters, a subschema's name
     begins with "#" and the number of its scope, as in "#2/$defs/item/items". `entered` gives such names,
     `place` takes the number away, and all other methods take and return both kinds.
@@ -47,7 +48,7 @@ class SchemaDocument:
         self.root = root
         self._drafts = {"": _draft(root)}
         self.unread: dict[str, str] = {}
-        """By pointer, the keywords that are newer than the draft, and so say nothing."""
+        """Keywords that are newer than the draft and so say nothing, by pointer."""
         self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
@@ -73,7 +74,7 @@ class SchemaDocument:
         return self._drafts[self._bases.get(place(pointer), "")]
 
     def entered(self, pointer: str) -> str:
-        """`pointer` with the dynamic scope inside it, which its resource joins.
+        """`pointer` with the dynamic scope of the subschema there, which includes its own resource.
 
         Only resources count that have a dynamic anchor whose name others have as well.
         """
@@ -203,7 +204,7 @@ class SchemaDocument:
         return nearest(reference, [one for one in known if one.endswith(f"/{name}")] or known)
 
     def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
-        """Check a subschema and those below it.
+        """Check a subschema and all subschemas below it.
 
         The first pointer of an equal subschema is returned: it stands for the content in keys of those above.
         """
@@ -247,7 +248,7 @@ class SchemaDocument:
         )
 
     def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
-        """Record the URI and anchors of a subschema; the base URI inside it.
+        """Record the URI and anchors of a subschema. Returns the base URI inside it.
 
         With a URI of its own, a subschema may have a ``$schema`` of its own (2020-12 Core, section 8.1.1).
         """
@@ -333,7 +334,7 @@ _SINCE = {
     **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems", "$recursiveRef"], 8),
     **dict.fromkeys(["prefixItems", "$dynamicRef"], 9),
 }
-"""By keyword that draft-04 does not have, the first draft that has it."""
+"""First draft of each keyword that draft-04 does not have."""
 
 
 def _newer(schema: dict[str, Any], draft: int) -> set[str]:
@@ -350,11 +351,11 @@ _SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas",
 
 
 _TEXTS = _SCHEMA_MAPS | {"const", "enum", "pattern", "required", "dependentRequired", "dependencies"}
-"""Keywords with texts and names that instances have, or errors tell."""
+"""Keywords whose texts and names occur in instances or in error messages."""
 
 
 def _refuse(pointer: str, message: str, remedy: str | None = None) -> NoReturn:
-    """`message` says what belongs there, unless `remedy` does."""
+    """Raise `InvalidConstraint`. Either `message` or `remedy` says what to write."""
     raise InvalidConstraint(f"{message}.", pointer=pointer, remedy=remedy)
 
 
@@ -372,7 +373,7 @@ def _check_characters(pointer: str, keyword: str, value: Any) -> None:
 
 
 Check = Callable[[str, str, Any], None]
-"""Raises `InvalidConstraint` if a keyword, given its pointer, its name and its value, has no such value."""
+"""Check of a keyword's value, given the keyword's pointer, name and value. Raises `InvalidConstraint`."""
 
 
 def _kind(value: Any) -> str:

@@ -44,7 +44,7 @@ _IPV6 = "|".join(
 
 
 def _compressed(before: int, most: int, ending: str = "") -> str:
-    """`before` groups, "::" and up to `most` groups in all, after each of which `ending` may be needed."""
+    """Addresses of `before` groups, "::" and up to `most` groups in all, each with `ending` after it."""
     head = rf"{_GROUP}(:{_GROUP}){{{before - 1}}}" if before else ""
     after = most - before
     if not after:
@@ -219,7 +219,7 @@ MAX_HOSTNAME = 253
 
 
 def _ends_a_day(time: str) -> bool:
-    """`time` is not a leap second, or its minute is the last one of a day of UTC."""
+    """Whether `time` is no leap second, or lies in the last minute of a day of UTC."""
     if time[6:8] != "60" or time.endswith("Z"):
         return True
     sign = 1 if time[-6] == "+" else -1
@@ -253,7 +253,7 @@ for _bits in (8, 16, 32, 64):  # the registry of formats of OpenAPI
 
 
 def meaning(name: str, pointer: str) -> StringFormat | NumberFormat | None:
-    """What the format `name` allows; None for a format that restricts nothing.
+    """Meaning of the format `name`; None for a format that restricts nothing.
 
     `pointer` is that of the keyword. Raises `Unenforceable` for a misspelt name, such as "datetime".
     """

@@ -27,21 +27,22 @@ class SearchPattern:
     def __init__(self, pattern: str) -> None:
         self.expression = regex_syntax.search(pattern)
         self._derivatives = Derivatives({})
-        self._after: dict[tuple[Residual, str], Residual] = {}
+        self.steps: dict[tuple[Residual, str], Residual] = {}
 
     def matches(self, string: str, left_s: Callable[[], float] | None = None) -> bool:
-        """`left_s` is called now and then, and may raise to end it."""
+        """Whether the pattern matches. `left_s` is called on the way, and may raise to end a match that takes
+        long."""
         left: Residual = frozenset([self.expression])
         for index, char in enumerate(string):
             if not left:
                 return False
-            after = self._after.get((left, char))
+            after = self.steps.get((left, char))
             if left_s is not None and (after is None or index % _CHECKED == 0):
                 left_s()
             if after is None:
-                if len(self._after) == MAX_STEPS:
-                    self._after.clear()
-                after = self._after[left, char] = self._step(left, ord(char))
+                if len(self.steps) == MAX_STEPS:
+                    self.steps.clear()
+                after = self.steps[left, char] = self._step(left, ord(char))
             left = after
         return any(map(nullable, left))
 
@@ -49,7 +50,7 @@ class SearchPattern:
         return frozenset(
             after
             for expression in left
-            for ranges, after in self._derivatives.of(expression)
+            for ranges, after in self._derivatives.steps_of(expression)
             if any(low <= point <= high for low, high in ranges)
         )
 
@@ -150,7 +151,7 @@ def matches_pattern(pointer: str, pattern: str, text: str, limit: TimeLimit | No
 
 
 def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None) -> bool:
-    """For patterns without an automaton, by backtracking, which may take exponential time."""
+    """Whether a pattern without an automaton matches, by backtracking, which may take exponential time."""
     import regex
 
     seconds = MAX_SECONDS if limit is None else min(MAX_SECONDS, limit.left(pointer))

@@ -9,7 +9,8 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.document.check import place
 
 MAX_SECONDS = 2.0
-"""Of one validation. References that overlap, or a pattern with lookarounds, can take exponential time."""
+"""Limit of one validation. References that overlap, or a pattern with lookarounds, can take exponential
+time."""
 
 
 class TakesTooLong(InvalidConstraint):

@@ -8,14 +8,14 @@ from ramify.errors import InvalidConstraint
 
 
 class Unenforceable(InvalidConstraint):
-    """The keyword at `pointer` is valid and satisfiable, but the grammar cannot enforce it."""
+    """Error: the keyword at `pointer` is valid and satisfiable, but the grammar cannot enforce it."""
 
     def __init__(self, message: str, *, pointer: str, remedy: str) -> None:
         super().__init__(message, pointer=pointer, remedy=remedy)
 
 
 class NotCanonical(Exception):
-    """Some values have several texts where each must have one: the message names the values."""
+    """Error: some values, which the message names, have several texts where each must have one."""
 
     def __init__(self, values: str, remedy: str) -> None:
         super().__init__(values)

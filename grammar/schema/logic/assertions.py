@@ -80,7 +80,7 @@ class NotInEnum(Assertion):
 
 
 def in_enum(values: Iterable[Any]) -> Formula:
-    """One of `values`, compared as JSON values are: 1 equals 1.0 and not true."""
+    """Membership in `values`, compared as JSON values are: 1 equals 1.0 and not true."""
     return InEnum(tuple(dict.fromkeys(map(Value, values))))
 
 
@@ -231,7 +231,7 @@ class Items(_OfKinds):
     kinds: ClassVar[frozenset[str]] = ARRAY
 
     def at(self, i: int) -> Formula:
-        """What item `i`, counted from 0, satisfies."""
+        """Formula of item `i`, counted from 0."""
         return self.prefix[i] if i < len(self.prefix) else self.rest
 
     def _opposite(self) -> Formula:
@@ -313,8 +313,8 @@ class Properties(_OfKinds):
     others: Formula
     kinds: ClassVar[frozenset[str]] = OBJECT
 
-    def of(self, name: str, test: Test) -> Formula:
-        """What the value of the property `name` satisfies."""
+    def formula_of(self, name: str, test: Test) -> Formula:
+        """Formula of the value of the property `name`."""
         found = [value for known, value in self.named if known == name]
         found += [value for key, value in self.keyed if test(key, name)]
         return conjunction(*found) if found else self.others
@@ -333,7 +333,7 @@ class Properties(_OfKinds):
         return disjunction(*options)
 
     def holds(self, value: Any, test: Test) -> bool:
-        return all(test(self.of(name, test), item) for name, item in value.items())
+        return all(test(self.formula_of(name, test), item) for name, item in value.items())
 
 
 @term
@@ -351,7 +351,7 @@ class Required(_OfKinds):
 
 
 def absent(name: str) -> Formula:
-    """If the value is an object, it does not have the property."""
+    """The assertion that an object does not have the property."""
     return Properties(((name, FALSE),), (), TRUE)
 
 

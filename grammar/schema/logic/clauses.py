@@ -39,12 +39,13 @@ Named = tuple[str, Formula, bool]
 
 @term
 class AnyProperty(Assertion):
-    """One of the `named` properties is as it says, or the object has a property as in `other`."""
+    """The condition that one of the `named` properties is as named there, or that a property is as in
+    `other`."""
 
     named: tuple[Named, ...]
     other: HasProperty | None
     pointer: str = dataclasses.field(default="", compare=False)
-    """The subschema whose choice it is, for messages."""
+    """Pointer of the subschema that the choice stands in, for messages."""
     kinds: ClassVar[frozenset[str]] = OBJECT
 
     def holds(self, value: Any, test: Test) -> bool:
@@ -64,7 +65,7 @@ class AnyProperty(Assertion):
         return any(absent for known, _, absent in self.named if known == name)
 
     def union(self, other: AnyProperty) -> AnyProperty | None:
-        """One of the two conditions; None where it would need two of `other`."""
+        """Disjunction of two conditions; None where it would need two of `other`."""
         if self.other is not None and other.other not in (None, self.other):
             return None
         found = {name: (formula, absent) for name, formula, absent in self.named}
@@ -76,7 +77,7 @@ class AnyProperty(Assertion):
 
     @property
     def trivial(self) -> bool:
-        """Whether it is seen to hold for all objects."""
+        """Whether the condition is seen to hold for all objects."""
         return any(formula == TRUE and absent for _, formula, absent in self.named)
 
 

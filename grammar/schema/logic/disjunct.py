@@ -37,37 +37,37 @@ class Disjunct:
     assertions: tuple[Assertion, ...] = ()
     values: tuple[Value, ...] | None = None
 
-    def of(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
+    def asserted(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
         """The assertions of one class."""
         return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
 
     def item_formula(self, i: int) -> Formula:
         """Formula of item `i` of an array."""
-        return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
+        return conjunction(*(assertion.at(i) for assertion in self.asserted(Items)))
 
     @property
     def prefix_length(self) -> int:
-        """The items before this one have schemas of their own; all later ones satisfy the same formula."""
-        return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
+        """Number of first items with schemas of their own; all later items satisfy the same formula."""
+        return max((len(assertion.prefix) for assertion in self.asserted(Items)), default=0)
 
     def property_formula(self, name: str, test: Test) -> Formula:
         """Formula of the property `name` of an object."""
-        return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
+        return conjunction(*(assertion.formula_of(name, test) for assertion in self.asserted(Properties)))
 
     @functools.cached_property
     def named_properties(self) -> dict[str, None]:
         """The names that the schema has, in its order, then those that are only required."""
-        in_clauses = {name: None for clause in self.of(AnyProperty) for name, _, _ in clause.named}
-        named = {name: None for known in self.of(Properties) for name, _ in known.named}
+        in_clauses = {name: None for clause in self.asserted(AnyProperty) for name, _, _ in clause.named}
+        named = {name: None for known in self.asserted(Properties) for name, _ in known.named}
         return named | in_clauses | self.required
 
     @functools.cached_property
     def required(self) -> dict[str, None]:
-        return {assertion.name: None for assertion in self.of(Required)}
+        return {assertion.name: None for assertion in self.asserted(Required)}
 
 
 def with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
-    """All `NotInEnum` as one, in the place of the first."""
+    """`assertions` with all `NotInEnum` joined to one, in the place of the first."""
     excluded = dict.fromkeys(
         value for assertion in assertions if isinstance(assertion, NotInEnum) for value in assertion.values
     )
@@ -78,7 +78,7 @@ def with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
 
 
 def with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
-    """All disjuncts with `values` as one."""
+    """`disjuncts` with all that have `values` joined to one."""
     enums = [disjunct for disjunct in disjuncts if disjunct.values is not None]
     if len(enums) < 2:
         return disjuncts
@@ -100,17 +100,17 @@ def numbers_possible(disjunct: Disjunct) -> bool:
 def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
     """The strictest lower and upper bound on numbers."""
     low = max(
-        disjunct.of(LowerBound),
+        disjunct.asserted(LowerBound),
         key=lambda bound: (bound.value, not bound.inclusive),
         default=None,
     )
-    high = min(disjunct.of(UpperBound), key=lambda bound: (bound.value, bound.inclusive), default=None)
+    high = min(disjunct.asserted(UpperBound), key=lambda bound: (bound.value, bound.inclusive), default=None)
     return low, high
 
 
 def counts(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> tuple[int, int | None]:
     """The least and the most characters, items or properties; None: no limit."""
-    assertions = disjunct.of(kind)
+    assertions = disjunct.asserted(kind)
     low = max((assertion.low for assertion in assertions), default=0)
     return low, min((assertion.high for assertion in assertions if assertion.high is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""What a schema asserts of a value, as a formula: assertions and subschemas under "and", "or" and "not".
+"""Formulas, which say what a schema asserts: assertions and subschemas under "and", "or" and "not".
 
 A `Subschema` stands for the conjunction of its keywords. It is expanded where it is needed, so a schema that
 refers to itself has a finite formula: ``{"anyOf": [{"type": "null"}, {"$ref": "#"}]}`` is
@@ -29,7 +29,8 @@ class Assertion(Term):
         raise NotImplementedError
 
     def holds(self, value: Any, test: Test) -> bool:
-        """Whether `value`, of one of the `kinds`, satisfies it; `test` decides formulas about its parts."""
+        """Whether `value`, of one of the `kinds`, satisfies the assertion; `test` decides formulas about
+        parts of `value`."""
         raise NotImplementedError
 
 

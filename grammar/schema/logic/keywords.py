@@ -47,7 +47,7 @@ from ramify.grammar.schema.logic.unevaluated import Unevaluated
 from ramify.json_text import escape
 
 Shared = Callable[[Formula, Formula], frozenset[str]]
-"""Types of which some value may satisfy both formulas, and perhaps more types."""
+"""A function of two formulas: the types of values that may satisfy both, and perhaps more types."""
 
 
 class SchemaFormulas:
@@ -133,7 +133,7 @@ class SchemaFormulas:
         return conjunction(*(self.keyword(pointer, keywords, keyword) for keyword in keywords))
 
     def keyword(self, pointer: str, keywords: dict[str, Any], keyword: str) -> Formula:
-        """One of the `keywords` at `pointer`."""
+        """Formula of one of the `keywords` at `pointer`."""
         return HANDLERS[keyword](self, f"{pointer}/{keyword}", keywords, keywords[keyword])
 
     # --- applicators to the value itself ----------------------------------------------------------
@@ -210,7 +210,7 @@ class SchemaFormulas:
         return in_enum([value])
 
     def _nothing(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        """Annotations, and keywords that another keyword reads."""
+        """TRUE, for annotations and for keywords that another keyword reads."""
         return TRUE
 
     def _multiple(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
@@ -281,7 +281,7 @@ class SchemaFormulas:
 
 
 def _none_of(types: frozenset[str], formula: Formula) -> Formula:
-    """No value of `types` that satisfies `formula`."""
+    """Formula of all values but those of `types` that satisfy `formula`."""
     others = frozenset(TYPES) - types
     if not types or not others:
         return negation(formula) if types else TRUE
@@ -293,7 +293,8 @@ def _matching(pattern: str, where: str) -> Formula:
 
 
 Handler = Callable[[SchemaFormulas, str, dict[str, Any], Any], Formula]
-"""(formulas, pointer of the keyword, all keywords of its subschema, its value) to its formula."""
+"""A function from (formulas, pointer of a keyword, all keywords of its subschema, its value) to its
+formula."""
 
 
 def _bound(kind: type[LowerBound | UpperBound], exclusive: str) -> Handler:

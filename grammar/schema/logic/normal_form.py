@@ -60,11 +60,12 @@ MAX_DISJUNCTS = 300
 MAX_MULTIPLIED = 24
 """Disjuncts above which choices between single properties become clauses (`clauses`)."""
 MAX_DEPTH = 4
-"""How many levels below a value are searched for a contradiction."""
+"""Levels below a value that are searched for a contradiction."""
 
 
 class _Marks(NamedTuple):
-    """What tells the values of most options apart: their types, and the values of required properties."""
+    """Marks by which values of different options are told apart: their types, and the values of required
+    properties."""
 
     types: frozenset[str]
     properties: dict[str, frozenset[Value]]
@@ -102,7 +103,7 @@ class NormalForm:
         self.has_clauses = False
         """Whether some choice became clauses."""
         self._choice_clauses: dict[Or, list[AnyProperty] | None] = {}
-        self._of: dict[Formula, list[Disjunct]] = {}
+        self._disjuncts: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
         self._values: dict[Formula, frozenset[Value] | None] = {}
         self._enums: dict[Formula, frozenset[Value] | None] = {}
@@ -110,15 +111,15 @@ class NormalForm:
         self._marks: dict[Formula, list[_Marks]] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
-    def of(self, formula: Formula) -> list[Disjunct]:
+    def disjuncts_of(self, formula: Formula) -> list[Disjunct]:
         """The disjuncts of `formula`, in the order of the schema.
 
         Raises `InvalidConstraint` for a $ref that leads back to itself, and `Unenforceable` for more than
         `MAX_DISJUNCTS` disjuncts.
         """
-        found = self._of.get(formula)
+        found = self._disjuncts.get(formula)
         if found is None:
-            found = self._of[formula] = self._expand([Disjunct()], formula, ())
+            found = self._disjuncts[formula] = self._expand([Disjunct()], formula, ())
         return found
 
     def satisfies(self, formula: Formula, value: Any) -> bool:
@@ -157,7 +158,7 @@ class NormalForm:
     def _types_possible(self, formula: Formula) -> frozenset[str]:
         """The types of values that may satisfy `formula`: see `possible`."""
         try:
-            disjuncts = self.of(formula)
+            disjuncts = self.disjuncts_of(formula)
         except Unenforceable:
             return frozenset(TYPES)
         found: set[str] = set()
@@ -173,7 +174,7 @@ class NormalForm:
     def _marks_of(self, formula: Formula) -> list[_Marks]:
         if formula not in self._marks:
             try:
-                disjuncts = self.of(formula)
+                disjuncts = self.disjuncts_of(formula)
             except Unenforceable:
                 disjuncts = [Disjunct()]
             self._marks[formula] = [
@@ -194,7 +195,7 @@ class NormalForm:
         """The values of `formula`; None unless all its disjuncts have `values`."""
         if formula not in self._values:
             try:
-                values = [disjunct.values for disjunct in self.of(formula)]
+                values = [disjunct.values for disjunct in self.disjuncts_of(formula)]
             except Unenforceable:
                 values = [None]
             known = [value for each in values for value in each or ()]
@@ -211,7 +212,7 @@ class NormalForm:
         if key not in self._possible:
             self._possible[key] = True  # the answer where the formula contains itself
             try:
-                disjuncts = self.of(formula)
+                disjuncts = self.disjuncts_of(formula)
             except Unenforceable:
                 disjuncts = [Disjunct()]
             self._possible[key] = any(self._is_possible(disjunct, depth) for disjunct in disjuncts)
@@ -284,7 +285,8 @@ class NormalForm:
         path: tuple[Subschema, ...],
         conditions: list[AnyProperty],
     ) -> list[Disjunct] | None:
-        """`_choose`, where objects have `conditions` instead of the choice."""
+        """The disjuncts of `disjuncts` and the choice, where objects get `conditions` instead of the
+        choice."""
         objects: list[Disjunct] = []
         others: list[Disjunct] = []
         for disjunct in disjuncts:

@@ -1,7 +1,8 @@
-"""unevaluatedProperties and unevaluatedItems: they apply to what no adjacent keyword has evaluated.
+"""unevaluatedProperties and unevaluatedItems, which apply to the parts that no adjacent keyword has
+evaluated.
 
-What is evaluated depends on the options that a value satisfies, so a schema is split into cases: each has a
-formula, and what is evaluated if it holds. For
+The parts evaluated depend on the options that a value satisfies, so a schema is split into cases: each has a
+formula, and the parts evaluated where the formula holds. For
 
     {"anyOf": [{"properties": {"a": A}}, {"properties": {"b": B}}], "unevaluatedProperties": false}
 
@@ -29,7 +30,7 @@ MAX_CASES = 128
 MAX_ANY_OF = 6
 
 _IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
-"""Applicators to the value itself: what their subschemas evaluate counts for the schema that has them."""
+"""Applicators to the value itself, whose evaluated parts count for the schema that has them."""
 
 _ABOUT_PROPERTIES = frozenset(
     ["properties", "patternProperties", "additionalProperties", "unevaluatedProperties", *_IN_PLACE]
@@ -37,7 +38,7 @@ _ABOUT_PROPERTIES = frozenset(
 _ABOUT_ITEMS = frozenset(
     ["prefixItems", "items", "additionalItems", "contains", "unevaluatedItems", *_IN_PLACE]
 )
-"""Keywords that may have evaluated anything where they are ignored."""
+"""Keywords that count as having evaluated everything where they are ignored."""
 
 
 class Evaluated(NamedTuple):
@@ -48,12 +49,12 @@ class Evaluated(NamedTuple):
     """Properties whose name satisfies one of these."""
     all_names: bool = False
     items: int | None = 0
-    """Items before this one; None: all items."""
+    """Number of first items that are evaluated; None for all items."""
     contained: tuple[Formula, ...] = ()
     """Items that satisfy one of these."""
 
     def union(self, other: Evaluated) -> Evaluated:
-        """What one of the two evaluates."""
+        """Properties and items that one of the two evaluates."""
         return Evaluated(
             tuple(dict.fromkeys(self.names + other.names)),
             tuple(dict.fromkeys(self.keys + other.keys)),
@@ -64,7 +65,7 @@ class Evaluated(NamedTuple):
 
 
 Case = tuple[Formula, Evaluated]
-"""Values that satisfy the formula have this evaluated."""
+"""A case: a formula, and the parts evaluated of values that satisfy it."""
 
 NOTHING_EVALUATED = Evaluated()
 _ANY_VALUE: list[Case] = [(TRUE, NOTHING_EVALUATED)]
@@ -109,7 +110,7 @@ class Unevaluated:
         return cases
 
     def _own(self, pointer: str, keywords: dict[str, Any]) -> Evaluated:
-        """What the keywords evaluate that apply to properties and items directly."""
+        """Properties and items evaluated by the keywords that apply to them directly."""
         older = isinstance(keywords.get("items"), list)
         prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         contained: tuple[Formula, ...] = ()
@@ -210,7 +211,7 @@ def _product(left: list[Case], right: list[Case], where: str) -> list[Case]:
 
 
 def _limited(cases: list[Case], where: str) -> list[Case]:
-    """The same cases, one for each that is evaluated. Refuses more than `MAX_CASES`."""
+    """`cases` with those joined that evaluate the same. Refuses more than `MAX_CASES`."""
     joined: dict[Evaluated, list[Formula]] = {}
     for formula, evaluated in cases:
         if formula != FALSE:

@@ -23,10 +23,10 @@ from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.unique_arrays import unique_arrays
 
 MAX_COUNTED = 1_000_000
-"""A greater minItems is refused; a maxItems may be greater."""
+"""Greatest minItems that is enforced; a maxItems may be greater."""
 MAX_WRITTEN_OUT = 1000
-"""The same where items are unique, where contains counts them, and where the automaton cannot count further
-(`Options.counted`). A greater maxItems is lowered to it there."""
+"""Greatest minItems where items are unique, where contains counts them, and where the automaton cannot count
+further (`Options.counted`). A greater maxItems is lowered to it there."""
 MAX_STATES = 4000
 
 
@@ -35,14 +35,14 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     low, high = counts(disjunct, ItemCount)
     if high is not None and high < low:
         return grammar.define(NOTHING, "minItems exceeds maxItems")
-    unique = any(not each.positive or high is None or high > 1 for each in disjunct.of(UniqueItems))
-    containing = any(contains.restricts for contains in disjunct.of(Contains))
+    unique = any(not each.positive or high is None or high > 1 for each in disjunct.asserted(UniqueItems))
+    containing = any(contains.restricts for contains in disjunct.asserted(Contains))
     written_out = unique or containing or not grammar.counted
     if high is not None and written_out:
         high = min(high, MAX_WRITTEN_OUT)
     most = MAX_WRITTEN_OUT if written_out else MAX_COUNTED
     if low > most:
-        pointer = next(count.pointer for count in disjunct.of(ItemCount) if count.low)
+        pointer = next(count.pointer for count in disjunct.asserted(ItemCount) if count.low)
         more = ", or leave out uniqueItems, contains and any_order" if written_out else ""
         refuse(pointer, f"A minItems above {most} is not enforced here", f"Lower it to {most}{more}.")
     if unique:
@@ -88,7 +88,8 @@ def _sequence(
 
 
 _State = tuple[int, tuple[int, ...]]
-"""Items so far, and for each `Contains` how many satisfied it; both up to where more make no difference."""
+"""Number of items so far, and of those that satisfied each `Contains`; both are counted only as far as they
+matter."""
 
 
 class _ContainsArrays:
@@ -102,7 +103,7 @@ class _ContainsArrays:
     def __init__(self, grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> None:
         self._grammar = grammar
         self._disjunct = disjunct
-        self._contains = [contains for contains in disjunct.of(Contains) if contains.restricts]
+        self._contains = [contains for contains in disjunct.asserted(Contains) if contains.restricts]
         self._low = low
         self._high = high
         length = max([disjunct.prefix_length] + [contains.begin for contains in self._contains])
@@ -114,7 +115,7 @@ class _ContainsArrays:
         start = (0, (0,) * len(self._contains))
         self._call(start)
         for state in self._queue:
-            self._grammar.rules.set(self._calls[state], alt(*self._options(*state)))
+            self._grammar.rules.set_body(self._calls[state], alt(*self._options(*state)))
         filled = alt(*self._steps(*start))
         empty = self._may_end(*start)
         expression = enclosed("[", filled, "]", self._grammar.marks, empty=empty)
@@ -147,7 +148,7 @@ class _ContainsArrays:
         return [*(seq(comma, step) for step in self._steps(items, counted)), *ending]
 
     def _steps(self, items: int, counted: tuple[int, ...]) -> list[Expression]:
-        """One item more, and what follows it."""
+        """Texts of one more item and of all that follows it."""
         if self._high is not None and items == self._high:
             return []
         ways = [self._ways_to_count(contains, items) for contains in self._contains]
@@ -166,7 +167,7 @@ class _ContainsArrays:
         return found
 
     def _ways_to_count(self, contains: Contains, i: int) -> list[tuple[int, Formula]]:
-        """The ways in which item `i` may count: 1 or 0, and what the item then satisfies."""
+        """Ways in which item `i` may count: 1 or 0, and the formula of the item then."""
         if i < contains.begin:
             return [(0, TRUE)]
         if contains.high is None:

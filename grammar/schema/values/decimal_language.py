@@ -45,15 +45,15 @@ class Divisor(NamedTuple):
     positive: bool
 
     @staticmethod
-    def of(step: Decimal, *, positive: bool) -> Divisor:
-        """For a `step` above 0, the value of multipleOf."""
+    def of_step(step: Decimal, *, positive: bool) -> Divisor:
+        """The divisor for a `step` above 0, the value of multipleOf."""
         unit, scale = step.as_integer_ratio()
         places = max(0, -int(step.normalize().as_tuple().exponent))
         return Divisor(unit * 10**places // scale, places, positive)
 
 
 class _Read(NamedTuple):
-    """The state of one divisor: what matters of the digits read."""
+    """The state of one divisor: the parts of the digits read that matter to it."""
 
     remainder: int = 0
     after_point: int | None = None
@@ -79,7 +79,8 @@ def _next(step: Divisor, read: _Read, point: int) -> _Read:
 
 @lru_cache(maxsize=64)
 def after_digits(unit: int) -> dict[int, tuple[int, ...]] | None:
-    """By remainder modulo `unit`, the remainder after each digit; None for more than `MAX_REMAINDERS`.
+    """Remainders modulo `unit`, each with the remainder after each further digit; None for more than
+    `MAX_REMAINDERS`.
 
     Of equivalent remainders there is only the first one met.
     """

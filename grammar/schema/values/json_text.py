@@ -1,8 +1,8 @@
-"""How JSON values are written (RFC 8259): the spellings that grammars allow.
+"""Spellings of JSON values that grammars allow (RFC 8259).
 
 In a string, a character is written as itself or, where JSON requires an escape, as its shortest escape.
-Strings without a restriction may have any valid escape. Halves of surrogate pairs are never written. What is
-between values is in `punctuation`.
+Strings without a restriction may have any valid escape. Halves of surrogate pairs are never written. Commas
+and brackets are in `punctuation`.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def _escaped_chars(ranges: Ranges) -> Expression:
 
 @lru_cache(maxsize=2048)
 def _spellings(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
-    """Those of the characters that are written as themselves, and the escapes of the others."""
+    """The characters that are written as themselves, and the escapes of the others."""
     points = (point for low, high in intersection(ranges, _ESCAPED) for point in range(low, high + 1))
     return intersection(ranges, _PLAIN), tuple(json.dumps(chr(point))[1:-1] for point in points)
 
 
 def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
-    """As `escaped`, for an automaton over the characters of a string: its states, then those inside
+    """`automaton`, over the characters of a string, as one over JSON text: its states, then those inside
     escapes."""
     inside: list[list[tuple[Ranges, int]]] = []
     number: dict[tuple[tuple[str, int], ...], int] = {}

@@ -36,8 +36,8 @@ def any_integer() -> Expression:
 
 
 def any_number() -> Expression:
-    """In plain notation, or with an exponent and one digit before the point: less than 1e308, so that all fit
-    a double (IEEE 754, binary64), whose largest is 1.8e308."""
+    """Numbers in plain notation, or with an exponent and one digit before the point: less than 1e308, so that
+    all fit a double (IEEE 754, binary64), whose largest is 1.8e308."""
     size = alt(
         seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2)
     )
@@ -49,7 +49,7 @@ def any_number() -> Expression:
 
 
 def _whole(most: int | None) -> Expression:
-    """The integers above 0 of at most that many digits; None is no limit."""
+    """Integers above 0 of at most `most` digits; None is no limit."""
     return seq(_NONZERO, repeat(_DIGIT, 0, _one_less(most)))
 
 
@@ -167,7 +167,7 @@ def _positive(low: Bound, high: Bound | None, places: int | None) -> Expression:
 
 
 class _Tail(NamedTuple):
-    """A bound on the digits after the point: its own digits, without trailing zeros."""
+    """A bound on the digits after the point, as the digits of the bound without trailing zeros."""
 
     digits: str
     inclusive: bool
@@ -251,7 +251,8 @@ def _fraction(tail: Expression) -> Expression:
 
 
 def _not_empty(tail: Expression) -> tuple[Expression, bool]:
-    """`tail`, made by a function above, without the empty text, and whether it matched that."""
+    """`tail`, which a function above has made, without the empty text; and whether `tail` matched the empty
+    text."""
     match tail:
         case Alt(options):
             pieces = [_not_empty(option) for option in options]

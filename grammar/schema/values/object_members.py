@@ -1,4 +1,4 @@
-"""What is between the braces of a JSON object: members, and the commas between them.
+"""Members of a JSON object, and the commas between them.
 
 For members a (required) and b (optional), and any number of others c, the rules are those of
 
@@ -53,11 +53,11 @@ class Member(NamedTuple):
 
     required: bool
     name: Expression
-    """In its quotes."""
+    """The name in its quotes."""
     value: Expression
     """The colon and the value."""
     ways: tuple[Way, ...]
-    """The ways to write it: the first one has all its texts, the others meet other conditions."""
+    """Ways to write the property: the first has all its texts, the others meet conditions."""
     absent: Conditions = frozenset()
     """The conditions that are met where the property is absent."""
 
@@ -68,7 +68,8 @@ class Member(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Between two members: how many are written, counted up to a limit, and which conditions are unmet."""
+    """A place between two members: the number of members written, counted up to a limit, and the unmet
+    conditions."""
 
     written: int
     unmet: Conditions
@@ -107,8 +108,8 @@ class MemberSequence:
         self._loops: dict[_State, Expression] = {}
 
     def content(self) -> tuple[Expression, bool, Expression]:
-        """What is between the braces if anything is, whether they may be empty, and what must stand behind
-        the closing one."""
+        """Text between the braces unless they are empty; whether they may be empty; and the mark that must
+        stand behind the closing brace."""
         start = _State(0, self._conditions)
         empty = self._may_end_without(frozenset(range(len(self._members))), start)
         if not self._any_order or not self._members or len(self._members) + len(self._others) < 2:
@@ -150,7 +151,7 @@ class MemberSequence:
     # --- in order ---------------------------------------------------------------------------------
 
     def _ordered(self) -> Expression:
-        """At least one member, in the order of `members`."""
+        """One or more members in the order of `members`."""
         states = self._states()
         # From the back: rest[s] is what may follow in state s when the members from here on remain.
         rest = {state: self._tail(state) if state.written else self._first(state) for state in states[-1]}
@@ -161,8 +162,8 @@ class MemberSequence:
         return self._rules.define(content) if len(self._members) > 1 else content
 
     def _states(self) -> list[list[_State]]:
-        """For each member, the states before it, and then those behind all; without those from which no later
-        member meets a condition."""
+        """States before each member, and then those behind all, without those from which no later member
+        meets a condition."""
         later = [frozenset[int]().union(*(way.met for other in self._others for way in other.ways))]
         for member in reversed(self._members):
             later.append(later[-1].union(member.absent, *(way.met for way in member.ways)))
@@ -205,7 +206,7 @@ class MemberSequence:
         return alt(*(seq(text, self._tail(after)) for after, text in steps))
 
     def _tail(self, state: _State) -> Expression:
-        """Any number of others."""
+        """Texts of any number of others, behind what is written already."""
         ending = EMPTY if self._may_end(state) else NOTHING
         if not self._others:
             return ending
@@ -223,14 +224,14 @@ class MemberSequence:
                 for other in self._others
                 for after, text in self._steps(other, state)
             ]
-            self._rules.set(call, alt(*options))
+            self._rules.set_body(call, alt(*options))
         return self._loops[state]
 
     # --- in any order -----------------------------------------------------------------------------
 
     def _in_any_order(self) -> tuple[Expression, Expression]:
-        """At least one member, each of `members` at most once, and what must stand behind the closing
-        brace."""
+        """One or more members, each of `members` at most once, and the mark that must stand behind the
+        closing brace."""
         required = frozenset(i for i, member in enumerate(self._members) if member.required)
         if self._high is not None and (self._high == 0 or self._high < len(required)):
             return NOTHING, EMPTY
@@ -249,7 +250,7 @@ class MemberSequence:
         return any_number(member, self._grammar.marks), ObjectEnd(number, *content)
 
     def _permuted(self) -> Expression:
-        """At least one member; each of `members` at most once, anywhere among the others."""
+        """One or more members, each of `members` at most once, anywhere among the others."""
         calls: dict[tuple[frozenset[int], _State], Call] = {}
         queue: list[tuple[frozenset[int], _State]] = []
 
@@ -280,12 +281,12 @@ class MemberSequence:
         content = alt(*options(everything, _State(0, self._conditions)))
         for left, state in queue:
             done = self._may_end_without(left, state)
-            self._rules.set(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))
+            self._rules.set_body(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))
         return content
 
 
 def _not_implied(conditions: Conditions, members: list[Member], others: list[Member]) -> Conditions:
-    """The `conditions` without those that hold wherever the other ones do."""
+    """The `conditions` that do not follow from others among them."""
     always: set[int] = set()
     meeting: list[Conditions] = []
     for member in (*members, *others):

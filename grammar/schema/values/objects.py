@@ -62,7 +62,7 @@ MAX_PATTERN_SETS = 4
 
 
 class _Unnamed(NamedTuple):
-    """Properties that are not named: what their names satisfy, and what their values do."""
+    """Properties that are not named: the formulas of their names and of their values."""
 
     key: Formula
     value: Formula
@@ -86,9 +86,9 @@ class _Object:
         self._grammar = grammar
         self._disjunct = disjunct
         self._test = grammar.normal_form.satisfies
-        self._keys = conjunction(*(names.key for names in disjunct.of(PropertyNames)))
-        self._conditions = [AnyProperty((), has) for has in disjunct.of(HasProperty)]
-        self._conditions += disjunct.of(AnyProperty)
+        self._keys = conjunction(*(names.key for names in disjunct.asserted(PropertyNames)))
+        self._conditions = [AnyProperty((), has) for has in disjunct.asserted(HasProperty)]
+        self._conditions += disjunct.asserted(AnyProperty)
         self._pointer = next(
             (
                 each.pointer
@@ -211,8 +211,8 @@ class _Object:
         return NOTHING if name == NOTHING else seq(name, self._grammar.marks.colon)
 
     def _no_others(self) -> list[Member]:
-        """None: in canonical form an object has one order, and unnamed properties have none."""
-        if self._disjunct.of(HasProperty) or any(
+        """No members: in canonical form an object has one order, and unnamed properties have none."""
+        if self._disjunct.asserted(HasProperty) or any(
             kind != _Unnamed(TRUE, TRUE) for kind in self._kinds_of_unnamed()
         ):
             raise NotCanonical("objects with properties that are not named", NAME_THEM)
@@ -223,7 +223,7 @@ class _Object:
 
     def _kinds_of_unnamed(self) -> list[_Unnamed]:
         """The unnamed properties, divided by which patterns of patternProperties their names match."""
-        properties = self._disjunct.of(Properties)
+        properties = self._disjunct.asserted(Properties)
         patterns = list(dict.fromkeys(key for each in properties for key, _ in each.keyed))
         kinds: list[_Unnamed] = []
         for matching in self._matching_sets(patterns):
@@ -260,7 +260,7 @@ class _Object:
     def _key(self, formula: Formula) -> Expression:
         if formula == TRUE and not self._unique_names:
             return json_rules.STRING
-        disjuncts = self._grammar.normal_form.of(conjunction(Types(STRING), formula))
+        disjuncts = self._grammar.normal_form.disjuncts_of(conjunction(Types(STRING), formula))
         return keys(self._grammar, disjuncts, canonical=self._unique_names)
 
 

@@ -1,4 +1,4 @@
-"""What is between JSON values: commas, colons and brackets, with the white space around them."""
+"""Punctuation between JSON values: commas, colons and brackets, with the white space around them."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def _integers(
 
 
 def _limited(low: Bound | None, high: Bound | None, divisors: list[Divisor]) -> tuple[Bound, Bound]:
-    """The bounds, with those that are missing: numbers have at most MOST_DIGITS digits before the point, or
-    one more than the longest number that the schema names, if that is longer.
+    """The bounds, completed where one is missing: numbers have at most MOST_DIGITS digits before the point,
+    or one more than the longest number that the schema names, if that is longer.
 
     Where remainders take many states, there are fewer digits.
     """
@@ -127,18 +127,18 @@ def _on_integers(divisor: Divisor) -> Divisor:
 
 def _divisors(disjunct: Disjunct) -> list[Divisor]:
     """The negated divisors, and one for all positive ones: their least common multiple."""
-    assertions = disjunct.of(MultipleOf)
-    divisors = [Divisor.of(each.divisor, positive=False) for each in assertions if not each.positive]
+    assertions = disjunct.asserted(MultipleOf)
+    divisors = [Divisor.of_step(each.divisor, positive=False) for each in assertions if not each.positive]
     positive = [each.divisor for each in assertions if each.positive]
     if positive:
-        places = max(Divisor.of(divisor, positive=True).places for divisor in positive)
+        places = max(Divisor.of_step(divisor, positive=True).places for divisor in positive)
         units = [int(divisor * 10**places) for divisor in positive]
-        divisors.append(Divisor.of(Decimal(math.lcm(*units)).scaleb(-places), positive=True))
+        divisors.append(Divisor.of_step(Decimal(math.lcm(*units)).scaleb(-places), positive=True))
     return divisors
 
 
 def _excluded(disjunct: Disjunct) -> list[int | Decimal]:
-    values = [value.value for each in disjunct.of(NotInEnum) for value in each.values]
+    values = [value.value for each in disjunct.asserted(NotInEnum) for value in each.values]
     return [value for value in values if type_of(value) in ("integer", "fraction")]
 
 
@@ -176,7 +176,7 @@ def _read(
     further: list[tuple[Expression, bool]],
     divisors: list[Divisor],
 ) -> Expression:
-    pointer = next((each.pointer for each in disjunct.of(MultipleOf)), "")
+    pointer = next((each.pointer for each in disjunct.asserted(MultipleOf)), "")
     for divisor in divisors:
         if after_digits(divisor.unit) is None:
             refuse(
@@ -216,7 +216,7 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
         high = min(high, max(low, LONGEST))
     longest = LONGEST_COUNTED if grammar.counted else LONGEST
     if low > longest:
-        pointer = next(each.pointer for each in disjunct.of(Length) if each.low)
+        pointer = next(each.pointer for each in disjunct.asserted(Length) if each.low)
         refuse(pointer, f"A minLength above {longest} is not enforced", f"Lower it to {longest}.")
     body = language.expression(low, high, canonical=canonical)
     if body == NOTHING:
@@ -225,23 +225,26 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
 
 
 LONGEST = 4096
-"""Where the automaton cannot count further (`Options.counted`), a greater maxLength is lowered to this."""
+"""Greatest maxLength where the automaton cannot count further (`Options.counted`); a greater one is lowered
+to this."""
 LONGEST_COUNTED = 1_000_000
-"""A greater minLength is refused; a maxLength may be greater."""
+"""Greatest minLength that is enforced; a maxLength may be greater."""
 
 
 def language_of(disjunct: Disjunct) -> StringLanguage:
     """The strings that the assertions of `disjunct` other than `Length` allow."""
     language = StringLanguage()
-    for each in disjunct.of(Matches):
+    for each in disjunct.asserted(Matches):
         pattern = each.written if each.positive and each.written else each.pattern
         expression = search_pattern(each.pointer, pattern).expression
         short = (
             search_pattern(each.pointer, each.counted).expression if each.positive and each.counted else None
         )
         is_format = each.positive and bool(each.written)
-        language.add(each.pointer, expression, positive=each.positive, is_format=is_format, short=short)
-    for excluded in disjunct.of(NotInEnum):
+        language.add_condition(
+            each.pointer, expression, positive=each.positive, is_format=is_format, short=short
+        )
+    for excluded in disjunct.asserted(NotInEnum):
         language.exclude(value.value for value in excluded.values if isinstance(value.value, str))
     return language
 

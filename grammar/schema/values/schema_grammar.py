@@ -24,14 +24,14 @@ MAX_RULES = 20_000
 
 
 class Options(NamedTuple):
-    """How values are written, and whether keywords may be left unenforced (see `ramify.constraint`)."""
+    """Options of writing values and of leaving keywords unenforced (see `ramify.constraint`)."""
 
     whitespace: Whitespace = "natural"
     any_order: bool = False
     strict: Strict = True
     counted: bool = True
-    """Without it strings have at most `scalars.LONGEST` characters where they have a maxLength, and arrays at
-    most `arrays.MAX_WRITTEN_OUT` items where they have a maxItems: for automata that cannot count further."""
+    """Whether the automaton can count far. Otherwise strings with a maxLength have at most `scalars.LONGEST`
+    characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
 
 
 Builders = Sequence[tuple[frozenset[str], Callable[["SchemaGrammar", Disjunct], Expression]]]
@@ -54,8 +54,8 @@ class SchemaGrammar:
         most_multiplied: int | None = None,
     ) -> None:
         self._builders = builders
-        # Which values two options of a oneOf share is decided on formulas that need no such decision: there a
-        # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
+        # The values that two options of a oneOf share are found on formulas that need no such decision: there
+        # a oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
         as_any_of = SchemaFormulas(document, ignored)
         negated_ones = SchemaFormulas(document, ignored, shared=lambda a, b: frozenset(TYPES), refuted=True)
         check = NormalForm(as_any_of, negated_ones)
@@ -83,7 +83,7 @@ class SchemaGrammar:
     def compiled(self) -> dict[str, Expression]:
         """All rules. Raises `InvalidConstraint` if no value satisfies the schema."""
         value = self.value(self.root)
-        self.rules.set(Call(ROOT), seq(self.marks.around, value, self.marks.around))
+        self.rules.set_body(Call(ROOT), seq(self.marks.around, value, self.marks.around))
         rules = productive(self.rules.bodies)
         if not rules:
             pointer, why = self._contradiction or ("", "it never ends, or nothing is left to choose")
@@ -107,7 +107,7 @@ class SchemaGrammar:
             call = self._open[key] = self._open[key] or self.rules.reserve()
             return call
         self._open[key] = None
-        disjuncts = self.normal_form.of(formula)
+        disjuncts = self.normal_form.disjuncts_of(formula)
         if not disjuncts:
             self.define(NOTHING, self._why_no_value(formula), formula)
         if self.canonical:
@@ -115,7 +115,7 @@ class SchemaGrammar:
         expression = alt(*(self._disjunct(disjunct, formula) for disjunct in disjuncts))
         reserved = self._open.pop(key)
         if reserved is not None:
-            self.rules.set(reserved, expression)
+            self.rules.set_body(reserved, expression)
             expression = reserved
         else:
             expression = self.rules.define(expression)
@@ -123,7 +123,8 @@ class SchemaGrammar:
         return expression
 
     def canonical_value(self, formula: Formula) -> Expression:
-        """As `value`, but each value has one text: white space is fixed and all properties are named.
+        """The values that satisfy `formula`, each in one text: white space is fixed and all properties are
+        named.
 
         Raises `NotCanonical` where that cannot be had.
         """
@@ -135,7 +136,7 @@ class SchemaGrammar:
             self.canonical, self.marks, self.any_order = options
 
     def define(self, expression: Expression, why: str, formula: Formula | None = None) -> Expression:
-        """A rule for `expression`; `why` is the reason to give if it is `NOTHING` and leaves no instance."""
+        """A rule for `expression`. If that is `NOTHING` and leaves no instance, `why` is the reason given."""
         if expression == NOTHING and self._contradiction is None:
             innermost = next(reversed(self._open), (TRUE, False))[0]
             self._contradiction = (_pointer_of(formula or innermost), why)

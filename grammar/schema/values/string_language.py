@@ -41,7 +41,7 @@ MAX_MINIMISED = 1000
 """Most states of an automaton that is minimised."""
 MAX_SHORT_LENGTH = 250
 MIN_LOWERED_LENGTH = 60
-"""Where counting up to a maxLength takes too many states, the maximum is lowered, but not below this."""
+"""Least maximum to which a maxLength is lowered where counting up to it takes too many states."""
 
 
 class _Condition(NamedTuple):
@@ -51,7 +51,8 @@ class _Condition(NamedTuple):
     positive: bool
     is_format: bool = False
     short: Expression | None = None
-    """Fewer states; its matches of at most `MAX_SHORT_LENGTH` characters are matches of `expression`."""
+    """An expression with fewer states, whose matches of up to `MAX_SHORT_LENGTH` characters match
+    `expression`."""
 
 
 class StringLanguage:
@@ -65,7 +66,7 @@ class StringLanguage:
     def unrestricted(self) -> bool:
         return not self._conditions and not self._excluded
 
-    def add(
+    def add_condition(
         self,
         pointer: str,
         expression: Expression,
@@ -74,14 +75,14 @@ class StringLanguage:
         is_format: bool = False,
         short: Expression | None = None,
     ) -> None:
-        """The string matches `expression`, or does not; `pointer` names the keyword in messages.
+        """Require that the string matches `expression`, or does not. `pointer` names the keyword in messages.
 
         `short` may replace a positive `expression` where characters are counted: see `_Condition`.
         """
         self._conditions.setdefault(_Condition(expression, positive, is_format, short), pointer)
 
     def exclude(self, strings: Iterable[str]) -> None:
-        """The string is none of these."""
+        """Require that the string is none of these."""
         self._excluded |= dict.fromkeys(strings)
 
     def expression(self, low: int, high: int | None, *, canonical: bool = False) -> Expression:
@@ -106,7 +107,7 @@ class StringLanguage:
 def _strings(
     conditions: tuple[_Condition, ...], excluded: tuple[str, ...], low: int, high: int | None
 ) -> Expression | None:
-    """`StringLanguage.expression`; None beyond `MAX_STATES` states."""
+    """The expression of `StringLanguage.expression`; None beyond `MAX_STATES` states."""
     if not excluded:
         if not conditions:
             return escaped(repeat(ANY_CHAR, low, high))
@@ -233,13 +234,13 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
     and otherwise to what fits.
     """
     positive = tuple(condition.positive for condition in conditions)
-    free = _uncounted(tuple(condition.expression for condition in conditions), positive)
+    free = uncounted(tuple(condition.expression for condition in conditions), positive)
     if (low, high) == (0, None) or free is None:
         return free
     counted = _counted_states(free, low, high)
     if counted is None and low <= MAX_SHORT_LENGTH and any(condition.short for condition in conditions):
         shorter = tuple(condition.short or condition.expression for condition in conditions)
-        free = _uncounted(shorter, positive) or free
+        free = uncounted(shorter, positive) or free
         high = MAX_SHORT_LENGTH if high is None else min(high, MAX_SHORT_LENGTH)
         counted = _counted_states(free, low, high)
     if counted is None and high is not None:
@@ -262,7 +263,7 @@ def _fitting(free: CharAutomaton, high: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def _uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -> CharAutomaton | None:
+def uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -> CharAutomaton | None:
     parts = list(zip(expressions, positive, strict=True))
     if not any(positive):
         # The product needs a step for every character, also for those that no expression begins with.
@@ -283,7 +284,7 @@ def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAuto
     shortest, longest = _ways_to_end(free)
 
     def counted(place: int, count: int) -> tuple[int, int] | None:
-        """The state; None where no string of the right length follows."""
+        """The state at `place` after `count` characters; None where no string of the right length follows."""
         most, least = longest[place], shortest[place]
         if (high is not None and count + least > high) or (most is not None and count + most < low):
             return None
@@ -309,7 +310,7 @@ _UNCOUNTED = -1
 
 
 def _ways_to_end(automaton: CharAutomaton) -> tuple[list[int], list[int | None]]:
-    """By state, the least and the most characters to a final state; None is no limit."""
+    """Least and most characters from each state to a final state; None is no limit."""
     sources: list[set[int]] = [set() for _ in automaton.edges]
     left = []
     for state, row in enumerate(automaton.edges):

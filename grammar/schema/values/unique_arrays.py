@@ -32,8 +32,8 @@ class _State(NamedTuple):
 
 def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
     """The arrays of `disjunct`, which has a `UniqueItems` assertion, of `low` to `high` items."""
-    pointer = disjunct.of(UniqueItems)[0].pointer
-    signs = {unique.positive for unique in disjunct.of(UniqueItems)}
+    pointer = disjunct.asserted(UniqueItems)[0].pointer
+    signs = {unique.positive for unique in disjunct.asserted(UniqueItems)}
     if len(signs) > 1:
         return grammar.define(NOTHING, "items cannot be unique and not")
     arrays = _EnumeratedItems(grammar, disjunct, low, high, unique=signs == {True})
@@ -67,11 +67,11 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
     nested = grammar.canonical
     if nested and low > 1:
         raise NotCanonical("arrays of two or more different items within arrays of unique items", _FLAT)
-    if any(assertion.low or assertion.high is not None for assertion in disjunct.of(Contains)):
+    if any(assertion.low or assertion.high is not None for assertion in disjunct.asserted(Contains)):
         raise NotCanonical(
             "arrays with contains", "Leave out contains, which also comes of items below not, if or oneOf"
         )
-    items: list[Items] = disjunct.of(Items)
+    items: list[Items] = disjunct.asserted(Items)
     if any(assertion.prefix for assertion in items):
         raise NotCanonical("arrays whose first items have schemas of their own", "Leave out prefixItems")
     formula = conjunction(*(assertion.rest for assertion in items))
@@ -90,14 +90,14 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
     following = seq(grammar.marks.comma, UniqueItem(item))
     filled = seq(UniqueItem(item), repeat(following, max(0, low - 1), None if high is None else high - 1))
     call = grammar.rules.reserve()
-    grammar.rules.set(call, enclosed("[", filled, "]", grammar.marks, empty=low == 0))
+    grammar.rules.set_body(call, enclosed("[", filled, "]", grammar.marks, empty=low == 0))
     return call
 
 
 def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
-    """How many values satisfy `formula`; None unless all are known one by one."""
+    """Number of values that satisfy `formula`; None unless all are known one by one."""
     values: set[Value] = set()
-    for disjunct in grammar.normal_form.of(formula):
+    for disjunct in grammar.normal_form.disjuncts_of(formula):
         if disjunct.values is None:
             return None
         values |= set(disjunct.values)
@@ -114,8 +114,8 @@ class _EnumeratedItems:
         self._unique = unique
         self._low = low
         self._high = high
-        self._items: list[Items] = disjunct.of(Items)
-        self._contained: list[Contains] = disjunct.of(Contains)
+        self._items: list[Items] = disjunct.asserted(Items)
+        self._contained: list[Contains] = disjunct.asserted(Contains)
         self._known = max(
             [len(assertion.prefix) for assertion in self._items]
             + [assertion.begin for assertion in self._contained]
@@ -128,7 +128,7 @@ class _EnumeratedItems:
         self._calls: dict[_State, Call] = {}
 
     def _values(self) -> frozenset[Value] | None:
-        """All values that items may have; None for more than `MAX_VALUES`."""
+        """Values that items may have; None for more than `MAX_VALUES`."""
         known = max((len(assertion.prefix) for assertion in self._items), default=0)
         values: set[Value] = set()
         for place in range(self._known + 1):
@@ -150,7 +150,7 @@ class _EnumeratedItems:
             options = self._options(state, queue)
             comma = self._grammar.marks.comma if state.place else EMPTY
             ending = [EMPTY] if self._may_end(state) and state != start else []
-            self._grammar.rules.set(self._calls[state], alt(*(seq(comma, o) for o in options), *ending))
+            self._grammar.rules.set_body(self._calls[state], alt(*(seq(comma, o) for o in options), *ending))
         filled = self._calls[start]
         return enclosed("[", filled, "]", self._grammar.marks, empty=self._may_end(start))
 
@@ -192,7 +192,7 @@ class _EnumeratedItems:
 def _few_values(grammar: SchemaGrammar, formula: Formula) -> tuple[Value, ...] | None:
     """The values of `formula` in the order of the schema; None for more than `MAX_VALUES`."""
     found: dict[Value, None] = {}
-    for disjunct in grammar.normal_form.of(formula):
+    for disjunct in grammar.normal_form.disjuncts_of(formula):
         if disjunct.values is not None:
             found |= dict.fromkeys(disjunct.values)
             continue

@@ -1,5 +1,10 @@
 """Products of x in int8 or int16 with int8 and int4 weights: the rounding of x, and the inner loop.
 
+    for group of a row of x: step = max |x| / 127;  numbers = round(x / step)       once a call
+    for group of inputs:
+        for four inputs, panel, row: sums[row, panel] += four bytes of w · four bytes of x       int32
+        totals += offsets · sum of x in the group + factors · step · sums
+
 A row of x has the same groups of inputs as the weights. Each group becomes int8 numbers and a float32 step,
 with the largest magnitude equal to 127 steps (ggml's Q8_1). Products of bytes are added to int32, which is
 exact (`byte_dots.py`). Sums of groups are scaled and added in float32, in ascending order, for any number of

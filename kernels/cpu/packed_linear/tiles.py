@@ -1,5 +1,11 @@
 """The inner loops of products with packed weights as LLVM code: rows of x against panels of 16 outputs.
 
+    for group of inputs:
+        for eight inputs, panel:                prefetch the next panel's weights
+            for input: w = 16 outputs' weights as float32, or as pairs of bfloat16
+                for row: sums[row, panel] += w · broadcast(x[row, input])       in registers
+        totals += offsets · sum of x in the group + factors · sums
+
 A panel's weights lie in the order in which they are used (`kernels.weights.packed`), so a kernel reads them
 as one stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added
 across lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs
@@ -7,7 +13,8 @@ of inputs), with narrower vectors by one; group by group in ascending order. Tha
 number of rows and panels that a kernel handles at once, so the number changes the speed and no bit of the
 result.
 
-All kernels take the address of a block of arguments (`code.py`).
+All kernels take the address of a `BLOCK` of arguments (`code.py`). One row is bound by reading the weights,
+eight rows by multiplying.
 """
 
 from __future__ import annotations

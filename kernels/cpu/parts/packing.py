@@ -1,4 +1,10 @@
-"""Numbers of 4 and 8 bits: out of a file's bytes, and into panels (`kernels.weights.packed`) for products."""
+"""Numbers of 4 and 8 bits: out of a file's bytes, and into panels (`kernels.weights.packed`) for products.
+
+    for panel of 16 rows: for block of a row's bytes: for run of numbers in it:
+        transpose 16 rows x 16 bytes, or pack eight 4-bit codes of each row into an int32
+
+A file's rows lie in row-major order, a panel's in the order of use. Reading the file bounds it.
+"""
 
 from __future__ import annotations
 

@@ -140,10 +140,7 @@ def test_long_sequences_are_split_and_merged():
 
 @pytest.mark.parametrize("soft_cap", [0.0, 5.0])
 def test_every_form_of_the_kernel_is_reached(monkeypatch, soft_cap):
-    """All tiles, with and without window, one page a block or many, padded heads or not; both outcomes.
-
-    With a soft cap each of these in two of its combinations.
-    """
+    """The forms are all tiles, with and without window, one page a block or many, padded heads or not."""
     seen = forms(monkeypatch)
     lengths = [(1, 70), (20, 30), (40, 45)]  # 2, 40 and 80 rows a KV head
     cases = list(itertools.product((128, 80), (16, 64), (0, 33)))
@@ -173,11 +170,11 @@ def test_tiles_fit_the_shared_memory_of_every_generation():
                     assert size * (tile.rows + 2 * tile.columns * (tile.depth + 1)) <= shared_bytes
 
 
-# What the deterministic form does not depend on, to the last bit.
+# Changes that leave every bit of the deterministic form as it was.
 
 
 def run_on(processors: int, batch: Batch, *, window: int = 0, **options) -> torch.Tensor:
-    """On a device of `processors` multiprocessors: one alone never cuts a sequence into parts."""
+    """The output planned for `processors` multiprocessors; one alone never cuts a sequence into parts."""
     shape = plan_shape(batch.q, batch.k_pages, window=window, deterministic=True)
     shape = shape._replace(device=Device(processors, H100.shared_bytes))
     plan = plan_attention(batch.query_starts, batch.kv_lens, shape, batch.q.device)

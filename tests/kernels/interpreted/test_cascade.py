@@ -36,13 +36,13 @@ def groups_of(batch: Batch) -> list[Group]:
 
 
 def listed(plan: Plan) -> int:
-    """Items that read for several sequences."""
+    """The number of items that read for several sequences."""
     return sum(len(launch.items) for launch in plan.launches if launch.listed)
 
 
 @st.composite
 def trees(draw):
-    """Up to 5 sequences below up to 4 nodes of 1 to 5 pages of 64, any depth; decodes, chunks, idle ones."""
+    """Trees of up to 5 sequences below up to 4 nodes of 1 to 5 pages of 64: decodes, chunks, idle ones."""
     parents = draw(st.lists(st.integers(-1, 2), min_size=1, max_size=4))
     parents = [min(parent, index - 1) for index, parent in enumerate(parents)]
     node_pages = [draw(st.integers(1, 5)) for _ in parents]

@@ -71,7 +71,7 @@ def test_the_number_of_rows_changes_no_bit_by_row(group: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("group", [0, 128])
 def test_rounding_the_activations_changes_little(group: int) -> None:
-    """Against weights alone in float8: an error of 2**-5 of each input at most, that the sum averages out."""
+    """Rounding x as well changes each input by 2**-5 of it at most, which the sum averages out."""
     weight, x = weight_of(64, 512, group), torch.randn(9, 512)
     exact, found = quantised_matmul(x, weight), reference.float8_matmul(x, weight)
     apart = (found - exact).std() / exact.std()

@@ -35,7 +35,7 @@ def test_a_cascade_reads_float8_pages() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_outputs_are_off_by_a_few_hundredths(dtype: torch.dtype) -> None:
-    """Of their deviation, against pages of floats: a key and a value have four bits each."""
+    """The largest deviation from pages of floats: a key and a value have four bits each."""
     batch = make_batch([(20, 400)], heads=4, kv_heads=2, head_dim=64, dtype=torch.float32)
     exact = reference_attention.paged_attention(*batch, scale=0.125)
     stored = float8(batch)._replace(q=batch.q.to(dtype))

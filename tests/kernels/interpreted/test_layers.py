@@ -34,7 +34,7 @@ SHAPE: dict[str, Any] = {
 }
 VIEWS = {"view", "view_as_real", "slice", "select", "split", "split_with_sizes", "flatten", "unflatten"}
 NOT_LAUNCHED = VIEWS | {"empty", "empty_like", "detach", "resolve_conj", "resolve_neg"}
-"""Launches of torch's operations."""
+"""Counts the launches of torch's operations."""
 IDS = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(1)).int().numpy()
 STEPS = [
     [Extension(IDS[0], 0, 13, range(5)), Extension(IDS[1], 0, 6, range(5, 10))],

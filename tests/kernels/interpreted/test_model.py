@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(folder: Path, backend: str) -> list[Result]:
-    """Prefill in chunks, cached prefixes, copy-on-write of a shared page, batches of mixed lengths."""
+    """Answers with prefill in chunks, cached prefixes, copy-on-write of a shared page, and mixed lengths."""
     torch.manual_seed(0)
     base = torch.randint(256, (45,)).tolist()
     local = LocalScheduler(folder, attention_backend=backend, page_size=8, chunk_tokens=32, num_pages=64)
@@ -49,7 +49,7 @@ def test_greedy_tokens_equal_those_of_the_torch_backend(folder, monkeypatch):
 
 
 def test_weights_of_four_bits_stay_so(folder, monkeypatch):
-    """Layers and head: the tokens are those of the same rounded weights in the torch backend."""
+    """The tokens are those of the same rounded weights in the torch backend, for layers and head."""
     launches = forms(monkeypatch, quantised, "_quantised_product")
     files, shape = ModelFiles("tiny", folder, folder), read_config(folder)
     load = loader(EngineConfig(quantization="int4"), files, shape, 128)

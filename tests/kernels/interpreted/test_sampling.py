@@ -23,7 +23,7 @@ CPU, FLOAT, HALF = "cpu", torch.float32, torch.bfloat16
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Several chunks without a large vocabulary."""
+    """Small chunks, so that a small vocabulary has several."""
     monkeypatch.setattr(sampling_scan, "CHUNK", 512)
 
 

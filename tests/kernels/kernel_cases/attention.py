@@ -41,7 +41,7 @@ class Model:
     kv_heads: int = 8
     head_dim: int = 128
     page_size: int = 64
-    """As the runtime has it on CUDA devices."""
+    """The runtime's page size on CUDA devices."""
 
     def kv_bytes(self, tokens: int, size: int) -> int:
         return 2 * tokens * self.kv_heads * self.head_dim * size
@@ -93,7 +93,8 @@ class Inputs:
         return 4 * self.model.heads * self.model.head_dim * visible
 
     def torchs(self, *, flex: bool) -> dict[str, Call]:
-        """On keys and values gathered beforehand and padded to one length, neither of which is counted."""
+        """Torch's calls on keys and values that are gathered and padded to one length beforehand,
+        uncounted."""
         q, k, v, mask = self._dense()
         calls: dict[str, Call] = {}
         if flex:
@@ -104,7 +105,8 @@ class Inputs:
         return calls
 
     def twin(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Torch in `dtype`, one sequence at a time: where no backend takes the batch or has memory for it."""
+        """Torch's output in `dtype`, one sequence at a time, for batches that no backend takes or has memory
+        for."""
         starts, lens = (torch.tensor(each, dtype=torch.int32) for each in (self.starts, self.lengths.lens))
         batch = Batch(self.q, self.k, self.v, self.table, starts, lens)
         return dense(batch, dtype, scale=self.scale)

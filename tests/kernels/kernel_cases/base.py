@@ -74,7 +74,7 @@ class Work:
 
 
 def difference(ours: torch.Tensor, other: torch.Tensor) -> float:
-    """‖ours - other‖ / ‖other‖; of whole numbers the share that differs."""
+    """‖ours - other‖ / ‖other‖, or for whole numbers the share that differs."""
     if not other.is_floating_point():
         return (ours.flatten() != other.flatten()).float().mean().item()
     wide = other.float().flatten()

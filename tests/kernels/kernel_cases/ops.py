@@ -182,7 +182,7 @@ def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) ->
 
 
 def _product(device: torch.device, rows: int, outputs: int, inputs: int) -> Work:
-    """Of the deterministic mode; torch's own takes another order for another number of rows."""
+    """The product of the deterministic mode; torch's own takes another order for another number of rows."""
     x = torch.randn(rows, inputs, device=device).to(half(device))
     weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(x.dtype)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=device)

@@ -27,7 +27,7 @@ def nested(depth: int) -> Any:
 
 
 class Broken:
-    """Raises whatever is asked of it."""
+    """An object whose text cannot be made."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -74,7 +74,7 @@ def run(program, rows, **options):
 
 
 def test_odd_rows_end_no_batch(program, out):
-    """The program decides what it makes of a value; nothing that is done to all rows does."""
+    """Odd values reach the program: reading, ordering and writing rows do not fail on them."""
     rows = [{"text": value} for value in ODD.values()]
     rows[1:1] = [{"text": "fine"}]
     run(program, rows, out=out)
@@ -105,7 +105,7 @@ def test_every_row_has_a_digest(name):
 
 
 def test_the_digest_of_plain_rows_is_what_it_was(out):
-    """Rows of results files that were written before are known again."""
+    """The digest must not change: rows of existing results files are found by it."""
     assert canonical({"b": [1, None, 2.5], "a": "é"}) == '{"a":"é","b":[1,null,2.5]}'.encode()
 
 

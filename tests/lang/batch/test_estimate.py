@@ -1,4 +1,4 @@
-"""`run_batch(dry_run=True)`: a few rows are run, and what all rows would take is told."""
+"""`run_batch(dry_run=True)`: a few rows run, and the tokens and time of all rows are estimated."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Forgetting(rm.ScriptedBackend):
 
 
 class Rows:
-    """`count` rows, and how many objects there were as each tenth of them was asked for."""
+    """`count` rows. `objects` holds the number of allocated blocks after each tenth of them."""
 
     def __init__(self, count):
         self.count = count
@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def kept(self):
-        """Objects more for each row after the first few: two or more where rows are kept."""
+        """Blocks that each further row adds; two or more if rows are kept."""
         return (min(self.objects[7:]) - min(self.objects[2:5])) / (self.count / 2)
 
 
@@ -119,7 +119,7 @@ def test_resuming_takes_sixteen_bytes_a_row(out):
 
 
 def test_rows_that_are_seen_are_kept_in_arrays():
-    """Identities that are new, in any order, among others that are known."""
+    """New identities in any order, mixed with known ones."""
     draw = random.Random(3)
     known = [draw.getrandbits(64) for _ in range(3000)]
     rows = FinishedRows([(identity, 17) for identity in known])

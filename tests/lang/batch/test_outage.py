@@ -58,7 +58,7 @@ def test_an_outage_costs_no_row_of_a_batch_without_a_file(program):
 
 
 def test_a_dead_backend_is_asked_by_one_row_at_a_time(program, out):
-    """Only the rows that run when it dies fail at once."""
+    """Only the rows that run when the backend dies fail together."""
 
     class Counting(Dying):
         most = now = 0

@@ -1,4 +1,4 @@
-"""The results file knows what was run, and its rows wherever they stand."""
+"""Results files: changes of the program are refused by name, and rows are found at any position."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ PROMPTS = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A package of the user's, whose modules are read anew by `load`."""
+    """A package of the user; `load` imports its modules anew."""
     package = tmp_path / "users_package"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -26,7 +26,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.construction import (
+from ramify.grammar.automaton.construction.nodes import (
+    CALL,
+    CHARS,
+    INLINED,
+    MARKED,
+    NODES,
+    TEXT,
+    Nodes,
+    NotCounted,
+    TooLarge,
+)
+from ramify.grammar.automaton.construction.positions import (
+    END,
+    MARK,
+    after_char,
+    closure,
+    collect,
+    continuation_of,
+    interned,
+    note_position,
+    note_set,
+)
+from ramify.grammar.automaton.construction.work import (
     CALLS,
     CLASSES,
     COMPILED,
@@ -58,28 +80,6 @@ from ramify.grammar.automaton.construction import (
     part,
     room_for,
 )
-from ramify.grammar.automaton.nodes import (
-    CALL,
-    CHARS,
-    INLINED,
-    MARKED,
-    NODES,
-    TEXT,
-    Nodes,
-    NotCounted,
-    TooLarge,
-)
-from ramify.grammar.automaton.positions import (
-    END,
-    MARK,
-    after_char,
-    closure,
-    collect,
-    continuation_of,
-    find,
-    find_all,
-    interned,
-)
 
 MOST_INLINED = 100
 """Most levels of calls that are inlined in one state: a rule that needs more begins with a call of itself."""
@@ -90,8 +90,8 @@ the same time, and each needs a stack of its own."""
 
 
 class States(NamedTuple):
-    """By state, (states,): `final`, `after_item` (a unique item has just ended), `mark` (the mark of a member
-    that was just read, or -1), and the edges and calls, which begin at `edge_begin` and `call_begin` and end
+    """States as arrays, (states,): `final`; `after_item`, a unique item has just ended; `mark`, the mark of
+    the member just read, or -1. Edges and calls of a state begin at `edge_begin` and `call_begin`, and end
     before `edge_end` and `call_end`.
 
     Edge e leads to ``edge_target[e]`` on the atoms of class ``edge_class[e]``; `class_bits`, (classes, words)
@@ -135,7 +135,7 @@ def _state(work: Work, number: int) -> int:
 
 @part
 def _is_always_called(nodes: Nodes, work: Work, rule: int) -> bool:
-    """`rule` is called whatever else may be read there."""
+    """Whether `rule` is called, whatever else may be read there."""
     kept_apart = nodes.rules[rule].recursive or nodes.rules[rule].item or nodes.rules[rule].array
     return work.counts[NONDETERMINISTIC] > 0 and kept_apart
 
@@ -165,7 +165,7 @@ def _without_conflicts(nodes: Nodes, work: Work, state: int) -> tuple[int, int]:
     positions in `parts`, none of them a call, and of calls in `calls`."""
     count, found, calls = work.counts, work.found, work.called
     begun = count[FOUND]
-    find_all(work, work.states[state].set)
+    note_set(work, work.states[state].set)
     count[ROUND] += 1
     round_ = count[ROUND]
     parts = 0
@@ -299,7 +299,7 @@ def _split_target(nodes: Nodes, work: Work, split: int) -> int:
             begun = work.counts[FOUND]
             here = split
             while here > 0:
-                find_all(work, after_char(nodes, work, work.splits[here].position))
+                note_set(work, after_char(nodes, work, work.splits[here].position))
                 here = work.splits[here].parent
             after = interned(work, work.found[begun : work.counts[FOUND]])
             work.counts[FOUND] = begun
@@ -359,9 +359,9 @@ def _call(nodes: Nodes, work: Work, begin: int, called: int) -> None:
     begun = count[FOUND]
     for i in range(begin, called):
         if nodes.node[work.at[work.called[i]].node].first == rule:
-            find_all(work, closure(nodes, work, work.at[work.called[i]].after))
+            note_set(work, closure(nodes, work, work.at[work.called[i]].after))
     if nodes.rules[rule].item:
-        find(work, MARK)
+        note_position(work, MARK)
     after = interned(work, work.found[begun : count[FOUND]])
     count[FOUND] = begun
     number = count[CALLS]
@@ -414,8 +414,8 @@ def _add_first(nodes: Nodes, work: Work, state: int, masks: np.ndarray, at: int)
 
 @part
 def _conflicts(nodes: Nodes, work: Work) -> int:
-    """The number of states, in `conflicting`, with a call that a next byte could both continue and follow;
-    that call is to be inlined."""
+    """Number of states with a call that must be inlined, because a next byte could both continue and follow
+    the call. The states are in `conflicting`."""
     states = work.counts[STATES]
     found = 0
     # By state, the bytes that may be read in a final state which is reachable from it.
@@ -499,20 +499,27 @@ def _construct(nodes: Nodes, work: Work) -> None:
 
 
 def construct(
-    nodes: Nodes, most_states: int, most_positions: int, *, nondeterministic: bool = False
+    nodes: Nodes,
+    most_states: int,
+    most_positions: int,
+    *,
+    nondeterministic: bool = False,
+    room: int | None = None,
 ) -> States:
-    """All states that are reachable from the start of the first rule, which is state 0.
+    """States that are reachable from the start of the first rule, which is state 0.
 
     Raises `TooLarge` beyond `most_states` states, or `most_positions` positions in all states together.
+    There is `room` for this number of states at first, by default for what schemas mostly take.
     """
     # The states of published schemas are 0.9 to 1.5 times this sum: nodes, and the letters of texts.
-    room = 2 * max(256, len(nodes.node) + len(nodes.letters))
+    room = room or 2 * max(256, len(nodes.node) + len(nodes.letters))
     while True:
         work = room_for(nodes, room)
         count = work.counts
         count[MOST_STATES], count[POSITIONS_LEFT] = most_states, most_positions
         count[NONDETERMINISTIC] = nondeterministic
         _construct(nodes, work)
+        assert count[TOUCHED] <= work.atoms.size
         if count[STATUS] == TOO_LARGE:
             raise TooLarge
         if count[STATUS] == NOT_COUNTED:

@@ -30,7 +30,7 @@ from ramify.grammar.rules.expression import (
 BLOCK = 256
 """Characters in a block of the first level. `runs` ends with a block, and a mask there takes longer."""
 ITEMS = 64
-"""The same for items that call rules."""
+"""Items in a block of the first level, where items call rules."""
 BLOCKS = 16
 """Blocks in a block of the next level."""
 SHORT = 2 * min(BLOCK, ITEMS)
@@ -48,12 +48,12 @@ class Counting:
         self._exact: dict[tuple[Expression, int], Expression] = {}
         self._items: dict[Expression, Expression | None] = {}
         self.greedy: dict[str, Expression] = {}
-        """By name, the rules that are read greedily, and what they repeat."""
+        """Rules that are read greedily, by name, and the expression that each repeats."""
         self.called: set[str] = set()
-        """The rules that cannot be inlined: all those made here."""
+        """Rules made here, which cannot be inlined."""
 
     def rewritten(self, expression: Repeat) -> Expression | None:
-        """The same repetition by rules; None where it is short, or what it repeats has no clear end."""
+        """`expression` by rules; None where the repetition is short, or its item has no clear end."""
         low, high = expression.low, expression.high
         regular = expression.item.is_regular
         block = BLOCK if regular else ITEMS
@@ -105,7 +105,7 @@ class Counting:
         return found
 
     def _some(self, item: Expression, level: int, count: int, block: int) -> Expression:
-        """At least one item, and at most those of `count` blocks of `level`."""
+        """One item to as many as `count` blocks of `level` hold."""
         key = (item, level, count)
         if key not in self._upto:
             unit = item if level == 0 else self._some(item, level - 1, block if level == 1 else BLOCKS, block)
@@ -119,7 +119,7 @@ class Counting:
 
 
 def _digits(count: int, block: int) -> list[int]:
-    """How many blocks of each level make `count`, the lowest level first."""
+    """Number of blocks of each level that make `count`, the lowest level first."""
     count, units = divmod(count, block)
     digits = [units]
     while count:
@@ -129,7 +129,7 @@ def _digits(count: int, block: int) -> list[int]:
 
 
 def _has_clear_end(item: Expression) -> bool:
-    """No text of `item`, which calls no rules, can be continued by a character that begins another."""
+    """Whether no text of `item` can go on with a character that begins another. `item` calls no rules."""
     product = Product([(item, True)])
     automaton = explore(product.start, product.steps, product.final, MAX_ITEM_STATES)
     if automaton is None or not automaton.edges or automaton.final[0]:

@@ -1,4 +1,4 @@
-"""Compiles rules to a pushdown automaton: decides which rules are called, and runs the steps in order.
+"""Compiling rules to a pushdown automaton: which rules are called, and the steps in order.
 
 A rule that calls itself, in any other place than the last, must be called with a stack. A large rule that is
 used several times is called as well, so that its states exist once. All other rules are inlined: read in
@@ -15,10 +15,10 @@ from types import MappingProxyType
 import numpy as np
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton import byte_edges, costs, pruning
-from ramify.grammar.automaton.counted import SHORT, longest_repetition
-from ramify.grammar.automaton.members import CompletionGraph
-from ramify.grammar.automaton.nodes import (
+from ramify.grammar.automaton.construction import byte_edges, costs, pruning
+from ramify.grammar.automaton.construction.completions import CompletionGraph
+from ramify.grammar.automaton.construction.counted import SHORT, longest_repetition
+from ramify.grammar.automaton.construction.nodes import (
     Mark,
     NotCounted,
     TooLarge,
@@ -27,11 +27,11 @@ from ramify.grammar.automaton.nodes import (
     has_unique_items,
     remembers,
 )
+from ramify.grammar.automaton.construction.runs import runs
+from ramify.grammar.automaton.construction.subset_construction import construct
+from ramify.grammar.automaton.construction.unique_items import unique_item_tables
+from ramify.grammar.automaton.masks.token_trie import token_trie
 from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
-from ramify.grammar.automaton.runs import runs
-from ramify.grammar.automaton.subset_construction import construct
-from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.automaton.unique_items import unique_item_tables
 from ramify.grammar.rules.expression import (
     Accepted,
     Alt,
@@ -51,8 +51,8 @@ MAX_STATES = 100_000
 states."""
 
 MAX_UNCALLED_STATES = 250_000
-"""The same for grammars without recursion or unique items, for which there is no nondeterministic
-automaton."""
+"""Most states of a grammar without recursion or unique items, which has no nondeterministic automaton to fall
+back on."""
 
 LONGEST_UNCOUNTED = 4096
 """Most repetitions that are written out, a state each, in a grammar where rules cannot count them."""
@@ -176,7 +176,8 @@ def _finished(
     length, best = costs.shortest(whole)
     if graph is not None:
         graph.check(length)
-    cost = token_trie(vocabulary).costs(whole, length, best, None if graph is None else graph.border)
+    border = None if graph is None else graph.border
+    cost = costs.completion_costs(token_trie(vocabulary), whole, length, best, border)
     before_item = np.zeros(len(cost), np.bool_)
     items = None
     if edges.after_item.any():
@@ -290,7 +291,8 @@ def _last_calls(expression: Expression) -> set[str]:
 
 
 def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
-    """How often `expression` calls each rule in another place than the last, with repetitions written out."""
+    """Number of calls of each rule in `expression` in another place than the last, with repetitions written
+    out."""
     if expression.is_regular:
         return {}
     found: dict[str, int] = {}

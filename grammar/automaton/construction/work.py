@@ -1,4 +1,4 @@
-"""What `subset_construction` works on: records with room for a number of states."""
+"""Work space of `subset_construction`: records with room for a number of states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.nodes import (
+from ramify.grammar.automaton.construction.nodes import (
     ACCEPTED,
     CALL,
     CHARS,
@@ -22,7 +22,7 @@ from ramify.grammar.automaton.nodes import (
 from ramify.grammar.automaton.numba_types import array_dtypes, record, tuple_type
 
 DONE, TOO_LARGE, NOT_COUNTED, FULL = range(4)
-"""How the construction ended. FULL: it takes more room."""
+"""Results of the construction. FULL: it takes more room."""
 
 WORDS = 4
 """Words of 64 bits in a mask of first bytes."""
@@ -101,7 +101,8 @@ _DTYPES["counts"] = np.dtype(np.int64)
 WORK = tuple_type(Work, _DTYPES)
 
 COMPILED = {"cache": True, "nogil": True, "_nrt": False, "error_model": "numpy"}
-"""Without reference counts: no array is made in compiled code, and passing `Work` on costs nothing."""
+"""numba's options without reference counts: no array is made in compiled code, so passing `Work` on costs
+nothing."""
 
 njit: Any = numba.njit  # its types do not know these options
 part = njit(no_cpython_wrapper=True, **COMPILED)
@@ -118,7 +119,7 @@ def meet(first: np.ndarray, a: int, others: np.ndarray, b: int) -> bool:
 
 @part
 def join(mask: np.ndarray, at: int, others: np.ndarray, b: int) -> bool:
-    """Add one mask to another; whether that changed it."""
+    """Add mask `b` of `others` to mask `at`. Returns whether that changed it."""
     changed = False
     for word in range(WORDS):
         joined = mask[at * WORDS + word] | others[b * WORDS + word]
@@ -129,7 +130,7 @@ def join(mask: np.ndarray, at: int, others: np.ndarray, b: int) -> bool:
 
 @part
 def learn_nodes(nodes: Nodes, work: Work) -> None:
-    """Which nodes may be empty, and the first bytes of each: fixed points over recursive rules."""
+    """Find the nodes that may be empty, and the first bytes of each: fixed points over recursive rules."""
     for i in range(nodes.ranges.size):
         for byte in range(nodes.ranges[i].lead, nodes.ranges[i].last_lead + 1):
             work.atom_first[nodes.ranges[i].atom * WORDS + (byte >> 6)] |= np.uint64(1) << np.uint64(

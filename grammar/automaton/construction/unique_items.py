@@ -1,4 +1,5 @@
-"""What is known at compile time of unique items (`expression.UniqueItem`).
+"""Unique items at compile time (`expression.UniqueItem`): how many there are, how many are needed, their
+costs.
 
 An *array rule* is a rule with unique items. While it is read, the matcher keeps the items used so far. The
 number of possible items says whether enough unused ones remain; the lengths of the shortest items bound what
@@ -15,20 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import Edges
-from ramify.grammar.automaton.costs import UNREACHABLE
-from ramify.grammar.automaton.nodes import TooLarge
-from ramify.grammar.automaton.pushdown import UniqueItems
-
-ENDLESS_WORDS = 1 << 30
-"""Stands for this number of texts and all above it."""
+from ramify.grammar.automaton.construction.byte_edges import Edges
+from ramify.grammar.automaton.construction.costs import UNREACHABLE
+from ramify.grammar.automaton.construction.nodes import TooLarge
+from ramify.grammar.automaton.pushdown import COUNTED_LENGTHS, ENDLESS_WORDS, UniqueItems, surcharge
 
 FEW_WORDS = 10
-"""Texts of which arrays within items must have this number to choose from."""
+"""Least number of texts that arrays within items must have to choose from."""
 
 COUNTED_WORDS = 4096
-COUNTED_LENGTHS = 256
-"""The items of an array are counted by length up to this number of items, or of lengths."""
+"""The items of an array are counted by length up to this number, or up to `COUNTED_LENGTHS` lengths."""
 
 
 class UniqueItemTables(NamedTuple):
@@ -63,7 +60,8 @@ class _Edge(NamedTuple):
 
 
 class _Analysis:
-    """Looks at the states of array rules up to their last item, and at those of the items: at few of all."""
+    """Analysis of the states of array rules up to their last item and of the states inside items, which are
+    few."""
 
     def __init__(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> None:
         self._edges = edges
@@ -111,7 +109,7 @@ class _Analysis:
         return row
 
     def _following(self, edge: _Edge) -> int | None:
-        """The next state in the same rule, or None at a tail call."""
+        """The next state in the same rule after `edge`, or None at a tail call."""
         return edge.push if edge.push >= 0 else edge.into if edge.reads else None
 
     def _states_before_items(self) -> np.ndarray:
@@ -134,7 +132,7 @@ class _Analysis:
         return found
 
     def _items(self) -> dict[int, int]:
-        """By state, the start state of the unique items that may follow. Raises `TooLarge` where there are
+        """Start state of the unique items that may follow each state. Raises `TooLarge` where there are
         two."""
         items: dict[int, set[int]] = {}
         changed = True
@@ -155,8 +153,8 @@ class _Analysis:
         return {state: start for state, starts in items.items() for start in starts}
 
     def _need(self) -> list[int]:
-        """By state, the unique items that must still be read. Raises `TooLarge` where the shortest completion
-        reads more than that."""
+        """Number of unique items that must still be read after each state. Raises `TooLarge` where the
+        shortest completion reads more than that."""
         need = [0] * len(self._final)  # where no item may come, none must
         on_shortest = list(need)
         for state in self._order:
@@ -212,8 +210,8 @@ class _Analysis:
                 raise TooLarge
 
     def _words(self, inside: set[int]) -> list[int]:
-        """By state `inside` items, the number of texts to the end of its rule; ENDLESS_WORDS where something
-        repeats, and for all other states."""
+        """Number of texts from each state to the end of its rule, for states `inside` items; ENDLESS_WORDS
+        where something repeats, and for all other states."""
         users: dict[int, list[int]] = {state: [] for state in inside}
         missing = dict.fromkeys(inside, 0)
         for state in inside:
@@ -299,18 +297,3 @@ class _Analysis:
 def _calls_once(row: list[_Edge]) -> list[_Edge]:
     calls = dict.fromkeys(edge._replace(width=1) for edge in row if not edge.reads)
     return [edge for edge in row if edge.reads] + list(calls)
-
-
-def surcharge(lengths: list[tuple[int, int]], used: int, need: int) -> int:
-    """Tokens of `need` unique items beyond `need` times the shortest item, if `used` items are used: at worst
-    the shortest ones. Counted in bytes, since a byte takes at most one token."""
-    return sum(_length_of(lengths, used + i) - 1 for i in range(need) if used + i)
-
-
-def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
-    """Bytes of the item at index `rank` in the order of length."""
-    for length, texts in lengths:
-        if texts > rank:
-            return length
-    length, texts = lengths[-1]
-    return length + (rank - texts + 1) * COUNTED_LENGTHS  # not counted, but there is one at least

@@ -25,7 +25,7 @@ import numpy as np
 from ramify.grammar.automaton.numba_types import BYTES, packed_bytes, packed_flags, packed_ints
 
 DEAD, LOOPS, LEAVES = 0, 1, 2
-"""What a byte does in a state: it cannot be read, it leads back to the state, or anything else. The first
+"""Effects of a byte in a state: it cannot be read, it leads back to the state, or anything else. The first
 byte of a character of several bytes has `LOOPS` where every such character leads back."""
 
 _LONGS = numba.types.Array(numba.int64, 1, "C", readonly=True)
@@ -33,8 +33,9 @@ _NEVER = -1
 
 
 class Loop(NamedTuple):
-    """The tokens without a rest, (words,) int32, and the packed tries of the other tokens by their rests:
-    those that are read from the loop, and those that are read from the state itself, if that is another."""
+    """Tokens by how a loop reads them. `row`, (words,) int32, is the mask of those without a rest; `rests`
+    and `others` are packed tries of all other tokens by their rests, read from the loop, or from the state
+    itself where that is another."""
 
     row: np.ndarray
     rests: tuple[np.ndarray, np.ndarray]

@@ -9,35 +9,13 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import EDGES, Edges
-from ramify.grammar.automaton.char_sets import PLAIN
+from ramify.grammar.automaton.characters import KINDS
+from ramify.grammar.automaton.construction.byte_edges import EDGES, Edges
 from ramify.grammar.automaton.numba_types import BOOLS, BYTES, INTS
 from ramify.grammar.automaton.pushdown import ENDLESS
 
-NOT_PLAIN = frozenset(
-    chr(point) for point in range(0x3000) if not any(low <= point <= high for low, high in PLAIN)
-)
-
-KINDS = ("plain", "alphanumeric", "lower case")
-"""Kinds of characters, each a subset of the one before: plain characters (`char_sets.PLAIN`), ASCII letters
-and digits, lower-case ASCII letters."""
-
 _ALPHANUMERIC = np.frombuffer(bytes(byte for byte in range(0x80) if chr(byte).isalnum()), np.uint8)
 _LOWER = np.frombuffer(bytes(range(0x61, 0x7B)), np.uint8)
-
-
-def kind_lengths(text: bytes) -> tuple[int, int, int]:
-    """By kind, the number of characters of `text`; 255 if it has others, or more than 254."""
-    try:
-        characters = text.decode()
-    except UnicodeDecodeError:
-        return 255, 255, 255
-    if not NOT_PLAIN.isdisjoint(characters):
-        return 255, 255, 255
-    length = min(255, len(characters))
-    if not characters.isascii() or not characters.isalnum():
-        return length, 255, 255
-    return length, length, length if characters.isalpha() and characters.islower() else 255
 
 
 def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

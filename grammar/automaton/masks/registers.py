@@ -29,7 +29,7 @@ from ramify.grammar.rules.expression import UNNAMED
 MISSING, ROOM, FILL, OWED, READ, FRAME, SEEN = range(7)
 
 DEAD, NONE = -2, -1
-"""In place of a register: what was read is not allowed; no object is open."""
+"""Codes in place of a register: the member read is not allowed; no object is open."""
 
 ROWS = numba.types.Array(numba.int32, 2, "C")
 ROW = numba.types.Array(numba.int32, 1, "C")
@@ -48,7 +48,7 @@ def _note_numbers(row: np.ndarray, tested: np.ndarray) -> None:
 
 @numba.njit(cache=True)
 def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
-    """The member of `mark` may be read."""
+    """Whether the member of `mark` may be read."""
     number = members.number[mark]
     if number >= 0 and _is_seen(row, number):
         return False
@@ -57,7 +57,7 @@ def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
 
 @numba.njit(cache=True)
 def _note(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> None:
-    """Write into `tested` what `_may_come` depends on."""
+    """Note in `tested` the parts of `row` that `_may_come` depends on."""
     number = members.number[mark]
     if number >= 0:
         if row[FRAME] >= 0:
@@ -66,6 +66,13 @@ def _note(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> N
             return
     if row[ROOM] < NO_LIMIT:
         _note_numbers(row, tested)
+
+
+@numba.njit((MEMBERS, numba.int64, ROW, ROWS), cache=True, nogil=True)
+def may_be_read(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> bool:
+    """Whether the member of `mark` may be read. The parts of `row` that decide it are noted in `tested`."""
+    _note(members, mark, row, tested)
+    return _may_come(members, mark, row)
 
 
 @numba.njit(cache=True)
@@ -119,8 +126,7 @@ def entered_object(
     if number == END:
         _note_numbers(row, tested)
         return NONE if row[MISSING] == 0 and row[FILL] == 0 else DEAD
-    _note(members, mark, row, tested)
-    if not _may_come(members, mark, row):
+    if not may_be_read(members, mark, row, tested):
         return DEAD
     fills = members.fill[members.object[mark]] > 0
     if number == UNNAMED and row[ROOM] == NO_LIMIT and not fills:
@@ -146,7 +152,7 @@ def left_of(
 ) -> int:
     """Tokens up to the end of the rule of an object from `state` on, or -1 where no way is left.
 
-    Unless `exact`, at most these.
+    Unless `exact`, the number is an upper bound.
     """
     begin, end = members.ways[state], members.ways[state + 1]
     if begin == end:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.char_sets import PLAIN
-from ramify.grammar.automaton.counted import Counting
+from ramify.grammar.automaton.characters import PLAIN
+from ramify.grammar.automaton.construction.counted import Counting
 from ramify.grammar.automaton.numba_types import array_dtypes, record, tuple_type
 from ramify.grammar.rules.expression import (
     Accepted,
@@ -47,11 +47,11 @@ PLAIN_SET = 0
 
 
 class TooLarge(Exception):
-    """The grammar has more states than are allowed, or infinitely many."""
+    """Error: the grammar has more states than are allowed, or infinitely many."""
 
 
 class NotCounted(TooLarge):
-    """A long repetition is read beside something that begins alike, so its rules (`counted`) cannot be
+    """Error: a long repetition is read beside something that begins alike, so its rules (`counted`) cannot be
     called."""
 
 
@@ -315,19 +315,19 @@ def _records(name: str, *fields: Any) -> np.ndarray:
 
 
 def has_unique_items(expression: Expression) -> bool:
-    """`expression` itself contains a `UniqueItem`; rules that it calls do not count."""
+    """Whether `expression` itself contains a `UniqueItem`; rules that it calls do not count."""
     if expression.is_regular:
         return False
     return isinstance(expression, UniqueItem) or any(map(has_unique_items, parts_of(expression)))
 
 
 def ends_object(body: Expression) -> bool:
-    """`body` is that of a rule for an object whose members come in any order."""
+    """Whether `body` is a rule for an object whose members come in any order."""
     return isinstance(body, Seq) and bool(body.parts) and isinstance(body.parts[-1], ObjectEnd)
 
 
 def remembers(body: Expression) -> bool:
-    """What may come in a rule with this body depends on what was read in it before."""
+    """Whether the text that may come in a rule with this body depends on the text read in it before."""
     return ends_object(body) or has_unique_items(body)
 
 

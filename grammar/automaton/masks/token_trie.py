@@ -17,21 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import Edges
-from ramify.grammar.automaton.costs import UNREACHABLE, token_costs
-from ramify.grammar.automaton.loops import LOOPS, Loop, byte_kinds, rests
-from ramify.grammar.automaton.members import NO_MEMBERS
-from ramify.grammar.automaton.nondeterministic_walk import (
+from ramify.grammar.automaton.characters import KINDS, kind_lengths
+from ramify.grammar.automaton.masks.loops import LOOPS, Loop, byte_kinds, rests
+from ramify.grammar.automaton.masks.nondeterministic_walk import (
     FULL,
     MOST_STEPS,
     NO_LIMIT,
     ROOM,
     walk_nondeterministic,
 )
-from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.automaton.registers import OWED
-from ramify.grammar.automaton.runs import KINDS, kind_lengths
-from ramify.grammar.automaton.trie import (
+from ramify.grammar.automaton.masks.registers import OWED
+from ramify.grammar.automaton.masks.trie import (
     Spellings,
     Trie,
     build_trie,
@@ -40,7 +36,9 @@ from ramify.grammar.automaton.trie import (
     pack_trie,
     spellings,
 )
-from ramify.grammar.automaton.walk import walk
+from ramify.grammar.automaton.masks.walk import walk
+from ramify.grammar.automaton.members import NO_MEMBERS
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.matcher import allow, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -48,13 +46,14 @@ MAX_GROUP = 32
 """Characters of the longest tokens that are allowed together; the mask of each length takes 6 to 32 KB."""
 
 LONG = (10, MAX_GROUP)
-"""Run lengths from which on a smaller trie is walked: one without the tokens of up to that length."""
+"""Run lengths from which on a smaller trie is walked, which lacks the tokens of up to that length."""
 
 MAX_LOOPS = 64
 """Most `loops.Loop` of one vocabulary: some 20 to 100 KB each. Schemas have few sets of characters."""
 
 MOST_RESTS = 8
-"""One in this many tokens may have a rest: more would take tens of milliseconds to sort."""
+"""Divisor of the number of tokens that may have a rest: more than one in 8 would take tens of milliseconds to
+sort."""
 
 FEW_NODES = 2000
 """Nodes that are walked in about 20 us."""
@@ -65,19 +64,19 @@ _tries: weakref.WeakKeyDictionary[Vocabulary, TokenTrie] = weakref.WeakKeyDictio
 
 
 class Walk(NamedTuple):
-    """What a walk found besides the mask."""
+    """Findings of a walk besides the mask."""
 
     examined: int
     """Entries of the stack, from the top, on which the mask depends; one more than there are if it depends on
     the end of the stack."""
     rise: int
-    """No allowed token raises the cost of completion by more tokens than this."""
+    """Most tokens by which an allowed token raises the cost of completion."""
 
 
 class _Group(NamedTuple):
-    """For one kind of characters: ``masks[n]``, (MAX_GROUP + 1, words), allows the tokens of up to n
-    characters of the kind; ``tries[n]``, for 0 and the lengths of `LONG`, holds all other tokens, which must
-    be walked."""
+    """Tokens grouped by their characters of one kind. ``masks[n]``, (MAX_GROUP + 1, words), allows the tokens
+    of up to n such characters; ``tries[n]``, for 0 and the lengths of `LONG`, holds all other tokens, which
+    must be walked."""
 
     masks: np.ndarray
     tries: dict[int, Trie]
@@ -85,30 +84,34 @@ class _Group(NamedTuple):
 
 
 class TokenTrie:
-    """All tokens of a vocabulary that have bytes. Get it from `token_trie`."""
+    """Prefix tree of all tokens of a vocabulary that have bytes, made by `token_trie`.
+
+    `whole` is their trie, and `first_node` gives its nodes of one byte (`trie.first_nodes`). `loops` are
+    those met last, by what each byte does in them.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._spelled = vocabulary.spelled
         self._words = mask_words(vocabulary.size)
         self._tokens = tokens = spellings(self._spelled)
-        self._loops: dict[bytes, Loop | None] = {}
+        self.loops: dict[bytes, Loop | None] = {}
         lengths = np.array([kind_lengths(text) for text, _ in self._spelled], np.uint8)
-        self._all = build_trie(tokens, np.full(len(self._spelled), 255, np.uint8))
-        self._packed = pack_trie(self._all)
+        self.whole = build_trie(tokens, np.full(len(self._spelled), 255, np.uint8))
+        self._packed = pack_trie(self.whole)
         self._groups = [
             self._group(tokens, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
         ]
         # Then a group of plain characters leaves few nodes to be walked, and takes 8 us less than a loop.
         self._plain_is_small = len(self._groups[0].tries[LONG[-1]].byte) < FEW_NODES
-        self._first_node = first_nodes(self._all)
-        self._levels = int(self._all.depth.max(initial=0)) + 2
+        self.first_node = first_nodes(self.whole)
+        self._levels = int(self.whole.depth.max(initial=0)) + 2
 
     def _group(self, tokens: Spellings, lengths: np.ndarray) -> _Group:
         bits = np.zeros((MAX_GROUP + 1, self._words * 32), np.uint8)
         for count in range(1, MAX_GROUP + 1):
             bits[count, tokens.ids[lengths <= count]] = 1
-        longest = longest_below(self._all.end, self._all.token_start, lengths)
-        tries = {0: self._all._replace(longest=longest)}
+        longest = longest_below(self.whole.end, self.whole.token_start, lengths)
+        tries = {0: self.whole._replace(longest=longest)}
         for least in LONG:
             longer = lengths > least
             tries[least] = build_trie(tokens.only(longer), lengths[longer])
@@ -122,11 +125,11 @@ class TokenTrie:
         key = bytes([same]) + kinds.tobytes()
         if LOOPS not in in_state:
             return None
-        if key in self._loops:
-            self._loops[key] = found = self._loops.pop(key)
+        if key in self.loops:
+            self.loops[key] = found = self.loops.pop(key)
             return found
-        if len(self._loops) >= MAX_LOOPS:
-            self._loops.pop(next(iter(self._loops)))
+        if len(self.loops) >= MAX_LOOPS:
+            self.loops.pop(next(iter(self.loops)))
         begin = rests(self._tokens.data, self._tokens.sizes, in_loop, in_state)
         from_loop = (begin < self._tokens.sizes) & (begin >= (0 if same else 1))
         loop = None
@@ -134,7 +137,7 @@ class TokenTrie:
             row = np.zeros(self._words, np.int32)
             allow(row, self._tokens.ids[begin == self._tokens.sizes])
             loop = Loop(row, self._rests(begin, from_loop), None if same else self._rests(begin, begin == 0))
-        self._loops[key] = loop
+        self.loops[key] = loop
         return loop
 
     def _rests(self, begin: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +193,7 @@ class TokenTrie:
         if run and not after and arrays.run[state] and arrays.run_cost[state] + owed <= limit:
             length = int(arrays.run[state])
         skipped, rise = min(length, MAX_GROUP), 0
-        trie, packed = self._all, self._packed
+        trie, packed = self.whole, self._packed
         walks = []
         if automaton.reads_many[state] and not after:
             plain = bool(length) and arrays.run_kind[state] == 0
@@ -235,10 +238,10 @@ class TokenTrie:
     def _walks(
         self, automaton: PushdownAutomaton, state: int, limit: int, row: np.ndarray, inside: bool
     ) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-        """Write into `row` the tokens that stay in the loop next to `state`; returns from which state which
-        tries are to be walked for the others. Empty where there is no loop, the limit may rule some out, or
-        `inside` is True and the loop is another state: a run of plain characters leaves less to be walked.
-        """
+        """Write into `row` the tokens that stay in the loop next to `state`. Returns the tries still to be
+        walked, each with the state to walk it from. Empty where there is no loop, the limit may rule some
+        out, or `inside` is True and the loop is another state: a run of plain characters leaves less to be
+        walked."""
         arrays = automaton.arrays
         if automaton.nondeterministic:
             return []
@@ -253,27 +256,15 @@ class TokenTrie:
 
     def _node(self, text: bytes) -> int | None:
         """The node that spells `text`, or None."""
-        node = int(self._first_node[text[0]])
+        node = int(self.first_node[text[0]])
         for byte in text[1:]:
             if node < 0:
                 return None
-            child, end = node + 1, int(self._all.end[node])
-            while child < end and self._all.byte[child] != byte:
-                child = int(self._all.end[child])
+            child, end = node + 1, int(self.whole.end[node])
+            while child < end and self.whole.byte[child] != byte:
+                child = int(self.whole.end[child])
             node = child if child < end else -1
         return node if node >= 0 else None
-
-    def costs(
-        self, edges: Edges, length: np.ndarray, best: np.ndarray, border: np.ndarray | None = None
-    ) -> np.ndarray:
-        """`cost` of `pushdown.Arrays`, from `length` and `best` of `costs.shortest`, and `border` of
-        `costs.token_costs`: the states after unique items where it is None."""
-        order = np.argsort(length, kind="stable").astype(np.int32)
-        if border is None:
-            border = edges.after_item
-        else:
-            order = order[length[order] < UNREACHABLE]
-        return token_costs(self._all, self._first_node, edges, best, order, length, border)
 
 
 def token_trie(vocabulary: Vocabulary) -> TokenTrie:

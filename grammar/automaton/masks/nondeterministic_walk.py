@@ -11,10 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.members import MEMBERS, Members
-from ramify.grammar.automaton.numba_types import INTS
-from ramify.grammar.automaton.pushdown import Arrays
-from ramify.grammar.automaton.registers import (
+from ramify.grammar.automaton.masks.registers import (
     DEAD,
     MISSING,
     NONE,
@@ -24,16 +21,19 @@ from ramify.grammar.automaton.registers import (
     entered_object,
     left_of,
 )
-from ramify.grammar.automaton.trie import TRIE, Trie
-from ramify.grammar.automaton.walk import ARRAYS, allow_tokens, link_stack
+from ramify.grammar.automaton.masks.trie import TRIE, Trie
+from ramify.grammar.automaton.masks.walk import ARRAYS, allow_tokens, link_stack
+from ramify.grammar.automaton.members import MEMBERS, Members
+from ramify.grammar.automaton.numba_types import INTS
+from ramify.grammar.automaton.pushdown import Arrays
 
 MOST_STEPS = 4_000_000
 """Most (node, configuration) pairs of one walk, about 40 ms. A grammar may double its configurations with
 every byte, and its walk would not end. Tokens that are not reached are not allowed."""
 
 ROOM = 1024
-"""`room` to begin with. No array grows during a walk: numba counts references to one that may, in every step,
-which makes a walk 20 times as slow."""
+"""First value of `room`. No array grows during a walk: numba counts references to one that may, in every
+step, which makes a walk 20 times as slow."""
 
 FULL = -1
 
@@ -78,9 +78,9 @@ def walk_nondeterministic(
     frames: np.ndarray,
     tested: np.ndarray,
 ) -> tuple[int, int]:
-    """As `walk.walk`; all edges of a state that read the byte are taken, and its return as well.
+    """Set bits in `row` as `walk.walk` does; all edges that read a byte are taken, and the return as well.
 
-    `room` bounds what is remembered on the way; returns FULL, 0 where that is too little. `frames` are the
+    `room` bounds the configurations kept on the way; returns FULL, 0 where it is too little. `frames` are the
     registers of the state and of the entries of the stack (`registers`), none where the automaton has none;
     `tested` says what of them the mask depends on.
     """

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.nodes import PLAIN_SET, Atoms
+from ramify.grammar.automaton.construction.nodes import PLAIN_SET, Atoms
+from ramify.grammar.automaton.construction.positions import END
+from ramify.grammar.automaton.construction.subset_construction import States
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
-from ramify.grammar.automaton.positions import END
-from ramify.grammar.automaton.subset_construction import States
 from ramify.grammar.rules.expression import Ranges
 from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
 
@@ -50,7 +50,7 @@ class Edges(NamedTuple):
 EDGES = tuple_type(Edges, array_dtypes(Edges, uint8=("low", "high"), flags=("final", "plain", "after_item")))
 
 _Edge = tuple[int, int, int, int]
-"""Its low and high byte, its target, and the state that it pushes or -1."""
+"""An edge: its low and high byte, its target, and the state that it pushes or -1."""
 
 
 def to_bytes(states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> Edges:
@@ -188,25 +188,25 @@ class _Bytes:
             targets = {target for _, target in rests}
             if len(targets) == 1:
                 called = frozenset((spans, END) for spans, _ in rests)
-                self._add(row, low, high, self._inner_state(called), targets.pop())
+                self._add_edges(row, low, high, self._inner_state(called), targets.pop())
             else:
-                self._add(row, low, high, self._inner_state(frozenset((s, ~t) for s, t in rests)), -1)
+                self._add_edges(row, low, high, self._inner_state(frozenset((s, ~t) for s, t in rests)), -1)
         return row
 
     def _called_characters(self, ranges: Ranges) -> list[tuple[int, int, int]]:
-        """Ranges of first bytes of the characters in `ranges`, each with the state to call for the other
+        """Ranges of first bytes of the characters in `ranges`, each with the state to call for the further
         bytes."""
         row: list[_Edge] = []
         for low, high, rest in _characters(ranges):
-            self._add(row, low, high, self._inner_state(rest), -1)
+            self._add_edges(row, low, high, self._inner_state(rest), -1)
         return [edge[:3] for edge in row]
 
-    def _add(self, row: list[_Edge], low: int, high: int, target: int, push: int) -> None:
+    def _add_edges(self, row: list[_Edge], low: int, high: int, target: int, push: int) -> None:
         for first, last in _runs_of(((1 << (high + 1)) - (1 << low)) & self._allowed):
             row.append((first, last, target, push))
 
     def _inner_state(self, rest: Rest) -> int:
-        """The state inside a character of which `rest` is left. There ~t stands for state t, which is entered
+        """The state inside a character of which `rest` is left. In `rest`, ~t stands for state t, entered
         without a return."""
         number = self._inner.get(rest)
         if number is None:
@@ -220,15 +220,15 @@ class _Bytes:
             ended = {target for spans, target in after if not spans}
             if ended:
                 (target,) = ended
-                self._add(row, low, high, ~target if target < 0 else self._inner_state(_ENDED), -1)
+                self._add_edges(row, low, high, ~target if target < 0 else self._inner_state(_ENDED), -1)
             else:
-                self._add(row, low, high, self._inner_state(frozenset(after)), -1)
+                self._add_edges(row, low, high, self._inner_state(frozenset(after)), -1)
         return row
 
 
 @lru_cache(maxsize=4096)
 def _runs_of(mask: int) -> tuple[tuple[int, int], ...]:
-    """The ranges of set bits."""
+    """Ranges of set bits in `mask`."""
     runs = []
     low = 0
     while mask:
@@ -251,7 +251,7 @@ def _rows(*columns: np.ndarray | int) -> np.ndarray:
 
 
 def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All indices from ``begin[i]`` up to ``end[i]``, for each i: the i's, and the indices."""
+    """Indices from ``begin[i]`` up to ``end[i]``, for all i in one array; the i of each comes first."""
     sizes = end - begin
     owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return owner, np.arange(len(owner)) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
@@ -282,7 +282,8 @@ def _characters(ranges: Ranges) -> list[tuple[int, int, Rest]]:
 def _by_first_byte(
     pairs: Iterable[tuple[Spans, int]],
 ) -> Iterable[tuple[tuple[int, int], list[tuple[Spans, int]]]]:
-    """Disjoint ranges of the first byte, each with what `pairs`, bytes and a state, have after that byte."""
+    """Disjoint ranges of the first byte in `pairs` (bytes, state), each with the further bytes and the
+    states."""
     following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
     for spans, target in pairs:
         following.setdefault(spans[0], []).append((spans[1:], target))

@@ -5,7 +5,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.grammar.automaton.construction import (
+from ramify.grammar.automaton.construction.nodes import (
+    ACCEPTED,
+    CALL,
+    CHARS,
+    MARKED,
+    OPTIONS,
+    REPEAT,
+    SEQUENCE,
+    TEXT,
+    Nodes,
+)
+from ramify.grammar.automaton.construction.work import (
     CONTINUATIONS,
     DONE,
     FOUND,
@@ -16,17 +27,6 @@ from ramify.grammar.automaton.construction import (
     STATUS,
     Work,
     part,
-)
-from ramify.grammar.automaton.nodes import (
-    ACCEPTED,
-    CALL,
-    CHARS,
-    MARKED,
-    OPTIONS,
-    REPEAT,
-    SEQUENCE,
-    TEXT,
-    Nodes,
 )
 
 END = 0
@@ -115,7 +115,7 @@ def _push(work: Work, depth: int, node: int, times: int, after: int) -> int:
 
 
 @part
-def find(work: Work, position: int) -> None:
+def note_position(work: Work, position: int) -> None:
     if work.counts[FOUND] == work.found.size:
         work.counts[STATUS] = FULL
         return
@@ -135,9 +135,9 @@ def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None
         kind = nodes.node[node].kind
         first, last = nodes.node[node].first, nodes.node[node].last
         if kind in (TEXT, CHARS) or (kind == CALL and nodes.rules[first].called):
-            find(work, position_of(nodes, work, node, after))
+            note_position(work, position_of(nodes, work, node, after))
         elif kind == MARKED:
-            find(work, position_of(nodes, work, node, END))
+            note_position(work, position_of(nodes, work, node, END))
         elif kind == CALL:
             whole = continuation_of(work, node, 0, after)
             if work.then[whole].seen != round_:
@@ -147,7 +147,7 @@ def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None
             for i in range(first + 1, last, 2):
                 rest = nodes.parts[i + 1]
                 follows = after if rest < 0 else continuation_of(work, rest, 0, after)
-                find(work, position_of(nodes, work, nodes.parts[i], follows))
+                note_position(work, position_of(nodes, work, nodes.parts[i], follows))
         elif kind == OPTIONS:
             for i in range(first, last):
                 depth = _push(work, depth, nodes.parts[i], 0, after)
@@ -182,7 +182,7 @@ def _sort(values: np.ndarray) -> None:
 
 @part
 def interned(work: Work, found: np.ndarray) -> int:
-    """The number of the set of `found`, which is sorted here; equal ones in it count once."""
+    """The number of the set of positions `found`, which is sorted here. Equal positions count once."""
     size = 0
     if found.size > 1:
         ordered = True
@@ -225,10 +225,10 @@ def interned(work: Work, found: np.ndarray) -> int:
 
 
 @part
-def find_all(work: Work, number: int) -> None:
+def note_set(work: Work, number: int) -> None:
     """Find all positions of a set."""
     for i in range(work.sets[number].begin, work.sets[number + 1].begin):
-        find(work, work.set_items[i])
+        note_position(work, work.set_items[i])
 
 
 @part
@@ -240,7 +240,7 @@ def closure(nodes: Nodes, work: Work, continuation: int) -> int:
     here = continuation
     while work.counts[STATUS] == DONE:
         if work.then[here].set >= 0:
-            find_all(work, work.then[here].set)
+            note_set(work, work.then[here].set)
             break
         collect(nodes, work, work.then[here].node, work.then[here].times, work.then[here].after)
         if not _nullable(nodes, work, work.then[here].node, work.then[here].times):
@@ -259,7 +259,7 @@ def after_char(nodes: Nodes, work: Work, position: int) -> int:
         node = work.at[position].node
         if nodes.node[node].kind == TEXT and work.at[position].letter + 1 < nodes.node[node].last:
             begun = work.counts[FOUND]
-            find(work, position + 1)
+            note_position(work, position + 1)
             work.at[position].set = interned(work, work.found[begun : work.counts[FOUND]])
             work.counts[FOUND] = begun
         else:

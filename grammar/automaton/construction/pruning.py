@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import EDGES, Edges
-from ramify.grammar.automaton.costs import UNREACHABLE
+from ramify.grammar.automaton.construction.byte_edges import EDGES, Edges
+from ramify.grammar.automaton.construction.costs import UNREACHABLE
 from ramify.grammar.automaton.numba_types import BOOLS, INTS
 
 

@@ -1,0 +1,211 @@
+"""The supervisor of an engine core, in front of processes that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.engine_messages import FlushCache, Ready, StepText
+from ramify.errors import EngineClosed, EngineError, WorkerDied
+from ramify.messages import TextChunk
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.supervisor import EngineSupervisor
+from tests.fleet.fakes import model_info
+from tests.runtime.tiny import write_tiny
+
+
+class FakeProcesses:
+    """`EngineProcesses` that are ready at once, or fail to start with `failure`."""
+
+    def __init__(self, failure: BaseException | None, options: dict[str, Any]) -> None:
+        self.failure = failure
+        self.receive = options["receive"]
+        self.died = options["died"]
+        self.pids = {"scheduler": 1}
+        self.stopped_by: list[threading.Thread] = []
+        self.may_stop = threading.Event()
+        self.may_stop.set()
+        self.gate: asyncio.Event | None = None
+        """Holds the start up until it is set."""
+
+    async def start(self) -> dict[str, Ready]:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        scheduler = Ready(role="scheduler", pid=1, model_info=model_info(), max_prompt_tokens=9)
+        return {"scheduler": scheduler, "tokenizer": Ready(role="tokenizer", pid=2)}
+
+    def send(self, message: Any) -> None:
+        pass
+
+    def disconnect(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.may_stop.wait(10)
+        self.stopped_by.append(threading.current_thread())
+
+
+class Supervised:
+    """A supervisor, its callbacks' calls, and the processes that it has launched.
+
+    failures : of the first launches, in order; None for one that succeeds
+    """
+
+    def __init__(self, folder: Path, failures: Sequence[BaseException | None] = (), **options: Any) -> None:
+        self.launched: list[FakeProcesses] = []
+        self.failures = list(failures)
+        self.deaths: list[WorkerDied] = []
+        self.restarts = 0
+        self.gave_up: list[EngineError] = []
+        self.gate: asyncio.Event | None = None
+        callbacks: dict[str, Any] = {
+            "receive": lambda message: None,
+            "died": lambda error: bool(self.deaths.append(error)),
+            "restarted": self._restarted,
+            "gave_up": self.gave_up.append,
+        }
+        config = EngineConfig(model=str(folder), load_format="dummy")
+        self.engine = EngineSupervisor(config, None, launch=self._launch, **(callbacks | options))
+
+    def _launch(self, *arguments: Any, **options: Any) -> Any:
+        processes = FakeProcesses(self.failures.pop(0) if self.failures else None, options)
+        processes.gate = self.gate
+        self.launched.append(processes)
+        return processes
+
+    def _restarted(self) -> None:
+        self.restarts += 1
+
+    async def restart(self) -> None:
+        """Let a process die, and wait until the restart has ended."""
+        self.launched[-1].died("scheduler")
+        async with asyncio.timeout(10):
+            while self.engine.restarting:
+                await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_any_error_in_a_restart_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        found = Supervised(folder, [None, OSError("no more processes")], name="7")
+        await found.engine.start()
+        await found.restart()
+        assert "no more processes" in str(found.gave_up[0])
+        await found.engine.aclose()
+
+    asyncio.run(run())
+    assert all(line.startswith("replica 7: ") for line in caplog.messages)
+    assert "The scheduler process died" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(("deaths", "closes"), [(1, False), (2, False), (3, True)])
+def test_an_engine_that_dies_while_starting_is_started_once_more(
+    folder: Path, deaths: int, closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    death = WorkerDied("The scheduler process ended with code -9 while starting.")
+
+    async def run() -> Supervised:
+        found = Supervised(folder, [None, *[death] * deaths])
+        await found.engine.start()
+        await found.restart()
+        await found.engine.aclose()
+        return found
+
+    found = asyncio.run(run())
+    assert len(found.launched) == 1 + min(deaths + 1, 3)
+    assert found.restarts == (not closes)
+    if closes:
+        assert isinstance(found.gave_up[0], EngineClosed)
+        assert "code -9" in str(found.gave_up[0])
+        assert found.gave_up[0].remedy
+    else:
+        assert not found.gave_up
+        assert "ready again after" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("callback", ["died", "restarted"])
+def test_an_engine_comes_back_though_a_callback_raises(folder: Path, callback: str) -> None:
+    def raises(*arguments: Any) -> bool:
+        raise ValueError("a bug")
+
+    async def run() -> None:
+        found = Supervised(folder, **{callback: raises})
+        await found.engine.start()
+        await found.restart()
+        assert not found.gave_up
+        assert found.engine.pids == {"scheduler": 1}
+        assert len(found.launched) == 2
+        await found.engine.aclose()
+
+    asyncio.run(run())
+
+
+def test_an_engine_is_stopped_beside_the_event_loop(folder: Path) -> None:
+    async def run() -> None:
+        found = Supervised(folder)
+        await found.engine.start()
+        await found.restart()
+        await found.engine.aclose()
+        for processes in found.launched:
+            (thread,) = processes.stopped_by
+            assert thread is not threading.current_thread()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_restart_during_the_close_leaves_no_processes(folder: Path, begun: bool) -> None:
+    async def run() -> None:
+        found = Supervised(folder)
+        await found.engine.start()
+        found.gate = asyncio.Event()
+        first = found.launched[0]
+        first.may_stop.clear()
+        first.died("scheduler")
+        if begun:
+            first.may_stop.set()
+            while len(found.launched) < 2:
+                await asyncio.sleep(0)
+        closing = asyncio.ensure_future(found.engine.aclose())
+        found.gate.set()
+        for _ in range(50):  # a restart that is not cancelled ends meanwhile
+            await asyncio.sleep(0)
+        first.may_stop.set()
+        await closing
+        assert not found.engine.pids
+        assert not found.restarts
+        found.engine.send(FlushCache(rid="late"))  # dropped
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_hangs_with_a_request_is_replaced(folder: Path) -> None:
+    async def run() -> None:
+        busy = False
+        found = Supervised(folder, busy=lambda: busy, heartbeat_s=0.001, silent_s=0.005)
+        await found.engine.start()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert len(found.launched) == 1, "nothing waits for it"
+        busy = True
+        async with asyncio.timeout(10):
+            while not found.restarts:
+                await asyncio.sleep(0.001)
+        busy = False
+        assert "said nothing" in str(found.deaths[0])
+        found.launched[-1].receive(StepText(chunks=(TextChunk(rid="a"),)))
+        assert found.engine.heartbeat_age_s < 10
+        await found.engine.aclose()
+
+    asyncio.run(run())
