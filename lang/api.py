@@ -174,14 +174,7 @@ def gen(
         **request,
     )
     return Gen(
-        wire.checked(),
-        parse=wanted.parse,
-        kind=schema,
-        validate=validate,
-        retries=retries,
-        keep_failed=keep_failed,
-        backend=backend,
-        line=line,
+        wire.checked(), wanted.parse, schema, validate, retries, keep_failed, backend=backend, line=line
     )
 
 

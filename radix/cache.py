@@ -410,7 +410,7 @@ class PrefixCache:
         return self.states
 
     def _drop_state(self, leaf: Node) -> None:
-        """`leaf` loses its end."""
+        """Note that `leaf` loses its end."""
         if leaf.state is not None:
             self._with_states().drop(leaf)
 
@@ -422,7 +422,7 @@ class PrefixCache:
         return lock.node
 
     def _checked(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Node:
-        """The lock's node. Raises unless the arguments of a `commit` fit together."""
+        """The lock's node. Raises `ValueError` unless the arguments of a `commit` fit together."""
         node = self._checked_lock(lock)
         slots = -(-len(tokens) // self.page_size)
         if len(tokens) < lock.length or len(pages) != slots:

@@ -84,7 +84,7 @@ def _is_lent(node: Node, page_size: int) -> bool:
 
 
 def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
-    """Every page is free, private, or owned by one node."""
+    """Check that every page is free, private, or owned by one node."""
     owners: Counter[int] = Counter(pool.free_pages)
     owners.update(private)
     for node in nodes:
@@ -100,7 +100,7 @@ def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str
 
 
 def _states(nodes: list[Node], states: States | None) -> list[str]:
-    """Every slot is free, in use by a request, or held by one node that has an end."""
+    """Check that every slot is free, in use by a request, or held by one node that has an end."""
     holders = {node: node.state for node in nodes if node.state is not None}
     if states is None:
         return [f"{_name(node)} holds a state of a cache without states" for node in holders]
@@ -119,7 +119,7 @@ def _states(nodes: list[Node], states: States | None) -> list[str]:
 
 
 def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -> list[str]:
-    """A node's counts of locks and leases equal the number of locks and leases that end there or below."""
+    """Check that a node's counts of locks and leases equal the locks and leases that end there or below."""
     locked: Counter[Node | None] = Counter(lock.node for lock in locks)
     leased = Counter({node: leases.at(node) for node in nodes if leases.at(node)})
     wrong = []
@@ -138,7 +138,7 @@ def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
-    """The page counts by state, and the eviction queue."""
+    """Check the page counts by state, and the eviction queue."""
     pages: Counter[str] = Counter()
     for node in nodes:
         pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned

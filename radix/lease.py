@@ -23,7 +23,7 @@ from typing import TypeVar
 from ramify.radix.node import Node
 
 IMPATIENCE = 0.5
-"""An overdue owner that has been away for t seconds is expected in another IMPATIENCE * t seconds."""
+"""Factor for an owner past its expected time: away for t seconds, it is expected in IMPATIENCE * t more."""
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -31,7 +31,7 @@ L = TypeVar("L")
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Lease:
-    """`owner` wants the path to `node` until the clock reads `expires` (seconds)."""
+    """A lease: `owner` wants the path to `node` until the clock reads `expires` (seconds)."""
 
     owner: str
     part: str
@@ -113,7 +113,7 @@ class LeaseBook:
         return lease is None, covered
 
     def expect(self, owner: str, part: str, needed_in: float) -> list[Node]:
-        """The leases of a part are needed in `needed_in` seconds. Returns their nodes."""
+        """Expect the leases of a part to be needed in `needed_in` seconds. Returns their nodes."""
         now = self._clock()
         owned = self._by_owner.get(owner, {}).get(part, {})
         for lease in owned.values():

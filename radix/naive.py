@@ -8,13 +8,14 @@ from ramify.radix.lock import Committed, Match, PrefixLock
 
 
 class NaiveCache(PrefixCache):
-    """Same interface and same errors; every match is empty and every page stays private to its request."""
+    """A cache without sharing: every match is empty, every page stays private, interface and errors are the
+    same."""
 
     def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
-        """Always of length 0."""
+        """A match of length 0, always."""
         return super().match(tokens[:0], scope, limit)
 
     def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
-        """Keeps nothing: the lock stays empty, and the table is returned unchanged."""
+        """Keep nothing: the lock stays empty, and the table is returned unchanged."""
         self._checked(lock, tokens, pages)
         return Committed(list(pages), lock.private_from)

@@ -43,9 +43,9 @@ class Node:
         self, parent: Node | None, tokens: bytes, start: int, pages: tuple[int, ...], borrows_head: bool
     ) -> None:
         self.parent = parent
-        """None for a root, and for a node that has left the tree."""
+        """Parent node; None for a root, and for a node that has left the tree."""
         self.tokens = tokens
-        """Encoded by `ramify.radix.key`; empty for a root only."""
+        """Tokens of the edge, encoded by `ramify.radix.key`; empty for a root only."""
         self.start = start
         self.pages = pages
         self.borrows_head = borrows_head

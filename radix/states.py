@@ -31,7 +31,7 @@ class NodeState:
 
     slot: int
     uses: float
-    """Times that a request began from it, and before that the number that is expected."""
+    """Requests that began from it; before the first, the number that is expected."""
     since: int
     """`States.now` when it was made."""
     above: Node | None
@@ -83,14 +83,14 @@ class States:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Raises `ValueError` where no request has `slot`."""
+        """Take `slot` back from a request. Raises `ValueError` where no request has it."""
         if slot not in self.in_use:
             raise ValueError(f"State slot {slot} is not in use.")
         self.in_use.remove(slot)
         self._pool.free([slot])
 
     def hold(self, node: Node, slot: int, uses: float = 1.0) -> None:
-        """The slot of a request becomes that of `node`, which holds none."""
+        """Give the slot of a request to `node`, which holds none."""
         self.in_use.remove(slot)
         self.now += 1
         above = self._above(node)
@@ -111,14 +111,14 @@ class States:
         return self.take()
 
     def use(self, node: Node) -> int:
-        """A request begins from the state of `node`. Returns its slot."""
+        """Note that a request begins from the state of `node`. Returns its slot."""
         state = self.holders[node]
         state.uses += 1
         self.now += 1
         return state.slot
 
     def drop(self, node: Node) -> None:
-        """`node` keeps its pages without a state; it may hold none."""
+        """Drop the state of `node`, if it holds one; its pages stay."""
         state = self.holders.pop(node, None)
         if state is not None:
             node.state = None
@@ -135,7 +135,7 @@ class States:
         return self.at_or_above(node.parent, node.end)
 
     def _put_below(self, node: Node, above: Node | None) -> None:
-        """`above` is the nearest node with a state above the nearest ones below `node`."""
+        """Make `above` the nearest node with a state above the nearest ones below `node`."""
         stack = list(node.children.values())
         while stack:
             below = stack.pop()

@@ -14,14 +14,15 @@ from ramify.radix.node import Node, Root
 
 
 class Page(NamedTuple):
-    """Tokens ``[end - page size, end)`` of a scope, where the tree has tokens ``[0, end)``."""
+    """A page in the tree: tokens ``[end - page size, end)`` of a scope, of which the tree has ``[0,
+    end)``."""
 
     digest: int
     """Digest of tokens ``[0, end)``."""
     before: int | None
     """The digest of the page before; None for the first page."""
     tokens: bytes
-    """The page's own, encoded by `ramify.radix.key`."""
+    """Tokens of the page, encoded by `ramify.radix.key`."""
     scope: str
 
 
@@ -39,7 +40,7 @@ class TreeLog:
         self._removed: dict[int, None] = {}
 
     def added(self, node: Node) -> None:
-        """`node` is new in the tree."""
+        """Note that `node` is new in the tree."""
         if self._tokens:
             pages: Iterable[tuple[int, Page | None]] = ((page.digest, page) for page in self._pages(node))
         else:
@@ -51,7 +52,7 @@ class TreeLog:
                 self._added[digest] = page
 
     def removing(self, leaf: Node, start: int) -> None:
-        """Tokens ``[start, leaf.end)`` are about to leave the tree."""
+        """Note that tokens ``[start, leaf.end)`` are about to leave the tree."""
         for digest in self._ends(leaf, start):
             if digest in self._added:
                 del self._added[digest]
@@ -104,8 +105,8 @@ class TreeLog:
         return [digest for node in below for digest in self._ends(node, node.start)]
 
     def whole_pages(self, nodes: Iterable[Node]) -> list[Page]:
-        """All pages in the tree of these nodes, as far as `nodes` has parents before their children also a
-        page before those that follow it."""
+        """All pages in the tree of these nodes. Where `nodes` has parents before children, a page stands
+        before those that follow it."""
         return [page for node in nodes if node.parent is not None for page in self._pages(node)]
 
 

@@ -24,7 +24,6 @@ not taken: its sums depend on where a chunk begins, and here the rule is about 1
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import numpy as np
@@ -36,7 +35,7 @@ from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gat
 from ramify.kernels.cpu.attention import SERIAL_WORK
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, new_record, record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.cpu.parts.norm import inverse_rms
@@ -257,7 +256,7 @@ def run_delta_rule(call_at):  # type: ignore[no-untyped-def]
 
 GATE = record(
     "x", "x_token", "gate", "gate_token", "out", "out_token", "weight", "weight_bf16",
-    "tokens", "heads", "size", "bf16",
+    "tokens", "heads", "size", "bf16", "arena", "arena_bytes",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of `_gate_rows`; `weight` is that of a norm, or 0."""
@@ -290,6 +289,7 @@ def _gate_rows(call_at):  # type: ignore[no-untyped-def]
 
 _body_address = _body.address
 arena = Arena(FRAME)
+_gate_arena = Arena(GATE, 64)
 
 
 def gated_delta_rule(
@@ -338,12 +338,13 @@ def output_gate(
     tokens, heads, size = x.shape
     if size % LANES:
         raise ValueError(f"x is {tuple(x.shape)}; its last axis must be a multiple of {LANES}.")
-    call, bytes_ = new_record(GATE), x.element_size()
+    call, bytes_ = _gate_arena.call, x.element_size()
     call.x, call.x_token = x.data_ptr(), x.stride(0) * bytes_
     call.gate, call.gate_token = gate.data_ptr(), gate.stride(0) * bytes_
     call.out, call.out_token = out.data_ptr(), out.stride(0) * bytes_
     call.tokens, call.heads, call.size, call.bf16 = tokens, heads, size, bytes_ == 2
+    call.weight = 0
     if norm is not None:
         call.weight, call.eps, call.weight_bf16 = norm[0].data_ptr(), norm[1], norm[0].element_size() == 2
-    _gate_rows(ctypes.addressof(call))
+    _gate_rows(_gate_arena.call_at)
     return out

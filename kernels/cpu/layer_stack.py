@@ -27,11 +27,13 @@ from torch import Tensor
 from ramify.kernels.arguments.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, experts, linear, rope
 from ramify.kernels.cpu import lora as adapters
+from ramify.kernels.cpu.attention_records import FRAME as ATTENTION
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.records import Arena, new_record, record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.experts import CALL
+from ramify.kernels.cpu.packed_linear.items import FRAME as PRODUCT
 from ramify.kernels.weights.lora import Extra, LoraRows
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 from ramify.kernels.weights.rows import FORMATS
@@ -65,7 +67,7 @@ STEP = record(
 )  # fmt: skip
 """The arguments of a step. The calls have all fields that its layers share; the kernel sets the others."""
 
-PRODUCT, ROPE, ATTENTION, LORA = linear.FRAME, rope.FRAME, attention.FRAME, adapters.FRAME
+ROPE, LORA = rope.FRAME, adapters.FRAME
 _run_product, _run_attention, _run_experts = linear.run_product, attention.run_attention, experts.run_experts
 _store_tokens, _add_adapters = rope.store_tokens, adapters.add_adapters
 

@@ -8,20 +8,18 @@ bounds it, and at one row the call.
 
 from __future__ import annotations
 
-import ctypes
-
 from numba import types
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_norm
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled
-from ramify.kernels.cpu.codegen.records import new_record, record
+from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.parts.norm import normalise
 
 CALL = record(
     "x", "x_token", "x_head", "out", "out_token", "out_head",  # addresses, and bytes between tokens and heads
-    "weight", "tokens", "heads", "size", "bf16", "weight_bf16",
+    "weight", "tokens", "heads", "size", "bf16", "weight_bf16", "arena", "arena_bytes",
     floats=("eps",),
 )  # fmt: skip
 
@@ -38,18 +36,21 @@ def _norm_rows(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
+_arena = Arena(CALL, 64)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """As `reference.norm.rms_norm`."""
     out = check_norm(x, weight, out)
-    call, size = new_record(CALL), x.element_size()
+    call, size = _arena.call, x.element_size()
     x_stride, out_stride = x.stride(), out.stride()
     call.x, call.x_token, call.out, call.out_token = (
         x.data_ptr(), x_stride[0] * size, out.data_ptr(), out_stride[0] * size,
     )  # fmt: skip
-    call.tokens, call.heads, call.size = len(x), 1, x.shape[-1]
+    call.tokens, call.heads, call.size, call.x_head, call.out_head = len(x), 1, x.shape[-1], 0, 0
     if len(x_stride) == 3:
         call.heads, call.x_head, call.out_head = x.shape[1], x_stride[1] * size, out_stride[1] * size
     call.weight, call.weight_bf16 = weight.data_ptr(), weight.element_size() == 2
     call.bf16, call.eps = size == 2, eps
-    _norm_rows(ctypes.addressof(call))
+    _norm_rows(_arena.call_at)
     return out

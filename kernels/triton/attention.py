@@ -184,7 +184,7 @@ def paged_attention(
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)
-    plan = _last.plan_of(
+    plan = _last.renewed(
         query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device
     )
     return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)

@@ -265,7 +265,7 @@ class _Served:
         self._service.frontend.abort(rid)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        await self._service.frontend.await_tools(program, branch, tools)
+        await self._service.frontend.control.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
         await self._service.end_program(program)

@@ -192,11 +192,11 @@ class Engine:
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """Announce that a branch of a program continues when these tools have returned."""
         if self._started:
-            await self._frontend.await_tools(program, branch, tools)
+            await self._frontend.control.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
         if self._started:
-            await self._frontend.end_program(program)
+            await self._frontend.control.end_program(program)
 
     async def aclose(self) -> None:
         if self._forked:
@@ -376,25 +376,25 @@ class Engine:
         Raises `InvalidRequest` for a name in use and a folder that does not fit the model, `UnsupportedField`
         for an adapter of a kind that is not supported.
         """
-        wait(self._after_start(lambda: self._frontend.load_lora(name, os.fspath(path))))
+        wait(self._after_start(lambda: self._frontend.loras.load(name, os.fspath(path))))
 
     def unload_lora(self, name: str) -> None:
         """Forget a LoRA adapter. Requests that run or wait end with it; later ones are refused.
 
         Raises `NotFound` for a name of no adapter.
         """
-        wait(self._after_start(lambda: self._frontend.unload_lora(name)))
+        wait(self._after_start(lambda: self._frontend.loras.unload(name)))
 
     async def lora_revisions(self) -> dict[str, str]:
         """The loaded LoRA adapters: name → what changes with the adapter's files."""
         await self._ensure_started()
-        return {name: lora.revision for name, lora in self._frontend.loras.items()}
+        return {name: lora.revision for name, lora in self._frontend.loras.loaded.items()}
 
     def replicas(self) -> list[ReplicaStatus]:
         """The replicas, each with its name, state, number of requests and processes."""
 
         async def found() -> list[ReplicaStatus]:
-            return self._frontend.replicas()
+            return self._frontend.replicas.statuses()
 
         return wait(self._after_start(found))
 
@@ -404,7 +404,7 @@ class Engine:
         It gets the next GPU; on the CPU it shares cores. Raises `UnsupportedField` for an engine of one
         replica, and where every GPU or core has one.
         """
-        return wait(self._after_start(self._frontend.add_replica))
+        return wait(self._after_start(self._frontend.replicas.add_replica))
 
     def drain_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
         """Send nothing more to a replica, wait for its requests, and stop it.
@@ -412,22 +412,22 @@ class Engine:
         Requests that run after `limit_s` seconds go on elsewhere, behind the output that they have. Raises
         `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
         """
-        wait(self._after_start(lambda: self._frontend.drain_replica(name, limit_s)))
+        wait(self._after_start(lambda: self._frontend.replicas.drain(name, limit_s)))
 
     def restart_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
         """Drain a replica, start it anew, and wait until it is up. One after the other is a rolling
         restart."""
-        wait(self._after_start(lambda: self._frontend.restart_replica(name, limit_s)))
+        wait(self._after_start(lambda: self._frontend.replicas.restart(name, limit_s)))
 
     def stats(self) -> SchedulerStats:
         """Counters and the state of the pages."""
 
-        return wait(self._after_start(self._frontend.stats))
+        return wait(self._after_start(self._frontend.control.stats))
 
     def flush_cache(self) -> bool:
         """Drop every cached page that no running request uses. Returns True."""
 
-        wait(self._after_start(self._frontend.flush_cache))
+        wait(self._after_start(self._frontend.control.flush_cache))
         return True
 
     def get_server_info(self) -> dict[str, Any]:

@@ -12,27 +12,18 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from ramify.constraint import Constraint, checked, with_definitions
 from ramify.engine_messages import (
     INTERNAL,
-    AwaitTools,
-    Detokenize,
-    EndProgram,
     Failed,
-    FlushCache,
-    GetSnapshot,
-    GetStats,
     Reply,
-    Snapshot,
     StepText,
     Texts,
     ToFrontend,
-    TokenIds,
-    Tokenize,
     TreeChange,
 )
 from ramify.errors import (
@@ -45,19 +36,22 @@ from ramify.errors import (
     WorkerDied,
     from_info,
 )
-from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
+from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.config import EngineConfig, ServerConfig
-from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
+from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.fleet.local import LocalFleet
-from ramify.runtime.fleet.replica import SILENT_S, FleetEvents, ReplicaStatus
+from ramify.runtime.fleet.replica import SILENT_S, FleetEvents
+from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.kv_snapshots import KVSnapshots
-from ramify.runtime.frontend.loras import LoadedLora, Loras
+from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_prompt
+from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.frontend.replies import ControlCall, Replies
 from ramify.runtime.frontend.requests import Requests
+from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
@@ -85,7 +79,7 @@ class Frontend:
         events = FleetEvents(
             receive=self._receive,
             lost=lambda error, rids: self._requests.move(error, rids),
-            restarted=lambda: self._loras.restore(),
+            restarted=lambda: self.loras.restore(),
             gave_up=self._fail_all,
             tree_changed=self._tree_changed,
         )
@@ -98,8 +92,12 @@ class Frontend:
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._tasks = Tasks()
-        self._snapshots = KVSnapshots(self._ask, self._question_id)
-        self._loras = Loras(self._replies.post, self._question_id, self._model_names)
+        self._snapshots = KVSnapshots(self._ask, self._call_id)
+        self.loras = Loras(self._post, self._call_id, self._model_names)
+        self.replicas = Replicas(self._fleet, self._tasks, self._check_open)
+        self.control = ControlClient(
+            self._ask, self._fleet.send, self._call_id, lambda: self.max_prompt_tokens
+        )
         self._schemas = finder(config.schemas) if config.schemas is not None else None
         self._with_schemas = functools.lru_cache(maxsize=64)(self._bundled)
         self._kv_events: KVEvents | None = None
@@ -111,7 +109,7 @@ class Frontend:
         """Find the model's files, start the replicas, and load the config's LoRA adapters. Raises what keeps
         any of them from it."""
         if self._config.kv_events is not None:
-            self._kv_events = KVEvents(self._config, lambda: self._loras.loaded)
+            self._kv_events = KVEvents(self._config, lambda: self.loras.loaded)
         self._watchdog = LoopWatchdog(asyncio.get_running_loop())
         self._watchdog.start()
         try:
@@ -119,7 +117,7 @@ class Frontend:
             self._closed = None
             if self._kv_events is not None:
                 self._kv_events.start_publishing(self._model_names()[0])
-            await self._loras.load_all(self._config.loras)
+            await self.loras.load_all(self._config.loras)
         except BaseException:
             await self.aclose()
             raise
@@ -171,54 +169,17 @@ class Frontend:
         return self._fleet.pids
 
     @property
-    def blocked_s(self) -> float:
-        """Seconds for which the event loop was blocked (`LoopWatchdog.total_s`)."""
-        return self._watchdog.total_s if self._watchdog is not None else 0.0
-
-    @property
-    def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from any replica."""
-        return self._fleet.heartbeat_age_s
-
-    @property
-    def healthy(self) -> bool:
-        return (
-            self._closed is None
-            and not self._draining
-            and not self._fleet.restarting
-            and self.heartbeat_age_s < SILENT_S
+    def status(self) -> FrontendStatus:
+        """Figures of the frontend itself, now."""
+        heartbeat_age_s = self._fleet.heartbeat_age_s
+        serves = self._closed is None and not self._draining and not self._fleet.restarting
+        return FrontendStatus(
+            healthy=serves and heartbeat_age_s < SILENT_S,
+            gave_up=self._closed is not None,
+            in_flight=self.in_flight,
+            heartbeat_age_s=heartbeat_age_s,
+            blocked_s=self._watchdog.total_s if self._watchdog is not None else 0.0,
         )
-
-    @property
-    def gave_up(self) -> bool:
-        """Whether it takes no requests, and never will again."""
-        return self._closed is not None
-
-    # --- replicas ---------------------------------------------------------------------------------
-
-    def replicas(self) -> list[ReplicaStatus]:
-        """State and figures of every replica, now."""
-        return self._fleet.statuses()
-
-    def replica(self, name: str) -> ReplicaStatus | None:
-        return next((one for one in self.replicas() if one.name == name), None)
-
-    async def add_replica(self) -> str:
-        """See `LocalFleet.add_one`."""
-        return await self._tasks.finish(self._operator.add_one())
-
-    async def drain_replica(self, name: str, limit_s: float) -> None:
-        """See `ReplicaFleet.drain`."""
-        await self._tasks.finish(self._operator.drain(name, limit_s))
-
-    async def restart_replica(self, name: str, limit_s: float) -> None:
-        """See `LocalFleet.restart`."""
-        await self._tasks.finish(self._operator.restart(name, limit_s))
-
-    @property
-    def _operator(self) -> ReplicaOperator:
-        self._check_open()
-        return self._fleet.operator
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -227,7 +188,7 @@ class Frontend:
         self._rid_count += 1
         return f"{self._rid_prefix}-{self._rid_count}"
 
-    def _question_id(self) -> str:
+    def _call_id(self) -> str:
         return INTERNAL + self.new_rid()
 
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
@@ -272,50 +233,18 @@ class Frontend:
         finally:
             self._requests.close(request.rid)
 
-    def abort(self, rid_prefix: str) -> int:
-        """End the requests whose id is `rid_prefix` or begins with it and "-" or "#". Returns how many."""
-        return self._requests.abort(self._requests.named(rid_prefix))
+    def abort(self, rid_prefix: str | None = None) -> int:
+        """End the requests whose id is `rid_prefix` or begins with it and "-" or "#"; None: all.
 
-    def abort_all(self) -> int:
-        """End all requests. Returns how many."""
-        return self._requests.abort(list(self._requests.outputs))
-
-    async def stats(self) -> SchedulerStats:
-        reply = await self._ask(GetStats(rid=self._question_id()))
-        assert isinstance(reply, Reply)
-        assert reply.stats is not None
-        return reply.stats
-
-    async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
-        """The scheduler's state, with at most `nodes` nodes of its tree and `programs` queued programs."""
-        reply = await self._ask(GetSnapshot(rid=self._question_id(), nodes=nodes, programs=programs))
-        assert isinstance(reply, Reply)
-        assert reply.stats is not None
-        assert reply.snapshot is not None
-        return reply.stats, reply.snapshot
-
-    @property
-    def loras(self) -> Mapping[str, LoadedLora]:
-        """The LoRA adapters that requests can name."""
-        return self._loras.loaded
+        Returns their number.
+        """
+        requests = self._requests
+        rids = list(requests.outputs) if rid_prefix is None else requests.named(rid_prefix)
+        return requests.abort(rids)
 
     def _model_names(self) -> tuple[str, ...]:
         own = self._config.served_model_name if isinstance(self._config, ServerConfig) else None
         return (own or self.info.name, "default")
-
-    async def load_lora(self, name: str, path: str) -> None:
-        """See `Loras.load`."""
-        self._check_open()
-        await self._loras.load(name, path)
-
-    async def unload_lora(self, name: str) -> None:
-        """See `Loras.unload`."""
-        self._check_open()
-        await self._loras.unload(name)
-
-    async def flush_cache(self) -> None:
-        """Drop every cached page that no running request uses."""
-        await self._ask(FlushCache(rid=self._question_id()))
 
     async def export_prefix(
         self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
@@ -330,7 +259,7 @@ class Frontend:
         `EngineClosed` and `WorkerDied`.
         """
         self._check_one_replica()
-        revision = self._loras.revision(lora) if lora else None
+        revision = self.loras.revision(lora) if lora else None
         try:
             work = self._snapshots.export(ids, tree_scope(scope, revision), skip)
             return (await self._tasks.finish(work))[1]
@@ -354,31 +283,6 @@ class Frontend:
                 field="replicas",
             )
 
-    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
-        """The ids of each prompt, with special tokens or without. Raises `InvalidRequest`."""
-        for prompt in prompts:
-            check_prompt(prompt, self.max_prompt_tokens)
-        reply = await self._ask(Tokenize(rid=self._question_id(), prompts=tuple(prompts), special=special))
-        assert isinstance(reply, Texts)
-        return reply.prompts
-
-    async def detokenize(
-        self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The texts of ids: of all, and with `skip_special_tokens` of all but special tokens."""
-        reply = await self._ask(
-            Detokenize(rid=self._question_id(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
-        )
-        assert isinstance(reply, Texts)
-        return reply.whole, reply.text
-
-    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        """See `AwaitTools`."""
-        self._fleet.send(AwaitTools(program=program, branch=branch, tools=tools))
-
-    async def end_program(self, program: str) -> None:
-        self._fleet.send(EndProgram(program=program))
-
     def _check_open(self) -> None:
         if self._closed is not None:
             raise copy.copy(self._closed)  # without the traceback that a raised instance keeps
@@ -399,7 +303,7 @@ class Frontend:
         if request.rid in self._requests.outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
         check_prompt(request, self.max_prompt_tokens)
-        revision = self._loras.revision(request.lora)
+        revision = self.loras.revision(request.lora)
         checked_priority(request.priority)
         request.sampling.check()
         if request.constraint is not None:
@@ -427,9 +331,13 @@ class Frontend:
             retry_after=1.0,
         )
 
-    async def _ask(self, message: ControlCall) -> Reply | Texts:
+    def _post(self, message: ControlCall) -> asyncio.Future[Reply | Texts]:
+        """Send a control call at once. Raises what ended the engine."""
         self._check_open()
-        return await self._replies.post(message)
+        return self._replies.post(message)
+
+    async def _ask(self, message: ControlCall) -> Reply | Texts:
+        return await self._post(message)
 
     # --- the replicas ---------------------------------------------------------------------------------
 

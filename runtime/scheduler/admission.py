@@ -31,8 +31,8 @@ AGEING_TOKENS_PER_S = 2000.0
 others by a few seconds at most."""
 
 PATIENCE = 16.0
-"""Added to every wait: PATIENCE x the mean service of a program. While waits are shorter than that, sizes
-decide."""
+"""Constant of the response ratio: PATIENCE x the mean service of a program is added to every wait. While
+waits are shorter than that, sizes decide."""
 
 SINGLE_SHARE = 0.5
 """A request without a program counts as at least this share of a usual program: else a stream of short single
@@ -46,9 +46,9 @@ class FirstComeFirstServed:
     """The base of the other policies. Smaller keys go first, then arrivals."""
 
     needs_match = False
-    """`key` decides, which must know `matched`; otherwise requests go in the order of their arrival."""
+    """`key` needs `matched`, the request's tokens in the tree."""
     siblings_together = False
-    """The branches of a fork are admitted one after the other, where the first of them stands."""
+    """Branches of a fork are admitted one after the other, in the place of the first of them."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -114,13 +114,13 @@ more admissions."""
 
 
 ALL = (LEAST_RANK, MOST_RANK)
-"""All ranks."""
+"""The range of all ranks."""
 
 
 class Candidate(NamedTuple):
     request: Request
     match: Match | None
-    """None where the policy needs none."""
+    """The request's prefix in the tree; None where the policy needs no match."""
 
 
 class Admission:
@@ -261,7 +261,7 @@ class Admission:
         return [candidates[index] for index in sorted(range(len(candidates)), key=order.__getitem__)]
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
-        """The number of tokens that `request` shares with one that prefills and that are not computed there.
+        """Tokens that `request` shares with a prefilling request and that are not computed there yet.
 
         None where it shares no more than it finds in the tree (`matched`), or where a state at the end of it
         will not be kept.

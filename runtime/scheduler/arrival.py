@@ -91,7 +91,7 @@ class Arrivals:
             request.heal(Healing(self.healer, end.text), end.tokens)
 
     def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
-        """Grammars that requests have waited for are compiled, or have failed."""
+        """Begin, or fail, the requests that have waited for these grammars."""
         for rid, outcome in settled:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,7 +32,6 @@ from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
 from ramify.radix.tree_log import Page
-from ramify.radix.views import NodeView
 from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
@@ -52,22 +53,12 @@ def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]
             retracted = state == "waiting" and request.stats.retractions > 0
             counted.setdefault(program, collections.Counter())["retracted" if retracted else state] += 1
     largest = sorted(counted, key=lambda program: -counted[program].total())[:most]
+    states = ("running", "waiting", "retracted", "compiling")
     found = [
-        QueueShare(
-            program=program,
-            running=counted[program]["running"],
-            waiting=counted[program]["waiting"],
-            retracted=counted[program]["retracted"],
-            compiling=counted[program]["compiling"],
-        )
+        QueueShare(program=program, **{state: counted[program][state] for state in states})
         for program in largest
     ]
     return tuple(found), len(counted) - len(found)
-
-
-def tree_nodes(views: Sequence[NodeView]) -> tuple[TreeNode, ...]:
-    """The nodes as they travel: `TreeNode` has the fields of `NodeView`."""
-    return tuple(msgspec.convert(view, TreeNode, from_attributes=True) for view in views)
 
 
 class KVEventPublisher:
@@ -151,13 +142,25 @@ class Control:
         return {
             AwaitTools: self._await_tools,
             EndProgram: self._end_program,
-            FlushCache: self._flush,
-            GetStats: lambda message: self.reply(Reply(rid=message.rid, stats=self.stats())),
-            GetSnapshot: self._snapshot,
-            LoadLora: self._load_lora,
-            UnloadLora: self._unload_lora,
+            FlushCache: functools.partial(self._answer, self._flush),
+            GetStats: functools.partial(self._answer, lambda message: {"stats": self.stats()}),
+            GetSnapshot: functools.partial(self._answer, self._snapshot),
+            LoadLora: functools.partial(self._answer, self._load_lora),
+            UnloadLora: functools.partial(self._answer, self._unload_lora),
             **self.transfers.handlers,
         }
+
+    def _answer(self, call: Callable[[Any], dict[str, Any]], message: Any) -> None:
+        """Reply with the fields that `call` returns. An error in it fails the call alone."""
+        try:
+            reply: Reply | Failed = Reply(rid=message.rid, **call(message))
+        except RamifyError as error:
+            reply = Failed(rid=message.rid, error=error.to_info())
+        except Exception as error:
+            log.exception("a control call failed")
+            failure = EngineError(f"{type(message).__name__} failed: {error}")
+            reply = Failed(rid=message.rid, error=failure.to_info())
+        self.reply(reply)
 
     def stats(self) -> SchedulerStats:
         pages, states = self.requests.pages.cache.counts(), self.requests.pages.cache.state_counts()
@@ -189,39 +192,24 @@ class Control:
         self.requests.programs.end(message.program)
         self.requests.pages.leases.end_program(message.program)
 
-    def _flush(self, message: FlushCache) -> None:
+    def _flush(self, message: FlushCache) -> dict[str, Any]:
         self.requests.pages.cache.flush()
-        self.reply(Reply(rid=message.rid))
+        return {}
 
-    def _load_lora(self, message: LoadLora) -> None:
-        try:
-            adapter = self.adapters.load(message.name, message.path)
-        except RamifyError as error:
-            self.reply(Failed(rid=message.rid, error=error.to_info()))
-        except Exception as error:
-            log.exception("loading the adapter %s failed", message.name)
-            failure = EngineError(f"Loading the LoRA adapter {message.name!r} failed: {error}")
-            self.reply(Failed(rid=message.rid, error=failure.to_info()))
-        else:
-            if not same_model(adapter.base, self.model):
-                log.warning(
-                    "the LoRA adapter %s is of %s, and the model is %s",
-                    adapter.name,
-                    adapter.base,
-                    self.model,
-                )
-            self.reply(Reply(rid=message.rid, lora=adapter.revision))
+    def _load_lora(self, message: LoadLora) -> dict[str, Any]:
+        adapter = self.adapters.load(message.name, message.path)
+        if not same_model(adapter.base, self.model):
+            about = "the LoRA adapter %s is of %s, and the model is %s"
+            log.warning(about, adapter.name, adapter.base, self.model)
+        return {"lora": adapter.revision}
 
-    def _unload_lora(self, message: UnloadLora) -> None:
-        try:
-            self.adapters.unload(message.name)
-        except RamifyError as error:
-            self.reply(Failed(rid=message.rid, error=error.to_info()))
-        else:
-            self.reply(Reply(rid=message.rid))
+    def _unload_lora(self, message: UnloadLora) -> dict[str, Any]:
+        self.adapters.unload(message.name)
+        return {}
 
-    def _snapshot(self, message: GetSnapshot) -> None:
+    def _snapshot(self, message: GetSnapshot) -> dict[str, Any]:
         queue, hidden = shares(self.requests, message.programs)
-        nodes = tree_nodes(self.requests.pages.cache.snapshot(message.nodes))
-        snapshot = Snapshot(nodes=nodes, queue=queue, queue_hidden=hidden)
-        self.reply(Reply(rid=message.rid, stats=self.stats(), snapshot=snapshot))
+        views = self.requests.pages.cache.snapshot(message.nodes)
+        # `TreeNode` has the fields of `NodeView`.
+        nodes = tuple(msgspec.convert(view, TreeNode, from_attributes=True) for view in views)
+        return {"stats": self.stats(), "snapshot": Snapshot(nodes=nodes, queue=queue, queue_hidden=hidden)}

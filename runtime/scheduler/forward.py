@@ -38,7 +38,8 @@ log = logging.getLogger("ramify")
 
 
 class MaskFiller:
-    """One thread is enough: walks over the token trie and the forward pass both release the GIL."""
+    """Fills token masks in a thread. One is enough: walks over the token trie and forward passes release the
+    GIL."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -140,7 +141,7 @@ class OverlapScheduling:
 
     @property
     def idle(self) -> bool:
-        """Nothing is launched for the next step."""
+        """No pass is launched for the next step."""
         return not self._launched
 
     def launch(
@@ -189,8 +190,8 @@ class OverlapScheduling:
         return request.pages.ids[start // size : -(-stop // size)].tolist()
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """The tokens of a choice, (R,), have arrived on the host: those that `launch` was given, if there was
-        one.
+        """Note the tokens of a choice, (R,), which have arrived on the host. They are those that `launch` was
+        given, if there was a launch.
 
         A step chooses several times where known or draft tokens are accepted; only one choice launches.
         """
@@ -217,7 +218,7 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """The plan's request, positions, token and pages are those that were launched."""
+        """True where the plan's request, positions, token and pages are those that were launched."""
         request = scheduled.request
         return (
             request is entry.request

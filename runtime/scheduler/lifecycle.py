@@ -58,7 +58,7 @@ class Lifecycle:
         """Sorted by rank and arrival, like `running`."""
         self.running: list[Request] = []
         self.open: dict[str, Request] = {}
-        """All that were submitted and have not ended, by id."""
+        """Requests that were submitted and have not ended, by id."""
         self._budgets = Budgets()
         self._grammars = grammars
         self._drafter = drafter
@@ -88,7 +88,7 @@ class Lifecycle:
             self.waiting.sort(key=ORDER)
 
     def start(self, request: Request, now: float) -> None:
-        """`request` has been admitted."""
+        """Move `request`, which has been admitted, to the running ones."""
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=ORDER)
         request.count_uncached(request.computed_len)
@@ -104,7 +104,7 @@ class Lifecycle:
             self.running.remove(request)
 
     def retract(self, request: Request) -> None:
-        """Back to the waiting requests; its tokens, matcher and random numbers stay as they are."""
+        """Move a running request back to the waiting ones; its tokens, matcher and random numbers stay."""
         request.drop_draft()
         self.pages.retract(request)
         self.running.remove(request)
@@ -143,19 +143,20 @@ class Lifecycle:
         self._end(request)
 
     def refuse(self, rid: str, error: RamifyError) -> None:
-        """Answer with `error`; the request has not arrived, or ends."""
+        """Answer `rid` with `error`. The request has not arrived, or ends now."""
         self._reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
-        """An error in this block ends `request`, and no other."""
+        """A block in which an error ends `request`, and no other request."""
         try:
             yield
         except Exception as error:
             self.fail_alone(request, error)
 
     def fail_alone(self, request: Request, error: Exception) -> None:
-        """Called while `error` is handled, where a block for each request of a step would cost too much."""
+        """End `request` for `error`, which is being handled: for loops over requests, where a `failing_alone`
+        block for each would cost too much."""
         if not isinstance(error, RamifyError):
             log.exception("request %s failed", request.rid)
             error = EngineError(f"The request failed: {error}")

@@ -1,4 +1,4 @@
-"""Appends tokens to outputs, and tells the detokenizer of them."""
+"""Output tokens: appended to requests, and sent to the detokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Pending:
     forced: list[int]
     finish: Finish | None = None
     since: float | None = None
-    """When the first step ended whose tokens it holds."""
+    """End of the first step whose tokens it holds, in seconds."""
 
 
 class StepOutputs:
@@ -39,7 +39,7 @@ class StepOutputs:
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        """`request` has new tokens, of which those at `forced` were forced. It may keep the list."""
+        """Add new tokens of `request`, of which those at `forced` were forced. The list may be kept."""
         pending = self._pending.get(request.rid)
         if pending is None:
             self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
@@ -52,11 +52,11 @@ class StepOutputs:
         self._of(request).finish = finish
 
     def drop(self, request: Request) -> None:
-        """The request has failed: its tokens that were not sent are void."""
+        """Drop the tokens of a failed request that were not sent."""
         self._pending.pop(request.rid, None)
 
     def take_output(self, now: float) -> StepOutput | None:
-        """The message about all requests that are due; None where none is."""
+        """The message about all requests whose tokens are to be sent now; None where there are none."""
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
@@ -117,7 +117,8 @@ class StepOutputs:
 
 
 def _is_due(pending: _Pending, now: float) -> bool:
-    """The tokens of a request with stop strings are sent at once: the detokenizer finds where it ends."""
+    """True where the tokens are to be sent now. Those of a request with stop strings always are: the
+    detokenizer finds where it ends."""
     request = pending.request
     if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
         return True
@@ -181,7 +182,8 @@ class OutputAppender:
         return request.verify_draft(start, draft)
 
     def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
-        """The next known token was chosen. True if the request goes on, and the token was computed."""
+        """Append the next known token, which was chosen. True if the request goes on and the token was
+        computed."""
         if request.constrained is not None:
             request.constrained.accept(token)
         healed = request.healing is not None
@@ -279,8 +281,8 @@ class OutputAppender:
         return True
 
     def _count_forced(self, request: Request, start: int) -> None:
-        """Tokens from position `start` on were forced. A jump may have replaced tokens before it: then the
-        number added is smaller by these."""
+        """Count the tokens from position `start` on as forced. A jump may have replaced tokens before
+        `start`: then fewer are counted."""
         added = request.length - start
         request.stats.forced_tokens += added
         self.counters.forced_tokens += added

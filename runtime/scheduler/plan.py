@@ -53,12 +53,12 @@ class Turn(NamedTuple):
 
     @property
     def leaves_out(self) -> bool:
-        """Requests of lower rank sit out."""
+        """True where requests of lower rank sit out."""
         return self.least > LEAST_RANK
 
     @property
     def shared(self) -> bool:
-        """The step is given to a lower rank: its requests prefill and join before others."""
+        """True where the step is given to a lower rank: its requests prefill and join before others."""
         return self.most < MOST_RANK
 
 
@@ -76,11 +76,11 @@ class Precedence:
         """Seconds of sitting out that are not paid back."""
         self._steps_shared = 0
         self._served: dict[int, int] = {}
-        """`_steps_shared` when the prefills of a rank went first, by rank."""
+        """Number of the last shared step that was given to a rank, by rank."""
         self._usual_s = {False: 0.0, True: 0.0}
         """Average time of recent steps in which all took part (False), and of those that left some out."""
         self.turn = Turn([])
-        """The turn of the current step."""
+        """The turn of the current step, without its requests: they may end, and hold an adapter's slot."""
 
     def begin_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
@@ -89,16 +89,17 @@ class Precedence:
 
         yielding : the share of the flows of the highest priority that yield
         """
-        self.turn = self._turn(running, waiting, yielding, self._sat_out_s)
-        if self.turn.shared:
+        turn = self._turn(running, waiting, yielding, self._sat_out_s)
+        if turn.shared:
             self._steps_shared += 1
-            self._served[self.turn.most] = self._steps_shared
-        return self.turn
+            self._served[turn.most] = self._steps_shared
+        self.turn = turn._replace(first=[], last=())
+        return turn
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all requests, because nobody of the highest rank can go on."""
-        self.turn = Turn(list(running), share=self.turn.share)
-        return self.turn
+        self.turn = Turn([], share=self.turn.share)
+        return self.turn._replace(first=list(running))
 
     def next_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
@@ -109,7 +110,7 @@ class Precedence:
         )
 
     def end_turn(self, seconds: float) -> None:
-        """The step took `seconds`."""
+        """Account for the step, which took `seconds`."""
         self._sat_out_s = self._sat_out_after(seconds)
         kind = self.turn.leaves_out
         self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
@@ -204,7 +205,7 @@ class ChunkSize:
         return max(least, min(int(room), longest))
 
     def learn(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
-        """A step of `decoding` rows and `prompt_tokens` took `seconds`."""
+        """Learn from a step of `decoding` rows and `prompt_tokens` prompt tokens that took `seconds`."""
         if self.target is None or not prompt_tokens or not decoding:
             return
         # Steps of decoding requests alone may be unmeasured as yet, or slower than this one.
@@ -244,12 +245,12 @@ class Alternation:
         self._seconds = {True: 0.0, False: 0.0}
 
     def learn(self, tokens: float, seconds: float) -> None:
-        """A step of decoding requests alone gave `tokens` tokens a request in `seconds`."""
+        """Learn from a step of decoding requests alone, which gave `tokens` tokens a request in `seconds`."""
         self._tokens[self.drafts] += tokens
         self._seconds[self.drafts] += seconds
 
     def end_step(self) -> None:
-        """A step has ended."""
+        """Go on to the next step."""
         self.drafts = self.next_drafts
         self._left -= 1
         if self._left > 0:
@@ -312,12 +313,12 @@ class StepPlanner:
 
     @property
     def turn(self) -> Turn:
-        """The turn of the current step."""
+        """The turn of the current step, without its requests."""
         return self._precedence.turn
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
-        """The step that runs now. Running requests that take part go on, highest rank and oldest first, and
-        waiting ones are admitted; pages are taken."""
+        """Plan the step that runs now, and take its pages. Running requests that take part go on, highest
+        rank and oldest first, and waiting ones are admitted."""
         requests, precedence = self._requests, self._precedence
         requests.judge_flows()
         turn = precedence.begin_turn(requests.running, requests.waiting, requests.flows.share)
@@ -354,7 +355,7 @@ class StepPlanner:
             self._alternation.learn(1 + accepted / requests, seconds)
 
     def end_step(self, seconds: float, *, empty: bool) -> None:
-        """The step took `seconds`; where `empty`, it computed nothing."""
+        """End a step that took `seconds`; an `empty` one computed nothing."""
         if self._alternation is not None and not empty:
             self._alternation.end_step()
         self._precedence.end_turn(seconds)

@@ -1,4 +1,4 @@
-"""Chooses the next token of each request, and verifies known and draft tokens against it.
+"""Results of a step: next tokens, verified known and draft tokens, and scores of choices.
 
 Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed behind it. The states of 4,
 5, 6 and 7 each predict a token. The state of 4 gives 5: the draft is right, and the state of 5 counts. It
@@ -39,7 +39,8 @@ log = logging.getLogger("ramify")
 
 
 class ComputedSpan(NamedTuple):
-    """Positions ``[start, stop)`` of a request, whose states begin in row `row` of a step's."""
+    """A computed part of a request: positions ``[start, stop)``, whose states are in rows of the step from
+    `row` on."""
 
     request: Request
     start: int
@@ -55,7 +56,7 @@ class Scorer:
     requests: Lifecycle
 
     def begin_scoring(self, head: Request, choices: ChoiceTree) -> None:
-        """`head` has arrived with `choices`."""
+        """Enqueue the first spans of the `choices` of `head`, which has arrived."""
         choices.open.add(head)
         for span in choices.alone():
             self._branch(head, (), span)
@@ -101,7 +102,8 @@ class Scorer:
             span.note(position, list(itertools.islice(values, len(some))))
 
     def advance(self, request: Request, now: float) -> None:
-        """The span of `request` is computed and read: the spans behind it come next."""
+        """Enqueue the spans behind the span of `request`, which is computed and read; finish behind the last
+        one."""
         assert request.scoring is not None
         head, choices = request.head, request.scoring.choices
         following = request.scoring.span.following()
@@ -264,8 +266,8 @@ class Verifier:
     def _launcher(
         self, requests: Sequence[Request], planned_ahead: PlannedAhead
     ) -> Callable[[torch.Tensor], None] | None:
-        """Launches the pass over the tokens that are being chosen and the next chunks of prompts, if the next
-        step wants it."""
+        """A function that launches the pass over the tokens that are being chosen and the next chunks of
+        prompts; None where nothing is to be launched."""
         overlap = self.overlap
         if overlap is None or not overlap.idle:
             return None
@@ -302,7 +304,7 @@ class StepResults:
         self.scorer = Scorer(runner, requests)
 
     def settle(self, request: Request, now: float) -> None:
-        """`request` was admitted and has nothing to compute."""
+        """Go on with `request`, which was admitted and has nothing to compute."""
         if request.scoring is not None:
             self.scorer.advance(request, now)
         else:
@@ -355,8 +357,8 @@ class StepResults:
                 self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
 
     def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
-        """Called while `error` is handled: `what` a step does for `requests` together failed. They end, and
-        the engine goes on."""
+        """End `requests` because `what` a step did for them together failed with `error`, which is being
+        handled. The engine goes on."""
         log.exception("%s", what)
         self._runner.check_device()  # a lost device ends this process; the next process gets it back
         for request in requests:

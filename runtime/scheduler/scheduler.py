@@ -121,7 +121,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """A step would do something."""
+        """True where a step would do something."""
         return bool(self.requests.running or self.requests.waiting or self.transfers.busy)
 
     def receive(self, message: object) -> None:

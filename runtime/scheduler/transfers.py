@@ -147,13 +147,11 @@ class Transfers:
         whole = self._whole_pages(ids, message.scope)
         if whole <= skipped:
             raise NotFound(f"The prefix tree holds {whole} whole pages of the prefix.")
-        lock = self._lock(ids[: whole * size], message.scope)
-        try:
+        with contextlib.ExitStack() as undo:
+            lock = self._lock(ids[: whole * size], message.scope)
+            undo.callback(self.requests.pages.cache.release, lock)
             file = NewFile(message.path)
-        except BaseException:
-            self.requests.pages.cache.release(lock)
-            raise
-        try:
+            undo.callback(file.close, keep=False)
             writer = SnapshotWriter(
                 file,
                 identity=identity,
@@ -163,10 +161,7 @@ class Transfers:
                 page_bytes=self.pool.page_bytes,
                 first_page=skipped,
             )
-        except BaseException:
-            file.close(keep=False)
-            self.requests.pages.cache.release(lock)
-            raise
+            undo.pop_all()
         return _Export(message, lock, file, writer, lock.pages[skipped:])
 
     def _write(self, export: _Export) -> None:
@@ -187,8 +182,9 @@ class Transfers:
 
     def _begin_import(self, message: ImportPrefix) -> _Import | None:
         identity = self._checked_identity()
-        file = ExistingFile(message.path)
-        try:
+        with contextlib.ExitStack() as undo:
+            file = ExistingFile(message.path)
+            undo.callback(file.close)
             snapshot = self._checked_snapshot(file, identity)
             size, header = self.requests.pages.page_size, snapshot.header
             held = self._whole_pages(snapshot.ids, header.scope)
@@ -196,14 +192,9 @@ class Transfers:
                 first = header.first_page
                 raise NotFound(f"The KV snapshot begins with page {first}; the tree holds {held} pages.")
             lock = self._lock(snapshot.ids[: held * size], header.scope)
-            try:
-                pages = self._take(header.tokens // size - held)
-            except BaseException:
-                self.requests.pages.cache.release(lock)
-                raise
-        except BaseException:
-            file.close()
-            raise
+            undo.callback(self.requests.pages.cache.release, lock)
+            pages = self._take(header.tokens // size - held)
+            undo.pop_all()
         return _Import(message, lock, file, snapshot, pages)
 
     def _checked_snapshot(self, file: ExistingFile, identity: str) -> SnapshotReader:
@@ -293,7 +284,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def _failing_alone(self, message: ExportPrefix | ImportPrefix) -> Iterator[None]:
-        """An error in this block ends the transfer of `message`, and nothing else."""
+        """A block in which an error ends the transfer of `message`, and nothing else."""
         try:
             yield
         except BadSnapshot as error:

@@ -154,9 +154,9 @@ def test_a_call_that_cannot_be_sent_fails_and_is_forgotten(replicas: int) -> Non
         frontend = served.frontend
         await frontend.start()
         with pytest.raises(InvalidRequest, match="64 bits"):
-            await frontend.detokenize([(10**30,)], skip_special_tokens=False)
+            await frontend.control.detokenize([(10**30,)], skip_special_tokens=False)
         with pytest.raises(InvalidRequest, match="Unicode"):
-            await frontend.load_lora("x", "/\ud800")
+            await frontend.loras.load("x", "/\ud800")
         for index in range(replicas):
             served.kill(index)
             assert not [one for one in served.engines[index].sent if not isinstance(one, GetTree)]
@@ -193,7 +193,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
         with pytest.raises(EngineError, match="a bug"):
             await served.ask("r")
         assert not served.frontend.in_flight
-        assert not served.frontend.replicas()[0].requests
+        assert not served.frontend.replicas.statuses()[0].requests
 
     asyncio.run(run())
 

@@ -28,7 +28,7 @@ class ScriptedFrontend(FakeFrontend):
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         self.requests.append(request)
-        self.running.add(request.rid)
+        self.running[request.rid] = asyncio.Event()
         self.idle.clear()
         if request.chat is not None:
             turns = [f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in request.chat]
@@ -45,12 +45,12 @@ class ScriptedFrontend(FakeFrontend):
                     await self.release.wait()
                 yield chunk
         finally:
-            self.running.discard(request.rid)
+            self.running.pop(request.rid, None)
             if not ended:
                 self.closed.set()
             self.idle.set()
 
-    async def flush_cache(self) -> None:
+    def flush_cache(self) -> None:
         self.backend.flush_cache()
 
 

@@ -191,8 +191,8 @@ def test_an_abort_that_overtakes_its_request_is_sent_again(monkeypatch: pytest.M
             usage = Usage(prompt_tokens=5, completion_tokens=4)
             yield TextChunk(rid=request.rid, text="abcd", usage=usage, finish=Finish(reason="abort"))
 
-        def abort(self, rid_prefix: str) -> int:
-            self.aborts += 1
+        def abort(self, rid_prefix: str | None = None) -> int:
+            self.aborts += rid_prefix is not None
             if self.aborts == 3:
                 self.aborted.set()
             return self.aborts // 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -228,7 +229,8 @@ def test_cancel_from_another_thread_unblocks_a_reader():
 def test_cancel_after_the_end_changes_nothing():
     program = program_of("a" + rm.gen("x"))
     state = program.run(backend=rm.ScriptedBackend(["b"]))
-    rm_loop.wait(state._branch.run.cancel())
+    state.cancel()
+    rm_loop.wait(asyncio.sleep(0))  # behind the cancellation, on the same loop
     assert (state.text(), state.error()) == ("ab", None)
 
 

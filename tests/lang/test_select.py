@@ -181,10 +181,10 @@ def test_a_backend_that_fails_fails_the_step():
 @pytest.mark.parametrize("method", [LENGTH, ALONE])
 def test_a_backend_that_does_not_score_fails_the_step(method):
     class Mute(rm.ScriptedBackend):
-        def _scored(self, request, prompt):
-            found = super()._scored(request, prompt)
-            scores = [msgspec.structs.replace(score, unconditional=None) for score in found.choices]
-            return msgspec.structs.replace(found, choices=tuple(scores) if method is ALONE else ())
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                scores = [msgspec.structs.replace(score, unconditional=None) for score in chunk.choices]
+                yield msgspec.structs.replace(chunk, choices=tuple(scores) if method is ALONE else ())
 
     program = program_of("Pick:" + rm.select("x", ["a", "b"], choices_method=method))
     with pytest.raises(rm.ProgramError, match="no log-probabilities of the choices"):

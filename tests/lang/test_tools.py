@@ -16,7 +16,6 @@ import pytest
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
 from ramify.lang.common.event import Event
-from ramify.lang.program import tool_steps as steps
 from ramify.lang.tools.forms import JsonCalls
 from ramify.lang.tools.tool import read_docstring
 from ramify.lang.trace.report import report_data
@@ -314,34 +313,30 @@ def test_the_trace_has_the_calls():
 
 
 @pytest.mark.parametrize("described", [TOOLS, [add], []])
-def test_a_warning_about_tools_that_the_model_was_not_told_of(described, caplog, monkeypatch):
-    monkeypatch.setattr(steps, "_warned", set())
-
-    @rm.function
+def test_a_warning_about_tools_that_the_model_was_not_told_of(described, caplog):
     def program(s):
         s += rm.user("Go.") if not described else rm.system("Help.", tools=described) + rm.user("Go.")
         for fork in s.fork(2):
             fork.call_tools(TOOLS, "calls")
         s.fork(1).join()
 
+    program.__name__ = f"telling_of_{len(described)}"  # a program is warned of once
     with caplog.at_level("WARNING"):
         for _ in range(2):
             backend = rm.ScriptedBackend({"calls": after_trigger(written("sum", a=2, b=3))})
-            assert program.run(backend=backend).error() is None
+            assert rm.function(program).run(backend=backend).error() is None
     untold = ", ".join(
         tool.name if isinstance(tool, rm.Tool) else "divide" for tool in TOOLS if tool not in described
     )
     assert len(caplog.messages) == bool(untold)
     for message in caplog.messages:
-        assert message.startswith(f"program calls tools at {__file__}:")
+        assert message.startswith(f"{program.__name__} calls tools at {__file__}:")
         assert f"told the model of: {untold}. " in message
         assert message.endswith("Write system(..., tools=...) or user(..., tools=...) before it.")
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_program_without_turns_tells_of_tools_in_its_own_words(told, caplog, monkeypatch):
-    monkeypatch.setattr(steps, "_warned", set())
-
+def test_a_program_without_turns_tells_of_tools_in_its_own_words(told, caplog):
     @rm.function
     def program(s):
         s += "You can call sum.\n" if told else "2 + 3?\n"

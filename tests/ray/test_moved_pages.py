@@ -73,7 +73,7 @@ class Replicas:
 
     @property
     def up(self) -> list[str]:
-        return [one.name for one in self.frontend.replicas() if one.state == "up"]
+        return [one.name for one in self.frontend.replicas.statuses() if one.state == "up"]
 
     def ask(self, letter: str, monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> TextChunk:
         """Usage of a prompt of TOKENS letters that is placed on the replica `name`."""
@@ -104,13 +104,13 @@ class Replicas:
         wait_until(lambda: fleet._placement._index._trees[name].digests, 60)
 
     def stats(self, name: str) -> Any:
-        return wait(self.frontend.stats()).replicas[name]
+        return wait(self.frontend.control.stats()).replicas[name]
 
     def scale_to_one(self) -> None:
         controller = self._ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         model = require("ray.serve._private.common").DeploymentID(name="Model", app_name=NAME)
         self._ray.get(controller.update_deployment_replicas.remote(model, 1))
-        wait_until(lambda: len(self.frontend.replicas()) == 1, 60)
+        wait_until(lambda: len(self.frontend.replicas.statuses()) == 1, 60)
 
     def close(self) -> None:
         wait(self.frontend.aclose())

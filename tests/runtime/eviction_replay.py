@@ -101,7 +101,7 @@ class Replay:
             request.computed_len = self._pages.states.cut(request, end)
             request.pages.state_len = request.computed_len
             self._pages.commit(request)
-            self._pages.states.computed(request)
+            self._pages.states.keep_copy(request)
         call = self._calls[request]
         for token in call.output.tolist():
             request.append(token)

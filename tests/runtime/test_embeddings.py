@@ -67,9 +67,9 @@ def test_last_states_share_prefixes(tiny_model: Any) -> None:
 def test_chunks_that_are_computed_again_count_once(pooling: Pooling) -> None:
     states = torch.randn(20, 8)
     whole, parts = PooledStates(pooling), PooledStates(pooling)
-    whole.add(states, 0)
+    whole.take(states, 0)
     for start, stop in ((0, 7), (3, 12), (0, 12), (12, 20)):
-        parts.add(states[start:stop], start)
+        parts.take(states[start:stop], start)
         assert parts.reusable >= stop or pooling == "mean"
     assert parts.embedding() == whole.embedding()
     assert len(whole.embedding()) == 4 * 8

@@ -83,7 +83,7 @@ def test_a_client_gives_no_id_of_the_engines_own() -> None:
     async def ask(served: Served) -> None:
         with pytest.raises(InvalidRequest, match="begins with '~'"):
             await opened(served, "~heartbeat")
-        asked = asyncio.ensure_future(served.frontend.stats())
+        asked = asyncio.ensure_future(served.frontend.control.stats())
         await asyncio.sleep(0)
         asked.cancel()
         assert [(type(one), one.rid[0]) for one in served.engines[0].sent] == [(GetStats, "~")]
@@ -149,7 +149,7 @@ def test_requests_carry_the_revision_of_their_adapter() -> None:
 
     async def ask(served: Served) -> None:
         engine = served.engines[0]
-        loading = asyncio.ensure_future(served.frontend.load_lora("x", "folder"))
+        loading = asyncio.ensure_future(served.frontend.loras.load("x", "folder"))
         await asyncio.sleep(0)
         await load(served, "1")
         await loading

@@ -62,7 +62,7 @@ class Steps:
             self.outputs.tokens(self.request, [token], None, [0] if place else [])
         if finish is not None:
             self.outputs.finish(self.request, finish)
-        output = self.outputs.take(self.now)
+        output = self.outputs.take_output(self.now)
         if output is None:
             return
         self.sent.append(output)
@@ -157,7 +157,7 @@ def test_what_is_held_back_of_one_does_not_hold_back_others() -> None:
     steps.step([69], 0.01)
     assert [chunk.rid for chunk in steps.sent[0].chunks] == ["s"]
     steps.outputs.drop(steps.request)
-    assert steps.outputs.take(steps.now + 10) is None
+    assert steps.outputs.take_output(steps.now + 10) is None
 
 
 def test_an_error_in_a_tokenizer_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,9 +190,9 @@ def test_a_message_that_cannot_be_read_is_refused_by_its_id(tmp_path: Path) -> N
 def test_an_error_raised_again_does_not_grow() -> None:
     frontend = Frontend(EngineConfig())
     frontend._closed = None
-    assert not frontend.gave_up
+    assert not frontend.status.gave_up
     frontend._fail_all(WorkerDied("Workers died 4 times.", transient=False))
-    assert frontend.gave_up, "what /livez says"
+    assert frontend.status.gave_up, "what /livez says"
     output = OutputQueue(Generate(rid="q"))
     output.fail(WorkerDied("Workers died 4 times.", transient=False))
 
@@ -206,7 +206,7 @@ def test_an_error_raised_again_does_not_grow() -> None:
     for call in (
         lambda: frontend._open(Generate(rid="r", prompt=("a",))),
         lambda: frontend.info,
-        lambda: asyncio.run(frontend.stats()),
+        lambda: asyncio.run(frontend.control.stats()),
         lambda: asyncio.run(output.next()),
     ):
         assert died(call) == died(call)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ramify.engine_messages import Abort, EndProgram, FlushCache, GetStats
+from ramify.engine_messages import Abort, EndProgram, FlushCache, GetSnapshot, GetStats
 from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ProgramHint
 from tests.runtime.local import LocalScheduler
@@ -261,6 +261,17 @@ def test_flush_and_stats(tiny_model: Any) -> None:
     assert stats.stats is not None
     assert stats.stats.pages_free == stats.stats.pages_total == 256
     assert stats.stats.prompt_tokens == 50
+
+
+def test_a_control_call_that_fails_is_answered_and_ends_nothing_else(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    running = local.submit(prompt_of(20), max_tokens=4, ignore_eos=True)
+    local.step()
+    local.scheduler.receive(GetSnapshot(rid="s", nodes=-1, programs=1))
+    (failed,) = local.failures
+    assert (failed.rid, "GetSnapshot failed" in failed.error.message) == ("s", True)
+    local.run()
+    assert len(local.results[running].ids) == 4
 
 
 def test_a_flush_leaves_the_pages_of_running_requests(tiny_model: Any) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from ramify.loop import new_loop
-from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.supervisor import EngineSupervisor
-from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.watchdog import LoopWatchdog
+from tests.fleet.fakes import Served
 
 
 class Loop:
@@ -140,17 +138,12 @@ def test_the_code_that_blocks_a_loop_is_named() -> None:
     assert any("stands_still(told)" in message and "test_watchdog.py" in message for message in messages)
 
 
-def test_a_frontend_is_watched_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(self: EngineSupervisor) -> None:
-        pass
-
-    monkeypatch.setattr(EngineSupervisor, "start", start)
-
+def test_a_frontend_is_watched_while_it_runs() -> None:
     async def run() -> None:
-        frontend, before = Frontend(EngineConfig()), set(threading.enumerate())
+        frontend, before = Served().frontend, set(threading.enumerate())
         await frontend.start()
         (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "ramify-watchdog")
-        assert frontend.blocked_s == 0.0
+        assert frontend.status.blocked_s == 0.0
         await frontend.aclose()
         thread.join(60)
         assert not thread.is_alive()

@@ -16,11 +16,11 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.shape.state_shape import StateShape
+from tests.runtime.local import WatchedRunner
 from tests.runtime.tiny import END_ID, VOCAB
 
 HIDDEN, HEADS, DIM = 32, 2, 16
@@ -88,7 +88,7 @@ class ToyHybrid(CausalLM):
         return hidden @ self.head.T
 
 
-class ToyRunner(Runner):
+class ToyRunner(WatchedRunner):
     """Shows the toy the batch that is being computed."""
 
     batch: ForwardBatch

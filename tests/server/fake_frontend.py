@@ -1,54 +1,80 @@
-"""A server on a real socket in front of a frontend whose model is a few lines of Python."""
+"""A frontend whose model is a few lines of Python (`byte_model`), and a server on a real socket before it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
 from fastapi import APIRouter
 
-from ramify.constraint import Constraint
-from ramify.engine_messages import QueueShare, Snapshot, TokenIds, TreeNode
+from ramify.engine_messages import (
+    AwaitTools,
+    Detokenize,
+    FlushCache,
+    GetSnapshot,
+    LoadLora,
+    QueueShare,
+    Reply,
+    Snapshot,
+    Texts,
+    TokenIds,
+    Tokenize,
+    TreeNode,
+)
 from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.loop import new_loop
-from ramify.messages import (
-    ChatFormat,
-    Choices,
-    ChoiceScore,
-    Finish,
-    Generate,
-    ModelInfo,
-    SchedulerStats,
-    TextChunk,
-    TokenLogprobs,
-    Usage,
-)
+from ramify.messages import ChatFormat, Finish, Generate, ModelInfo, SchedulerStats, TextChunk, Usage
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus, State
-from ramify.runtime.frontend.loras import LoadedLora
+from ramify.runtime.frontend.control import ControlClient
+from ramify.runtime.frontend.loras import Loras
+from ramify.runtime.frontend.replicas import Replicas
+from ramify.runtime.frontend.status import FrontendStatus
+from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
-from ramify.runtime.lora_names import unknown
 from ramify.runtime.server.app.serve import bind, run_server
-from ramify.text import token_text
-from tests.model.harmony import marks_in
+from tests.server.byte_model import EOS, chunks_of, common, prompt_bytes
 
 MODEL = "byte-model"
-EOS = 256
 VOCAB_SIZE = 257
 
 
-class FakeFrontend:
-    """A `Frontend` over bytes: token id i < 256 is the byte i.
+class FakeReplicas:
+    """Two replicas in name only; a fleet, and its operator."""
 
-    The model answers a prompt with the prompt's last eight characters in capitals, then its seed, then
-    " …" and so on for ever; a constraint is answered with a fixed text that satisfies it.
-    """
+    def __init__(self) -> None:
+        self.states: dict[str, State] = {"0": "up", "1": "up"}
+        self.limits: list[float] = []
+        """Seconds that drains were given."""
+        self.operator = self
+
+    def statuses(self) -> list[ReplicaStatus]:
+        return [
+            ReplicaStatus(name=name, state=state, requests=0, heartbeat_age_s=0.0, pids={})
+            for name, state in self.states.items()
+        ]
+
+    async def add_one(self) -> str:
+        name = str(len(self.states))
+        self.states[name] = "up"
+        return name
+
+    async def drain(self, name: str, limit_s: float) -> None:
+        if self.states.pop(name, None) is None:
+            raise NotFound(f"There is no replica {name!r}.", field="name")
+        self.limits.append(limit_s)
+
+    async def restart(self, name: str, limit_s: float) -> None:
+        self.limits.append(limit_s)
+
+
+class FakeFrontend:
+    """A `Frontend` over the byte model; its adapters, replicas and control calls are the real ones."""
 
     def __init__(self) -> None:
         self.info = ModelInfo(
@@ -66,6 +92,7 @@ class FakeFrontend:
             chat_format=ChatFormat(prefix={}, suffix={"system": "", "user": "", "assistant": ""}, exact=True),
         )
         self.max_prompt_tokens = 4000
+        self.control = ControlClient(self._ask, self._tell, self.new_rid, lambda: self.max_prompt_tokens)
         self._rids = 0
         self.reset()
 
@@ -74,16 +101,18 @@ class FakeFrontend:
         self.gave_up = False
         self.heartbeat_age_s = 0.25
         self.blocked_s = 0.0
-        self.running: set[str] = set()
+        self.running: dict[str, asyncio.Event] = {}
+        """Request → event, set when it is aborted."""
         self.requests: list[Generate] = []
-        self.loras: dict[str, LoadedLora] = {}
+        self.calls: list[Any] = []
+        """Control calls."""
+        self.loras = Loras(self._load, self.new_rid)
+        self.fleet: Any = FakeReplicas()
+        self.replicas = Replicas(self.fleet, Tasks(), lambda: None)
         self.awaited: list[tuple[str, str, tuple[str, ...]]] = []
         self.ended_programs: list[str] = []
         self.looks = 0
-        self.states: dict[str, State] = {"0": "up", "1": "up"}
-        self.limits: list[float] = []
-        """Seconds that drains were given."""
-        """The number of snapshots taken."""
+        """Number of snapshots taken."""
         self.nodes: tuple[TreeNode, ...] = ()
         self.stats_error: RamifyError | None = None
         self.script: list[str] = []
@@ -100,12 +129,17 @@ class FakeFrontend:
         self.idle = threading.Event()
         """Nothing is running any more."""
         self.draining = threading.Event()
-        self._aborts: dict[str, asyncio.Event] = {}
         self._seen: dict[str, list[bytes]] = {}
 
     @property
-    def in_flight(self) -> int:
-        return len(self.running)
+    def status(self) -> FrontendStatus:
+        return FrontendStatus(
+            healthy=self.healthy,
+            gave_up=self.gave_up,
+            in_flight=len(self.running),
+            heartbeat_age_s=self.heartbeat_age_s,
+            blocked_s=self.blocked_s,
+        )
 
     def new_rid(self) -> str:
         self._rids += 1
@@ -120,160 +154,108 @@ class FakeFrontend:
         assert request.rid not in self.running
         if self.fail_first is not None:
             raise self.fail_first
-        sampling = request.sampling
-        prompt = _prompt_bytes(request)
+        prompt = prompt_bytes(request)
         if len(prompt) > self.max_prompt_tokens:
             raise InvalidRequest("The prompt is too long.", field="prompt")
         self.requests.append(request)
-        self.running.add(request.rid)
-        abort = self._aborts[request.rid] = asyncio.Event()
+        abort = self.running[request.rid] = asyncio.Event()
         self.idle.clear()
-        usage = Usage(prompt_tokens=len(prompt), cached_tokens=self._cached(prompt, request.scope))
         ended = False
         try:
-            text, finish = _scripted(self.script.pop(0), request) if self.script else _reply(prompt, request)
-            choices = _scores(prompt, request.choices)
-            embedding = b""
-            if request.pooling is not None:
-                embedding = np.array([len(prompt), *prompt[:3]], "<f4").tobytes()
-            ids, controls = tuple(text.encode()), marks_in(text)
-            prompt_logprobs = None
-            if sampling.prompt_logprobs_start is not None:
-                prompt_logprobs = _logprobs(prompt, sampling.logprobs or 0, sampling.prompt_logprobs_start)
-            for i, token in enumerate(ids):
+            cached = self._cached(prompt, request.scope)
+            chunks = chunks_of(request, cached, self.script.pop(0) if self.script else None)
+            for i, chunk in enumerate(chunks[:-1]):
                 if self.fail_after is not None and self.fail_after[0] == i:
                     raise self.fail_after[1]
                 if self.hold_after == i:
                     self.held.set()
                     await _first_of(self.release, abort)
-                    if abort.is_set():
-                        break
-                # A character's text comes with its last byte.
-                before, after = (bytes(ids[:k]).decode(errors="ignore") for k in (i, i + 1))
-                usage = msgspec.structs.replace(usage, completion_tokens=i + 1)
-                yield TextChunk(
-                    rid=request.rid,
-                    text=after[len(before) :],
-                    ids=(token,),
-                    controls=(0,) if len(before) in controls and len(after) > len(before) else (),
-                    logprobs=None
-                    if sampling.logprobs is None
-                    else _logprobs(bytes([token]), sampling.logprobs, 0, first=False, before=bytes(ids[:i])),
-                    prompt_logprobs=prompt_logprobs,
-                )
-                prompt_logprobs = None
+                if abort.is_set():
+                    chunks[-1] = _aborted(chunks[-1], i)
+                    self.closed.set()
+                    break
+                yield chunk
                 await asyncio.sleep(0)
-            if abort.is_set():
-                finish = Finish(reason="abort")
-                self.closed.set()
             ended = True
-            yield TextChunk(
-                rid=request.rid,
-                usage=usage,
-                finish=finish,
-                kept_ids=usage.completion_tokens,
-                prompt_logprobs=prompt_logprobs,
-                choices=choices,
-                embedding=embedding,
-            )
+            yield chunks[-1]
         except RamifyError:
             ended = True
             raise
         finally:
-            self.running.discard(request.rid)
+            self.running.pop(request.rid, None)
             if not ended:
                 self.closed.set()
             if not self.running:
                 self.idle.set()
 
     def _cached(self, prompt: bytes, scope: str) -> int:
-        """As many bytes as the longest prefix that an earlier prompt of the scope shares."""
+        """Length of the longest prefix that an earlier prompt of the scope shares, in bytes."""
         seen = self._seen.setdefault(scope, [])
-        best = max((_common(prompt, other) for other in seen), default=0)
+        best = max((common(prompt, other) for other in seen), default=0)
         seen.append(prompt)
         return min(best, max(len(prompt) - 1, 0))
 
-    def abort(self, rid_prefix: str) -> int:
-        found = [rid for rid in self.running if rid == rid_prefix or rid.startswith(rid_prefix + "-")]
-        return self._abort(found)
+    def abort(self, rid_prefix: str | None = None) -> int:
+        found = [
+            event
+            for rid, event in self.running.items()
+            if rid_prefix is None or rid == rid_prefix or rid.startswith(rid_prefix + "-")
+        ]
+        for event in found:
+            event.set()
+        return len(found)
 
-    def abort_all(self) -> int:
-        return self._abort(list(self.running))
-
-    def _abort(self, rids: list[str]) -> int:
-        for rid in rids:
-            if rid in self._aborts:
-                self._aborts[rid].set()
-        return len(rids)
-
-    async def stats(self) -> SchedulerStats:
+    async def _ask(self, message: Any) -> Reply | Texts:
+        """Answer a control call as the engine core would."""
+        self.calls.append(message)
+        if isinstance(message, FlushCache):
+            self.flush_cache()
+            return Reply(rid=message.rid)
+        if isinstance(message, Tokenize):  # of a special prompt the end is marked
+            self.requests.extend(message.prompts)
+            end = (EOS,) if message.special else ()
+            found = [(*prompt_bytes(prompt), *end) for prompt in message.prompts]
+            return Texts(
+                rid=message.rid,
+                prompts=tuple(TokenIds(ids=ids, tokens=tuple(map(chr, ids))) for ids in found),
+            )
+        if isinstance(message, Detokenize):
+            whole, text = (
+                tuple("".join(chr(i) if i < EOS else end for i in one) for one in message.ids)
+                for end in ("<end>", "" if message.skip_special_tokens else "<end>")
+            )
+            return Texts(rid=message.rid, whole=whole, text=text)
         if self.stats_error is not None:
             raise self.stats_error
+        snapshot = self._snapshot(message) if isinstance(message, GetSnapshot) else None
+        return Reply(rid=message.rid, stats=self._stats(), snapshot=snapshot)
+
+    def _stats(self) -> SchedulerStats:
         values = {field.name: 0 for field in msgspec.structs.fields(SchedulerStats)}
-        return SchedulerStats(
-            **values
-            | {"running": self.in_flight, "page_size": 16}
-            | {"pages_total": 64, "pages_free": 48, "pages_in_use": 16}
-        )
+        values |= {"running": len(self.running), "page_size": 16}
+        return SchedulerStats(**values | {"pages_total": 64, "pages_free": 48, "pages_in_use": 16})
 
-    async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
+    def _snapshot(self, message: GetSnapshot) -> Snapshot:
         self.looks += 1
-        share = QueueShare(program="", running=self.in_flight, waiting=0, retracted=0, compiling=0)
+        share = QueueShare(program="", running=len(self.running), waiting=0, retracted=0, compiling=0)
         root = TreeNode(parent=-1, start=0, tokens=0, pages=0, state="evictable")
-        held = Snapshot(nodes=(root, *self.nodes)[:nodes], queue=(share,)[:programs], queue_hidden=0)
-        return await self.stats(), held
+        nodes, queue = (root, *self.nodes)[: message.nodes], (share,)[: message.programs]
+        return Snapshot(nodes=nodes, queue=queue, queue_hidden=0)
 
-    async def load_lora(self, name: str, path: str) -> None:
-        self.loras[name] = LoadedLora(path=path, revision="1")
+    def _load(self, message: Any) -> asyncio.Future[Reply | Texts]:
+        answer: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
+        reply = Reply(rid=message.rid, lora="1" if isinstance(message, LoadLora) else "")
+        asyncio.get_running_loop().call_soon(answer.set_result, reply)
+        return answer
 
-    async def unload_lora(self, name: str) -> None:
-        if self.loras.pop(name, None) is None:
-            raise unknown(name, self.loras, "name")
+    def _tell(self, message: Any) -> None:
+        if isinstance(message, AwaitTools):
+            self.awaited.append((message.program, message.branch, message.tools))
+        else:
+            self.ended_programs.append(message.program)
 
-    def replicas(self) -> list[ReplicaStatus]:
-        return [
-            ReplicaStatus(name=name, state=state, requests=0, heartbeat_age_s=0.0, pids={})
-            for name, state in self.states.items()
-        ]
-
-    def replica(self, name: str) -> ReplicaStatus | None:
-        return next((one for one in self.replicas() if one.name == name), None)
-
-    async def add_replica(self) -> str:
-        name = str(len(self.states))
-        self.states[name] = "up"
-        return name
-
-    async def drain_replica(self, name: str, limit_s: float) -> None:
-        if self.states.pop(name, None) is None:
-            raise NotFound(f"There is no replica {name!r}.", field="name")
-        self.limits.append(limit_s)
-
-    async def restart_replica(self, name: str, limit_s: float) -> None:
-        self.limits.append(limit_s)
-
-    async def flush_cache(self) -> None:
+    def flush_cache(self) -> None:
         self._seen.clear()
-
-    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
-        """Of a special prompt the end is marked."""
-        self.requests.extend(prompts)
-        found = [(*_prompt_bytes(prompt), *([EOS] if special else [])) for prompt in prompts]
-        return tuple(TokenIds(ids=ids, tokens=tuple(map(chr, ids))) for ids in found)
-
-    async def detokenize(
-        self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        def texts(skip: bool) -> tuple[str, ...]:
-            return tuple("".join(chr(i) if i < EOS else "" if skip else "<end>" for i in one) for one in ids)
-
-        return texts(False), texts(skip_special_tokens)
-
-    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        self.awaited.append((program, branch, tools))
-
-    async def end_program(self, program: str) -> None:
-        self.ended_programs.append(program)
 
     async def drain(self, seconds: float) -> None:
         self.draining.set()
@@ -281,6 +263,12 @@ class FakeFrontend:
             await asyncio.sleep(0)
 
     async def aclose(self) -> None: ...
+
+
+def _aborted(last: TextChunk, tokens: int) -> TextChunk:
+    """The last chunk of a generation that is aborted behind `tokens` tokens."""
+    usage = msgspec.structs.replace(last.usage or Usage(), completion_tokens=tokens)
+    return msgspec.structs.replace(last, usage=usage, kept_ids=tokens, finish=Finish(reason="abort"))
 
 
 class LiveServer:
@@ -319,7 +307,7 @@ class LiveServer:
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
-        """What SIGTERM does; returns when the server is draining."""
+        """Stop as SIGTERM does; returns when the server is draining."""
         self.call(self._stopping.set)
         assert self.frontend.draining.wait(10)
 
@@ -344,89 +332,6 @@ def events(response: httpx.Response) -> list[Any]:
         if line.startswith("data: ")
         for data in [line.removeprefix("data: ")]
     ]
-
-
-def _prompt_bytes(request: Generate) -> bytes:
-    if request.chat is not None:
-        return "".join(f"<{turn.role}>{turn.content}" for turn in request.chat).encode()
-    return b"".join(
-        part.encode() if isinstance(part, str) else bytes(token % EOS for token in part)
-        for part in request.prompt
-    )
-
-
-def _reply(prompt: bytes, request: Generate) -> tuple[str, Finish]:
-    sampling = request.sampling
-    limit = 512 if sampling.max_tokens is None else sampling.max_tokens
-    if request.constraint is not None:
-        text = _satisfying(request.constraint)
-        return text[:limit], Finish(reason="stop" if len(text) <= limit else "length")
-    seed = "" if sampling.seed is None else f"({sampling.seed})"
-    text = prompt.decode(errors="ignore")[-8:].upper() + seed + " …" * limit
-    text = text.encode()[:limit].decode(errors="ignore")
-    found = [(text.index(stop), stop) for stop in sampling.stop if stop in text]
-    if found:
-        at, stop = min(found)
-        return text[:at], Finish(reason="stop", matched=stop)
-    return text, Finish(reason="length")
-
-
-def _scripted(text: str, request: Generate) -> tuple[str, Finish]:
-    limit = request.sampling.max_tokens
-    return text[:limit], Finish(reason="stop" if limit is None or len(text) <= limit else "length")
-
-
-def _satisfying(constraint: Constraint) -> str:
-    match constraint.kind:
-        case "choices":
-            return str(json.loads(constraint.source)[0])
-        case "json_schema":
-            return json.dumps(_instance(json.loads(constraint.source)))
-        case "json_object":
-            return "{}"
-        case other:
-            return f"<{other}>"
-
-
-def _instance(schema: Any) -> Any:
-    if schema.get("type") == "object":
-        return {name: _instance(inner) for name, inner in schema["properties"].items()}
-    return {"integer": 7, "string": "s", "boolean": True}[schema["type"]]
-
-
-def _logprobs(tokens: bytes, top: int, start: int, first: bool = True, before: bytes = b"") -> TokenLogprobs:
-    """Byte b has log-probability -(b % 8) - 0.5; the likeliest bytes are a, b, c, …"""
-    places = range(start, len(tokens))
-    best = tuple((ord("a") + k, -0.25 * (k + 1)) for k in range(top))
-    tops = () if not top else tuple(() if first and i == 0 else best for i in places)
-    return TokenLogprobs(
-        ids=tuple(tokens[i] for i in places),
-        logprobs=tuple(None if first and i == 0 else -(tokens[i] % 8) - 0.5 for i in places),
-        top=tops,
-        texts=tuple(token_text(bytes([tokens[i]])) for i in places),
-        top_texts=tuple(tuple(chr(token) for token, _ in pairs) for pairs in tops),
-        offsets=() if first else (len(before.decode(errors="ignore")),),
-    )
-
-
-def _scores(prompt: bytes, choices: Choices | None) -> tuple[ChoiceScore, ...]:
-    """Of choices behind `prompt`, byte by byte."""
-    return tuple(
-        ChoiceScore(
-            tokens=_logprobs(prompt + text.encode(), 0, len(prompt)),
-            unconditional=_logprobs(text.encode(), 0, 0) if choices.unconditional else None,
-        )
-        for text in (() if choices is None else choices.texts)
-    )
-
-
-def _common(one: bytes, other: bytes) -> int:
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
 
 
 async def _first_of(*events: asyncio.Event) -> None:

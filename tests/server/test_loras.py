@@ -49,7 +49,7 @@ def test_without_the_flag_requests_load_nothing(path: str) -> None:
         answer = httpx.post(server.url + path, json={"lora_name": "sql", "lora_path": "/etc"})
     assert answer.status_code == 403
     assert "--lora-loading" in answer.text
-    assert not server.frontend.loras
+    assert not server.frontend.loras.loaded
 
 
 def test_requests_name_adapters(http: httpx.Client, client: openai.OpenAI, frontend: FakeFrontend) -> None:

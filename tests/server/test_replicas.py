@@ -25,7 +25,7 @@ def test_replicas_are_listed_added_drained_and_restarted(http: httpx.Client) -> 
 def test_the_limit_of_a_drain(http: httpx.Client, frontend: FakeFrontend) -> None:
     http.post("/replicas/1/drain", json={"limit_s": 2.5}).raise_for_status()
     http.post("/replicas/0/restart").raise_for_status()
-    assert frontend.limits == [2.5, 30.0], "the server's drain_s without one"
+    assert frontend.fleet.limits == [2.5, 30.0], "the server's drain_s without one"
     for body, message in (
         ({"limit_s": -1}, "limit_s is -1"),
         ({"limit": 1}, "Did you mean limit_s?"),

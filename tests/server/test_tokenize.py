@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from ramify.engine_messages import TokenIds
-from ramify.messages import Generate
 from ramify.runtime.server.openai import tokenize
 from tests.server.fake_frontend import EOS, MODEL, FakeFrontend
 
@@ -89,18 +86,10 @@ def test_many_texts_are_asked_for_in_parts(
     """Other requests have their turn between the parts."""
     monkeypatch.setattr(tokenize, "PART_TEXTS", 3)
     monkeypatch.setattr(tokenize, "PART_SIZE", 5)
-    sizes: list[int] = []
-    one_part = frontend.tokenize
-
-    async def noting(prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
-        sizes.append(len(prompts))
-        return await one_part(prompts, special=special)
-
-    monkeypatch.setattr(frontend, "tokenize", noting)
     texts = ["a", "b", "c", "d", "efghijkl", "", "m"]
     answer = http.post("/tokenize", json={"prompt": texts, "add_special_tokens": False}).json()
     assert answer["count"] == [len(text) for text in texts]
-    assert sizes == [3, 2, 2]
+    assert [len(call.prompts) for call in frontend.calls] == [3, 2, 2]
     assert http.post("/tokenize", json={"prompt": [], "add_special_tokens": False}).json()["count"] == []
     back = http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back["text"] == back["prompt"] == texts

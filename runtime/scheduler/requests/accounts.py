@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Counters:
-    """Fields are those of `SchedulerStats`, which says what they count. `clock` is in seconds."""
+    """Counters of one scheduler since its start: the fields of `SchedulerStats`, which documents them."""
 
     clock: dataclasses.InitVar[Callable[[], float]]
     steps: int = 0
@@ -56,19 +56,19 @@ class Counters:
 
     @contextlib.contextmanager
     def model_time(self) -> Iterator[None]:
-        """Count the time of this block as the model's."""
+        """A block whose time counts as the model's."""
         began = self._clock()
         yield
         self.model_s += self._clock() - began
 
     def count_drafts(self, request: Request) -> None:
-        """The draft tokens of `request` are verified."""
+        """Count the draft tokens of `request`, which are verified."""
         for counts in (self, request.stats):
             counts.draft_tokens += request.draft_len
             counts.model_draft_tokens += request.draft_len * request.speculation.by_model
 
     def count_accepted(self, request: Request) -> None:
-        """One of them was accepted."""
+        """Count one accepted draft token of `request`."""
         for counts in (self, request.stats):
             counts.accepted_tokens += 1
             counts.model_accepted_tokens += request.speculation.by_model
@@ -84,9 +84,9 @@ class _Limit:
     most: int | None = None
     deadline: float | None = None
     ended_tokens: int = 0
-    """The cost of the requests that have ended."""
+    """Tokens that the ended requests have cost."""
     reserved: dict[Request, int] = dataclasses.field(default_factory=dict)
-    """Its open requests in the order of arrival, and what each reserves."""
+    """Open requests in the order of arrival, and the tokens that each reserves."""
     reserved_tokens: int = 0
     """The sum of `reserved`."""
 
@@ -125,7 +125,7 @@ class Budgets:
         return limit in self._limits
 
     def join(self, request: Request) -> None:
-        """`request` has arrived."""
+        """Reserve tokens for `request`, which has arrived."""
         # Each limit counts a request once, also where its hint names a limit twice.
         hints = {hint.id: hint for hint in (() if request.hint is None else request.hint.limits)}
         for hint in hints.values():
@@ -140,7 +140,7 @@ class Budgets:
             self._limits_of[request] = [self._open[id] for id in hints]
 
     def leave(self, request: Request) -> None:
-        """`request` ends."""
+        """Turn the reservation of `request`, which ends, into its cost."""
         for limit in self._limits_of.pop(request, ()):
             limit.end(request)
             if not limit.reserved:
@@ -168,10 +168,10 @@ class Budgets:
 
 
 def _cost(request: Request) -> int:
-    """Tokens as `Usage` counts those of an aborted request."""
+    """Tokens that a request has cost, counted like those of an aborted one in `Usage`."""
     return request.reached_prompt_tokens + request.output_len
 
 
 def _reserved(request: Request) -> int:
-    """Its tokens with the next one, where it generates."""
+    """Tokens that a request reserves: its own, and the next one where it generates."""
     return request.prompt_tokens + request.output_len + (request.budget_left > 0)

@@ -64,12 +64,13 @@ class ConstrainedOutput:
 
     @property
     def complete(self) -> bool:
-        """The output may end here."""
+        """True where the output may end here."""
         return self._matcher.complete
 
     @property
     def whole(self) -> bool:
-        """The output is complete, and not cut inside free text: there the model itself has to end it.
+        """True where the output is complete, and not cut inside free text: there the model itself has to end
+        it.
 
         In free text nearly any character of `PROSE` may come next, all but `MOST_MISSED`, and the output is
         complete after each of them as well.
@@ -113,7 +114,7 @@ class ConstrainedOutput:
             raise EngineError("The grammar allows no token here.")
 
     def _restricts(self, budget: int) -> bool:
-        """Whether only some tokens may come. Computes `mask`, if need be."""
+        """True where only some tokens may come. Computes `mask`, if need be."""
         if self._budget != budget:
             self.mask = self._row if self._matcher.fill_mask(self._row, budget) else None
             self._budget = budget
@@ -178,7 +179,7 @@ class ConstrainedOutput:
 
 
 def _goes_on(matcher: Matcher, data: bytes) -> bool:
-    """Whether `data` may come here and the text is complete after it. Leaves the matcher as it is."""
+    """True where `data` may come here and the text is complete after it. Leaves the matcher as it is."""
     if not matcher.accept_bytes(data):
         return False
     complete = matcher.complete

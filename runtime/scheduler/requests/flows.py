@@ -31,17 +31,17 @@ requests: with 2, those of 2,000 tokens had a third of the time wherever others 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
-    """The requests of one priority that share one place."""
+    """One flow: requests of one priority that share one place."""
 
     priority: int = 0
     open_requests: int = 0
     """Requests that have not ended."""
     running: int = 0
     queued: int = 0
-    """Running and waiting requests. The spans of choices count, so it may exceed `open_requests`."""
+    """Number of running and waiting requests. Spans of choices count, so it may exceed `open_requests`."""
     prefill_tokens: int = 0
-    """Prompt tokens that its waiting requests have to compute, and those that prefill had when they joined
-    the batch. A long prompt is no shorter for others while its second half is computed."""
+    """Prompt tokens of its waiting and prefilling requests that were uncached when these were enqueued. So a
+    long prompt counts in full until all of it is computed."""
     heavy: bool = False
     yields: bool = False
     """Its requests go behind others of their priority."""
@@ -67,12 +67,12 @@ class Flows:
         return len(self._flows)
 
     def join(self, request: Request) -> None:
-        """`request` has arrived."""
+        """Put `request`, which has arrived, into its flow."""
         request.flow = self._flows.setdefault(request.flow_key, Flow(request.priority))
         request.flow.open_requests += 1
 
     def leave(self, request: Request) -> None:
-        """`request` ends."""
+        """Take `request`, which ends, out of its flow."""
         request.flow.open_requests -= 1
         if request.flow.newest is request:
             request.flow.newest = None

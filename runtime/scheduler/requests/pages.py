@@ -33,7 +33,8 @@ class ProgramLeases:
         self._intervals = ReuseIntervals()
 
     def arrived(self, request: Request) -> None:
-        """The pages of the request's branch are needed now; leases of ended branches end."""
+        """Note that the pages of the request's branch are needed now, and end the leases of ended
+        branches."""
         hint = request.hint
         if hint is None:
             return
@@ -53,14 +54,14 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """The branch comes back when all `tools` have returned. Its last request could not name them."""
+        """Expect the branch back when all `tools` have returned. Its last request could not name them."""
         expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:
             self._cache.expect(name, branch, max(known))
 
     def admitted(self, request: Request) -> None:
-        """The request has locked its pages: leases that kept them for it end."""
+        """End the leases that kept pages for the request, which has locked them now."""
         if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
         for part in () if request.hint is None else request.hint.ended:
@@ -75,11 +76,11 @@ class ProgramLeases:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def rested(self, request: Request) -> None:
-        """No other span needs what this request has computed."""
+        """End the lease on the pages of a span that no other span needs any more."""
         self._cache.end_leases(request.owner, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease what a request leaves behind, as its hint says. Called before its lock is released."""
+        """Lease the pages of a request that ends, as its hint says. Called before its lock is released."""
         if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
         hint, lock, program = request.hint, request.pages.lock, request.program
@@ -173,7 +174,7 @@ class RequestPages:
         return True
 
     def commit(self, request: Request) -> None:
-        """Hand the tree what has been computed, so that other requests can share it."""
+        """Hand the tree all computed pages, so that other requests can share them."""
         pages = request.pages
         if request.computed_len == pages.committed_len:
             return
@@ -186,14 +187,14 @@ class RequestPages:
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
-        """Give everything back; what was computed is leased until the request is admitted again."""
+        """Give all pages back. Computed ones are leased until the request is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
         self._let_go(request, keep_state=True)
 
     def rest(self, request: Request, now: float, *, awaited: bool) -> None:
-        """Give everything back before the request has ended; where `awaited`, what it has computed is leased,
-        as other requests need it at once."""
+        """Give all pages back before the request has ended. Where `awaited`, computed ones are leased, as
+        other requests need them at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:
@@ -202,7 +203,7 @@ class RequestPages:
         self._let_go(request, keep_state=awaited or not ends)
 
     def release(self, request: Request, now: float) -> None:
-        """Give everything back at the request's end; what was computed stays in the tree until evicted."""
+        """Give all pages back at the request's end. Computed ones stay in the tree until evicted."""
         self.rest(request, now, awaited=False)
 
     def _let_go(self, request: Request, *, keep_state: bool) -> None:

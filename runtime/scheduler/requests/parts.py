@@ -75,7 +75,7 @@ class RequestStats:
     cached_tokens: int | None = None
     """Prompt tokens found in the tree at the first admission; None before it."""
     reached: int = 0
-    """Most tokens whose KV it has had in pages, up to the last time that it gave its pages back."""
+    """Most tokens whose KV was in its pages, as of the last time that it gave them back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
     """Prompt tokens that would have been found in the tree had they not been evicted."""
     forced_tokens: int = 0
@@ -130,7 +130,7 @@ class SpeculationState:
     model_draft: Draft | None = None
     """The last draft by the draft model, until its outcome has been learned from."""
     by_model: bool = False
-    """The request's draft tokens are the draft model's."""
+    """True where the request's draft tokens come from the draft model."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
     """Acceptance of looked-up tokens."""
     model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)

@@ -61,7 +61,8 @@ class ReuseIntervals:
         self._means: dict[str, Mean] = {}
 
     def begin_interval(self, own: ProgramIntervals, branch: str, kind: str, now: float) -> float:
-        """A request of `branch` has ended. Returns the seconds until its next one is expected."""
+        """Open the interval of `branch`, whose request has ended. Returns the seconds until its next request
+        is expected."""
         own.open[branch] = (now, kind)
         return self.expected(own, kind)
 
@@ -74,7 +75,7 @@ class ReuseIntervals:
         return self.expected(own, kind)
 
     def end_interval(self, own: ProgramIntervals, branch: str, now: float) -> None:
-        """The next request of `branch` has arrived."""
+        """Close the interval of `branch`, whose next request has arrived, and learn from it."""
         since, kind = own.open.pop(branch, (now, ""))
         if not kind:
             return
@@ -110,7 +111,7 @@ PRIOR_SERVICE = 16_384.0
 """Expected service of a program before any has ended; it weighs as much as one program that has."""
 
 PRIOR_SINGLE = 2048.0
-"""The same for a request without a program."""
+"""Expected service of a request without a program."""
 
 MAX_NAMES = 4096
 """Names of programs that are remembered with their usual service."""
@@ -194,7 +195,8 @@ class Programs:
         return self._programs.get(name)
 
     def join(self, request: Request) -> None:
-        """`request` has arrived: find its program, and count the tokens of its prompt that are new to it."""
+        """Find the program of `request`, which has arrived, and count the prompt tokens that are new to
+        it."""
         hint, program = request.hint, request.program
         if hint is None:
             program.usual = self._singles
@@ -217,17 +219,17 @@ class Programs:
         return self.served - request.served_before + request.program.waited
 
     def started(self, request: Request) -> None:
-        """`request` was admitted for the first time."""
+        """Count the wait of `request`, which was admitted for the first time."""
         program = request.program
         program.waited += (self.served - request.served_before) / max(1, program.open_requests)
 
     def serve(self, request: Request, tokens: int) -> None:
-        """A step has computed `tokens` tokens of `request`."""
+        """Count the service of a step that has computed `tokens` tokens of `request`."""
         request.program.served += STEP_TOKENS + tokens
         self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
-        """`request` ends: its program holds what it has computed."""
+        """Count `request`, which ends, and the tokens that its program holds now."""
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1
@@ -240,7 +242,7 @@ class Programs:
         request.stats.distinct_tokens += max(0, min(request.prompt_len, len(computed)) - known)
 
     def end(self, program: str) -> None:
-        """The program with this id is over."""
+        """End the program with this id, and learn its service."""
         found = self._programs.pop(program, None)
         if found is not None:
             found.usual.learn(found.served)

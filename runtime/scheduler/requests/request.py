@@ -66,7 +66,7 @@ class Request:
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
         self.adapter = adapter
-        """Its LoRA adapter, which is held to its end."""
+        """LoRA adapter of the request, held to the request's end."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues
@@ -77,19 +77,20 @@ class Request:
         program = "" if submit.hint is None else submit.hint.program
         self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
-        """A flow of its own, until `Flows.join` finds the one that the request belongs to."""
+        """The request's flow, set by `Flows.join`; one of its own before."""
         self.uncached = self.prompt_len
-        """Prompt tokens that it has to compute. While it prefills they stay as many as when it joined."""
+        """Prompt tokens that were not cached when the request was enqueued."""
         self.rank = 2 * submit.priority
-        """Higher goes first: twice the priority, less one while the flow yields."""
+        """Rank, of which the higher goes first: twice the priority, less one while the flow yields."""
         self.order = (-self.rank, arrival)
-        """Its place among running and among waiting requests: highest rank first, then oldest."""
+        """Sort key among running and among waiting requests: highest rank first, then oldest."""
         self.max_tokens = max_tokens
         own_limit = any(one.uncounted for one in submit.preambles)
         self.answer_tokens = self.sampling.max_tokens if own_limit else None
         """The most tokens behind the preambles that are `apart`, until these have ended."""
         self.answer_start = None if any(one.apart for one in submit.preambles) else 0
-        """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
+        """Output tokens before the answer, to which `min_tokens` and stop tokens apply; None before it
+        begins."""
         self.seed = self.sampling.seed or 0
 
         self.length = self.prompt_len
@@ -115,20 +116,20 @@ class Request:
         self.stats = RequestStats()
         self.speculation = SpeculationState()
         self.pooled = None if submit.pooling is None else PooledStates(submit.pooling)
-        """Set where the prompt is embedded."""
+        """States of the prompt, where it is embedded."""
         self.scoring: ScoringState | None = None
-        """Set where choices are scored."""
+        """The request's part of the choices, where these are scored."""
         self.constrained: ConstrainedOutput | None = None
         self.healing: Healing | None = None
-        """Set while the known tokens are the end of the prompt."""
+        """Token healing, while the known tokens are the end of the prompt."""
         self.program = Program(arrival)
-        """A program of its own, until `Programs.join` finds the one that the request belongs to."""
+        """The request's program, set by `Programs.join`; one of its own before."""
         self.served_before = 0.0
         """`Programs.served` at the arrival."""
         self.deadline: int | None = None
         """Number of admissions since the start after which no other request goes first."""
         self.expired = False
-        """The `deadline` had passed at the admission, so the request yields its place to nobody."""
+        """True where the `deadline` had passed at the admission: the request yields its place to nobody."""
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off
@@ -138,14 +139,15 @@ class Request:
         self.uncached = max(self.uncached, uncached) if begun else uncached
 
     def share_prefix(self) -> int:
-        """The number of its tokens that the newest request of its flow will compute; it is the newest now."""
+        """Tokens that the newest request of the flow will compute for this one, which is the newest from now
+        on."""
         newest, self.flow.newest = self.flow.newest, self
         if newest is None or not newest.prefilling or newest.scope != self.scope:
             return 0
         return min(common_prefix(self.ids, newest.ids), self.match_limit)
 
     def take_rank(self) -> None:
-        """Set `rank` and `order` by what the flow is now. The lists that are sorted by them must be sorted
+        """Set `rank` and `order` by the state of the flow. Lists that are sorted by them must be sorted
         anew."""
         self.rank = 2 * self.priority - self.flow.yields
         self.order = (-self.rank, self.arrival)
@@ -172,12 +174,12 @@ class Request:
 
     @property
     def ids(self) -> np.ndarray:
-        """(length,) int32: prompt and output."""
+        """Prompt and output, (length,) int32."""
         return self._ids[: self.length]
 
     @property
     def target_ids(self) -> np.ndarray:
-        """(target_len,) int32: prompt, output, known tokens and draft tokens."""
+        """Prompt, output, known tokens and draft tokens, (target_len,) int32."""
         return self._ids[: self.target_len]
 
     @property
@@ -194,7 +196,7 @@ class Request:
 
     @property
     def output(self) -> np.ndarray:
-        """(output_len,) int32."""
+        """Output tokens, (output_len,) int32."""
         return self._ids[self.prompt_len : self.length]
 
     @property
@@ -233,7 +235,7 @@ class Request:
 
     @property
     def reached_prompt_tokens(self) -> int:
-        """`prompt_tokens` without those that were not computed yet."""
+        """The part of `prompt_tokens` that was found in the tree or computed so far."""
         reached = min(self.reached, self.prompt_len)
         return reached if self.scoring is None else reached + self.scoring.choices.reached(self)
 
@@ -260,7 +262,7 @@ class Request:
 
     @property
     def answer_len(self) -> int:
-        """Output tokens that `min_tokens` and stop tokens are about."""
+        """Number of output tokens that `min_tokens` and stop tokens apply to."""
         return 0 if self.answer_start is None else self.output_len - self.answer_start
 
     @property
@@ -280,7 +282,7 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """The most tokens that may come from the tree: states that predict tokens must be computed."""
+        """Most tokens that may come from the tree: states that predict tokens must be computed."""
         if self.scoring is not None:
             return self.scoring.span.first_state
         if self.wants_prompt_logprobs:
@@ -295,7 +297,8 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Log-probabilities of tokens that are not sampled are asked for: of the prompt's, or forced ones."""
+        """True where log-probabilities of tokens that are not sampled are asked for: the prompt's, or forced
+        ones."""
         params = self.sampling
         return params.logprobs is not None or (
             params.prompt_logprobs_start is not None and not self.report.announced
@@ -303,12 +306,12 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Log-probabilities of the prompt are asked for and have not been sent."""
+        """True where log-probabilities of the prompt are asked for and have not been sent."""
         return self.sampling.prompt_logprobs_start is not None and not self.report.announced
 
     @property
     def may_speculate(self) -> bool:
-        """Draft tokens may be added.
+        """True where draft tokens may be added.
 
         With log-probabilities under a grammar they may not: those of forced tokens are read off the step that
         computes them.
@@ -372,7 +375,7 @@ class Request:
         return dropped
 
     def keep_known(self) -> None:
-        """The first known token was chosen, and joins the sequence."""
+        """Add the first known token, which was chosen, to the sequence."""
         self.length += 1
         if self.computes_ahead:
             self.computed_len = self.length
@@ -382,7 +385,8 @@ class Request:
             self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.known_len else None
 
     def verify_draft(self, start: int, draft: np.ndarray) -> int:
-        """Tokens from position `start` on have been appended, where `draft`, (n,) int32, was computed.
+        """Compare the tokens appended from position `start` on with `draft`, (n,) int32, which was computed
+        there.
 
         Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Both are computed then, 7
         is the draft again, and the result is 2. Had 5 9 been appended, 9 would still have to be computed: the
@@ -446,7 +450,7 @@ class ScheduledRequest(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """The step computes all tokens of the request, so that it can sample the next one."""
+        """True where the step computes all tokens of the request, so that it can sample the next one."""
         request = self.request
         return self.stop == request.length + request.computed_ahead and request.budget_left > 0
 

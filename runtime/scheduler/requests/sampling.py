@@ -100,10 +100,10 @@ class RequestSampler:
     def row(
         self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
     ) -> SamplingRow:
-        """How the token is chosen that stands `ahead` tokens behind the sequence.
+        """The sampling options of the token that stands `ahead` tokens behind the sequence.
 
         mask : the tokens that may come, (words,) int32; None for all
-        counts : of the tokens that penalties are about; None for those of the sequence
+        counts : the tokens that penalties count; None for those of the sequence
         """
         params = request.sampling
         banned: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ GRID = 1024
 """Tokens without a state after which the end of a chunk is kept."""
 
 FEW_USES = 0.1
-"""Requests that are expected to begin from a state of the grid, or at the end of a prompt. Else it is 1."""
+"""Requests that are expected to begin from a state of the grid, or at the end of a prompt; elsewhere 1."""
 
 
 class Copies:
@@ -66,15 +66,15 @@ class RequestStates:
         self._least = least
         self.copies = Copies()
         self.present = cache.state_counts().total > 0
-        """The model has states."""
+        """True where the model has states."""
 
     def available(self) -> bool:
-        """A request can be given a slot."""
+        """True where a request can be given a slot."""
         counts = self._cache.state_counts()
         return counts.in_use < counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
-        """`request` is admitted behind the tokens of `lock`, and takes a slot; there must be one."""
+        """Give a slot to `request`, which is admitted behind the tokens of `lock`; there must be one."""
         source = self._cache.use_state(lock)
         slot = self._cache.allocate_state()
         assert slot is not None
@@ -91,8 +91,11 @@ class RequestStates:
             self._mark(request, min(position, request.length - 1))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
-        """Whether `other`, which prefills, can leave a state for `request`: they share `shared` tokens, and
-        `request` finds `matched` in the tree without it."""
+        """True where `other`, which prefills, can leave a state for `request`.
+
+        shared : tokens that both begin with
+        matched : tokens that `request` finds in the tree without that state
+        """
         if shared - matched < self._least:
             return False
         near = [mark for mark in other.marks if max(matched, shared - self._least) < mark <= shared]
@@ -104,7 +107,8 @@ class RequestStates:
         return stop if place == len(request.marks) else min(stop, request.marks[place])
 
     def keep_copy(self, request: Request) -> None:
-        """A pass of the prefill has ended, and its pages are in the tree: keep a copy if it is worth one."""
+        """Keep a copy of the state at the end of a pass of the prefill, if it is worth one. The pages are in
+        the tree."""
         pages, end = request.pages, request.computed_len
         if pages.state is None or pages.lock is None or end - pages.kept_len < self._least:
             return
@@ -120,7 +124,7 @@ class RequestStates:
         pages.kept_len = end
 
     def give_back(self, request: Request, *, keep: bool) -> None:
-        """`request` gives its slot back; with `keep` the tree gets it. Called while the lock is held."""
+        """Give back the slot of `request`; with `keep` the tree gets it. Called while the lock is held."""
         pages = request.pages
         if pages.state is None or pages.lock is None:
             return

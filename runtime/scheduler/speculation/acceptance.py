@@ -22,7 +22,7 @@ MOST = 15
 MOST_IN_STEP = 32
 """Draft tokens of all requests in one step: they add at most some 10 ms to the time between tokens."""
 WAITING_SHARE = 0.25
-"""While a decoding request has no draft, those of others may lengthen its step by this share: it gets one
+"""Share by which drafts of others may lengthen the step of a decoding request without a draft: it gets one
 token of the step, as ever, and waits longer for it."""
 MOST_ROWS = 256
 """Steps of more rows are prefills: their time says nothing about one row more."""
@@ -49,7 +49,7 @@ peaks of data sheets give (A100, H200, H100). With it 256 draft tokens triple th
 
 
 def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
-    """The grade of each token of `draft` up to the first that did not come, and whether it came."""
+    """The outcome of `draft`: the grade of each token up to the first rejected one, and whether it came."""
     came = request.ids[draft.position : draft.position + len(draft.tokens)].tolist()
     for token, drafted, grade in zip(came, draft.tokens, draft.grades, strict=False):
         yield grade, token == drafted
@@ -142,10 +142,10 @@ class StepCost:
 class StepDrafts:
     """A step and its draft tokens so far: the rows it computes, and the tokens it is expected to give.
 
-    cost : of steps
+    cost : the time of steps
     rows : tokens that the step computes without drafts
-    tokens : that are expected of it
-    decoding : requests that wait for a token of the step
+    tokens : tokens that the step is expected to give
+    decoding : number of requests that wait for a token of the step
     least_gain : a draft token must promise this multiple of its cost
     """
 
@@ -161,12 +161,12 @@ class StepDrafts:
         self.share = max(1, self.room // max(1, decoding))
         """Draft tokens of a request before others have had theirs."""
         self.seconds = 0.0
-        """Spent by the draft model."""
+        """Seconds spent by the draft model."""
         self.price = self._price()
         """Tokens that one more row must promise."""
 
     def lift(self) -> None:
-        """All decoding requests have drafts: no one waits for those of others alone."""
+        """Lift the bound for drafts that others wait for: all decoding requests have drafts."""
         self.room, self._beyond = self.room + self._beyond, 0
 
     def longest(self, request: Request) -> int:

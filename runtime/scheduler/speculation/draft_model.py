@@ -112,7 +112,7 @@ class Drafted(NamedTuple):
 class DraftModel:
     """Computes what requests lack in the draft model's pages, and their next tokens by it.
 
-    `cost` is that of one pass with its choice of tokens, by rows.
+    `cost` is the time of one pass with its choice of tokens, by rows.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class DraftModel:
         return request.target_len - self._start(request)
 
     def wrote(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> None:
-        """The model computes `plan` after `copies` of pages: rows that get other tokens hold no KV of the
-        draft model any more."""
+        """Note that the main model computes `plan` after `copies` of pages: rows that get other tokens hold
+        no KV of the draft model any more."""
         used = [(source, to) for source, to in copies if self._rows[source]]
         for source, to in copies:
             self._rows[to] = self._rows[source]
@@ -165,11 +165,11 @@ class DraftModel:
                 self._rows[table[page + 1 : -(-stop // size)]] = 0
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """`pages` hold other tokens now, of which this model has computed none."""
+        """Note that `pages` hold other tokens now, of which this model has computed none."""
         self._rows[list(pages)] = 0
 
     def begin_step(self) -> None:
-        """A step begins: draft tokens of the last one are decided."""
+        """Begin a step: draft tokens of the last one are decided."""
         self._grammars.clear()
 
     def catch_up(self, requests: Sequence[Request]) -> None:
@@ -220,7 +220,8 @@ class DraftModel:
         ]
 
     def _grammar_ahead(self, request: Request) -> tuple[bool, np.ndarray | None]:
-        """Whether the grammar goes on behind the known and draft tokens, and the mask of the next one."""
+        """The grammar behind the known and draft tokens: whether it goes on, and the mask of the next
+        token."""
         if request.constrained is None:
             return True, None
         if not request.draft_len:
@@ -242,7 +243,8 @@ class DraftModel:
         self._counters.draft_model_tokens += rows
 
     def _logits(self, hidden: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
-        """(R, hidden) → (R, vocabulary of the model): both vocabularies may be padded differently."""
+        """Logits over the main model's vocabulary, (R, hidden) → (R, vocabulary): both may be padded
+        differently."""
         wanted = self._limits.vocab_size
         if self._runner.model.config.vocab_size == wanted:
             return self._runner.logits(hidden, masks)
@@ -265,7 +267,7 @@ class DraftModel:
         return kv
 
     def _extension(self, request: Request, start: int, stop: int) -> Extension:
-        """Positions ``[start, stop)``, which count as computed from now on."""
+        """The part of a batch for positions ``[start, stop)``, which count as computed from now on."""
         kv = request.speculation.kv
         assert kv is not None
         computed = max(kv.computed, min(stop, request.length))
@@ -292,15 +294,15 @@ class DraftModel:
 
 
 MODEL = "model"
-"""The source of its drafts."""
+"""Name of the draft model as a source of drafts."""
 FIRST_RATE = 0.7
-"""The share of its tokens that is taken to be accepted until some have been verified."""
+"""Assumed acceptance rate of the draft model until tokens of it have been verified."""
 PROBE_SHARE = 0.01
-"""The share of the time that a draft model has which does not pay."""
+"""Share of the time for probes of a draft model that does not pay."""
 MOST_PROBE_S = 1.0
-"""Seconds for probes are saved up to this number."""
+"""Most seconds that are saved up for probes."""
 READY = MOST + 2
-"""A request that lacks no more tokens than this drafts at once: a step may leave that number."""
+"""Most tokens that a request may lack and draft at once: a step may leave that number."""
 
 
 class ModelDrafts:
@@ -313,14 +315,15 @@ class ModelDrafts:
         self._rate = FIRST_RATE
         self._probe_s = 0.0
         self._drafts = False
-        """The last pass paid."""
+        """True where the last pass was worth its time."""
 
     def chance(self, request: Request) -> float:
         """The probability that the model's next token is accepted, before it is known."""
         return request.speculation.model_acceptance.rate(self._rate)
 
     def is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
-        """A draft token for `request` promises more, its pass paid, than one of probability `chance`."""
+        """True where a draft token by the model promises more, its pass paid, than one of probability
+        `chance`."""
         if not self._drafts or self._model.missing(request) > READY:
             return False
         return self.chance(request) - step.price_of(self._model.cost.seconds_of(1)) > chance
@@ -360,13 +363,15 @@ class ModelDrafts:
             self._probe(min(requests, key=model.missing), step)
 
     def _pays(self, promised: Mapping[Request, float], rows: int, step: StepDrafts) -> bool:
-        """A pass of `rows` tokens is worth its seconds, with the tokens that it is expected to give."""
+        """True where a pass of `rows` tokens is worth its seconds by the tokens that it is expected to
+        give."""
         needed = step.price_of(self._model.cost.seconds_of(rows)) + step.price * len(promised)
         return bool(promised) and sum(promised.values()) >= needed
 
     def _is_due(self, request: Request, missing: int, step: StepDrafts, among: int) -> bool:
-        """`request` lacks many tokens, and has decoded for as long as computing them takes. An output that
-        has been long will be long: so this is worth its time, or takes at most as long as the output has."""
+        """True where `request` lacks many tokens, and has decoded for as long as computing them takes. An
+        output that has been long will be long: so computing them pays, or takes at most as long as the output
+        did."""
         cost, steps = self._model.cost, step.cost.seconds_of(step.rows) / among
         return missing > READY and cost.seconds_of(missing) <= request.output_len * steps
 

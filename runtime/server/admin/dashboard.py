@@ -60,7 +60,7 @@ class SnapshotCache:
 
     async def _fetch(self) -> None:
         try:
-            stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
+            stats, snapshot = await self._frontend.control.snapshot(NODES, QUEUED)
             self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
             pass  # The engine core restarts or is closed. The dashboard shows the age of its figures.
@@ -91,8 +91,8 @@ async def live_figures(request: Request) -> Response:
         "model": service.model_name,
         "version": __version__,
         "up_s": time.time() - service.started_at,
-        "healthy": service.frontend.healthy and not service.draining,
-        "in_flight": service.frontend.in_flight,
+        "healthy": service.frontend.status.healthy and not service.draining,
+        "in_flight": service.frontend.status.in_flight,
         "age_s": None if latest is None else time.monotonic() - latest.at,
         "stats": None if latest is None else msgspec.to_builtins(latest.stats),
         "tree": [] if latest is None else latest.snapshot.nodes,

@@ -33,7 +33,7 @@ async def livez(request: Request) -> Response:
     """Liveness: 200 while this process answers, also while it drains or its engine processes restart; 503
     once the engine has closed and does not come back."""
     service = Service.serving(request)
-    if service.frontend.gave_up and not service.draining:
+    if service.frontend.status.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
     return json_response({"status": "ok"})
 
@@ -44,7 +44,7 @@ async def health(request: Request) -> Response:
     """Readiness: 200 while the scheduler replies and the server accepts requests."""
     service = Service.serving(request)
     _check(service)
-    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
+    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.status.heartbeat_age_s})
 
 
 @router.get("/health_generate")
@@ -73,15 +73,15 @@ async def metrics(request: Request) -> Response:
     stats: SchedulerStats | None = None
     try:
         async with asyncio.timeout(STATS_LIMIT_S):
-            stats = await service.frontend.stats()
+            stats = await service.frontend.control.stats()
     except (TimeoutError, RamifyError):
         pass  # ramify_scheduler_up is 0 then
-    text = service.metrics.render(stats, service.frontend.loras)
+    text = service.metrics.render(stats, service.frontend.loras.loaded)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _check(service: Service) -> None:
     if service.draining:
         raise EngineClosed("The server is shutting down.")
-    if not service.frontend.healthy:
-        raise Unhealthy(f"The scheduler has been silent for {service.frontend.heartbeat_age_s:.1f} s.")
+    if not service.frontend.status.healthy:
+        raise Unhealthy(f"The scheduler has been silent for {service.frontend.status.heartbeat_age_s:.1f} s.")

@@ -22,7 +22,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "preferred_sampling_params": None,
         "has_image_understanding": False,
         "has_audio_understanding": False,
-        "loras": msgspec.to_builtins(dict(service.frontend.loras)),
+        "loras": msgspec.to_builtins(dict(service.frontend.loras.loaded)),
         "ramify": msgspec.to_builtins(info),
     }
 
@@ -39,6 +39,6 @@ async def server_info(service: Service) -> dict[str, Any]:
         "model_path": service.frontend.info.path,
         "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,
-        "in_flight": service.frontend.in_flight,
-        "internal_states": [msgspec.to_builtins(await service.frontend.stats())],
+        "in_flight": service.frontend.status.in_flight,
+        "internal_states": [msgspec.to_builtins(await service.frontend.control.stats())],
     }

@@ -19,7 +19,7 @@ router = APIRouter()
 @router.get("/replicas")
 async def list_replicas(request: Request) -> Response:
     """Every replica: name, state, requests, processes."""
-    found = Service.serving(request).frontend.replicas()
+    found = Service.serving(request).frontend.replicas.statuses()
     return json_response({"replicas": [msgspec.to_builtins(one) for one in found]})
 
 
@@ -27,20 +27,20 @@ async def list_replicas(request: Request) -> Response:
 async def add_replica(request: Request) -> Response:
     """Start one more replica; answers when it is up."""
     frontend = Service.serving(request).frontend
-    return _answer(request, await frontend.add_replica())
+    return _answer(request, await frontend.replicas.add_replica())
 
 
 @router.post("/replicas/{name}/drain")
 async def drain_replica(request: Request, name: str) -> Response:
     """Stop a replica when its requests have ended, or after `limit_s` seconds have gone on elsewhere."""
-    await Service.serving(request).frontend.drain_replica(name, await _limit_s(request))
+    await Service.serving(request).frontend.replicas.drain(name, await _limit_s(request))
     return _answer(request, name)
 
 
 @router.post("/replicas/{name}/restart")
 async def restart_replica(request: Request, name: str) -> Response:
     """Drain a replica and start it anew; answers when it is up."""
-    await Service.serving(request).frontend.restart_replica(name, await _limit_s(request))
+    await Service.serving(request).frontend.replicas.restart(name, await _limit_s(request))
     return _answer(request, name)
 
 
@@ -58,5 +58,5 @@ async def _limit_s(request: Request) -> float:
 
 
 def _answer(request: Request, name: str) -> Response:
-    found = Service.serving(request).frontend.replica(name)
+    found = Service.serving(request).frontend.replicas.status(name)
     return json_response({"name": name, "state": "gone"} if found is None else msgspec.to_builtins(found))

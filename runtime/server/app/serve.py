@@ -136,7 +136,7 @@ async def run_server(
         draining = asyncio.create_task(frontend.drain(config.drain_s))
         async with cancel_at_end((draining,)):
             await _until(stopping, draining, serving)
-        frontend.abort_all()
+        frontend.abort()
     finally:
         server.should_exit = True
         await serving

@@ -66,7 +66,8 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    return json_response(ModelList(data=[_card(service, name) for name in ("", *service.frontend.loras)]))
+    names = ("", *service.frontend.loras.loaded)
+    return json_response(ModelList(data=[_card(service, name) for name in names]))
 
 
 @router.get("/v1/models/{model:path}")
@@ -186,7 +187,7 @@ def _card(service: Service, lora: str) -> ModelCard:
     return ModelCard(
         id=lora or service.model_name,
         created=service.started_at,
-        root=service.frontend.loras[lora].path if lora else info.path,
+        root=service.frontend.loras.loaded[lora].path if lora else info.path,
         parent=service.model_name if lora else None,
         max_model_len=info.context_length,
         model_impl=info.model_impl,

@@ -109,7 +109,7 @@ def lora_of(service: Service, model: str) -> str:
     own = (service.model_name, "default")
     if model in own:
         return ""
-    loras = service.frontend.loras
+    loras = service.frontend.loras.loaded
     if model in loras:
         return model
     base, _, name = model.rpartition(":")

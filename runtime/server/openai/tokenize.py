@@ -60,7 +60,7 @@ async def tokenize(request: Request) -> Response:
     async def tokenized(part: Sequence[str]) -> tuple[TokenIds, ...]:
         prompts = [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in part]
         # Chat templates write special tokens themselves.
-        return await service.frontend.tokenize(
+        return await service.frontend.control.tokenize(
             prompts if messages is None else [messages], special=not chat if special is None else special
         )
 
@@ -95,7 +95,8 @@ async def detokenize(request: Request) -> Response:
     check_segments(((0,), *ids), "tokens", service.frontend.info.vocab_size)  # lists may be empty
 
     async def detokenized(part: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
-        return list(zip(*await service.frontend.detokenize(part, skip_special_tokens=skip), strict=True))
+        texts = await service.frontend.control.detokenize(part, skip_special_tokens=skip)
+        return list(zip(*texts, strict=True))
 
     pairs = await in_parts(ids, detokenized)
     whole, text = [one for one, _ in pairs], [one for _, one in pairs]

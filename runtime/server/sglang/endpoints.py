@@ -160,7 +160,7 @@ async def get_server_info(request: Request) -> Response:
 
 @router.api_route("/flush_cache", methods=["GET", "POST"])
 async def flush_cache(request: Request) -> Response:
-    await Service.serving(request).frontend.flush_cache()
+    await Service.serving(request).frontend.control.flush_cache()
     return json_response({"flushed": True})
 
 
@@ -173,7 +173,7 @@ async def abort_request(request: Request) -> Response:
     fields.refuse_rest()
     if not rid and not every:
         raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
-    return json_response({"aborted": frontend.abort_all() if every else frontend.abort(rid)})
+    return json_response({"aborted": frontend.abort(None if every else rid)})
 
 
 @router.post("/v1/load_lora_adapter")
@@ -185,7 +185,7 @@ async def load_lora_adapter(request: Request) -> Response:
     fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
     name, path = fields.need("lora_name"), fields.need("lora_path")
     with _fields_of_body():
-        await frontend.load_lora(name, path)
+        await frontend.loras.load(name, path)
     return _adapters(frontend)
 
 
@@ -198,7 +198,7 @@ async def unload_lora_adapter(request: Request) -> Response:
     fields.refuse_rest()
     name: str = fields.need("lora_name")
     with _fields_of_body():
-        await frontend.unload_lora(name)
+        await frontend.loras.unload(name)
     return _adapters(frontend)
 
 
@@ -225,7 +225,7 @@ def _loading(request: Request) -> FrontendProtocol:
 
 def _adapters(frontend: FrontendProtocol) -> Response:
     """SGLang's answer; vLLM's clients read the status alone."""
-    loaded = {name: lora.path for name, lora in frontend.loras.items()}
+    loaded = {name: lora.path for name, lora in frontend.loras.loaded.items()}
     return json_response({"success": True, "loaded_adapters": loaded})
 
 
@@ -236,7 +236,7 @@ async def await_tools(request: Request) -> Response:
     branch: str = fields.take("branch", str, "")
     tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
     fields.refuse_rest()
-    await Service.serving(request).frontend.await_tools(program, branch, tools)
+    await Service.serving(request).frontend.control.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
 

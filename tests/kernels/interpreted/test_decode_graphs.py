@@ -18,7 +18,8 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
-from ramify.runtime.scheduler.speculation import acceptance, drafter
+from ramify.runtime.scheduler.requests.limits import Tuning
+from ramify.runtime.scheduler.speculation import drafter
 from tests.model.checkpoints import expected, save
 from tests.model.hybrids import DENSE, build_hybrid
 from tests.runtime.local import LocalScheduler
@@ -126,8 +127,7 @@ def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.Monke
 
 
 def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests' passes of one token each are padded to four."""
-    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
+    """The passes of two requests, of one token each, are padded to four."""
     monkeypatch.setattr(drafter.Drafter, "_look_up", lambda *_: False)
     options = {"attention_backend": "triton", "context_length": 64, "num_pages": 16, "page_size": PAGE}
 
@@ -137,6 +137,6 @@ def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: py
         return [result.ids for result in found], local
 
     expected, _ = answers()
-    found, local = answers(graphs=[4], draft=model, speculation=True)
+    found, local = answers(graphs=[4], draft=model, speculation=True, tuning=Tuning(least_gain=0.0))
     assert found == expected
     assert local.scheduler.counters.model_accepted_tokens > 4
