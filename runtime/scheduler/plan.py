@@ -114,6 +114,8 @@ class Precedence:
         self._sat_out_s = self._sat_out_after(seconds)
         kind = self.turn.leaves_out
         self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
+        # A request that has ended, and its adapter, are not held until the next step.
+        self.turn = self.turn._replace(first=[], last=())
 
     def _turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float, sat_out_s: float
