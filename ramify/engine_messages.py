@@ -35,7 +35,7 @@ from ramify.messages import (
 from ramify.sampling_params import SamplingParams
 
 INTERNAL = "~"
-"""Prefix of the ids of the runtime's own questions and requests; no client's request has such an id."""
+"""Prefix of the ids of the runtime's own control calls and requests; no client's request has such an id."""
 
 # --- to the scheduler -------------------------------------------------------------------------------
 

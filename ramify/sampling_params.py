@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -35,7 +36,6 @@ _RANGES = {
     "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
 }
 """Field → least value, greatest value, and how an error names them."""
-_OPTIONAL = frozenset(["max_tokens", "logprobs", "prompt_logprobs_start", "seed"])
 
 
 class SamplingParams(
@@ -98,19 +98,17 @@ class SamplingParams(
         """Return self; raise `InvalidRequest` naming the first field that is out of range."""
         for field, (low, high, wanted) in _RANGES.items():
             value = getattr(self, field)
-            if value is None and field in _OPTIONAL:
+            if value is None and field in _optional():
                 continue
             if not low <= value <= high:  # also true for NaN
                 raise _out_of_range(field, value, wanted)
+            if isinstance(value, int) and value >= 2**63 and high == math.inf:  # msgpack's integers end there
+                raise _out_of_range(field, value, "below 2**63")
         for field in ("top_p", "repetition_penalty"):
             if getattr(self, field) == 0.0:
                 raise _out_of_range(field, 0.0, "above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _out_of_range("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        for field in ("max_tokens", "min_tokens", "top_k", "prompt_logprobs_start"):
-            value = getattr(self, field)
-            if value is not None and value >= 2**63:  # msgpack's integers end there
-                raise _out_of_range(field, value, "below 2**63")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise _out_of_range("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         if "" in self.stop:
@@ -128,6 +126,13 @@ class SamplingParams(
             if token < 0 or not math.isfinite(bias) or abs(bias) > 100.0:
                 raise _out_of_range("logit_bias", {token: bias}, "token ids mapped to -100 … 100")
         return self
+
+
+@functools.cache
+def _optional() -> frozenset[str]:
+    """Names of the fields that may be None."""
+    fields = msgspec.structs.fields(SamplingParams)
+    return frozenset(field.name for field in fields if "None" in str(field.type))
 
 
 def _out_of_range(field: str, value: object, wanted: str, remedy: str | None = None) -> InvalidRequest:

@@ -125,7 +125,7 @@ def test_no_retired_words_and_no_banned_phrases() -> None:
         ("lang/a.py", "growth\n", []),
         ("runtime/a.py", "growth\n", [1]),
         ("radix/a.py", "# It takes so\n# many. Those that wait.\n", [1, 2]),
-        ("runtime/server/a.py", "string = 0\n# two rings (0001-restart-the-whole-ring.md)\n", [2]),
+        ("runtime/server/a.py", "string = 0\n# two rings (0001-restart-the-whole-engine-core.md)\n", [2]),
         ("ramify/a.py", '"""Whose it is."""\n', [1]),
     ],
 )

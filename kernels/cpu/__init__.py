@@ -6,7 +6,6 @@ Operations, each a twin of the one in `kernels.reference`:
     linear_masked       the same, for only the outputs that masks allow
     norm, rope, kv_store, sampling, experts, gated_delta, lora
     rowwise             gated activations, soft caps and log-probabilities of rows
-    packing             numbers of 4 and 8 bits, laid out for products
     layer_stack         all layers of a step in one call of these kernels
 
 Inside attention:
@@ -16,5 +15,6 @@ Inside attention:
     attention_softmax   the online softmax of a tile
     attention_loops     its two inner loops in LLVM code
 
-Inside products: `packed_linear`. What all kernels are built with: `codegen`.
+Inside products: `packed_linear`. Used by several operations: `parts`. What all kernels are built with:
+`codegen`.
 """

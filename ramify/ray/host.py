@@ -103,7 +103,7 @@ class Session:
                 return
 
     def engine_id(self, rid: str) -> str:
-        """Id of a request or question in the engine core, unique among sessions, which may give equal
+        """Id of a request or control call in the engine core, unique among sessions, which may give equal
         ids."""
         return f"{self.name}/{rid}"
 
@@ -138,7 +138,7 @@ class EngineHost:
         )
         self._sessions: dict[str, Session] = {}
         self._asked: dict[str, _Asked] = {}
-        """Id in the engine core → request or question."""
+        """Id in the engine core → request or control call."""
         self._loading: dict[str, tuple[str, LoadLora]] = {}
         """Id in the engine core → session and its order to load an adapter."""
         self._adapters: dict[str, _Adapter] = {}

@@ -129,7 +129,7 @@ class ReplicaSnapshots:
         return await asked
 
     def _new_rid(self) -> str:
-        return f"{INTERNAL}image-{self._name}-{next(self._numbers)}"
+        return f"{INTERNAL}snapshot-{self._name}-{next(self._numbers)}"
 
 
 def _failed(rid: str, error: RamifyError | OSError) -> Failed:

@@ -67,8 +67,9 @@ class ReplicaFleet:
         are not moved.
     prefill
         Names of the replicas that compute prompts for the others.
-    labelled
-        Figures carry the names of the replicas, also where there is one.
+    single
+        The fleet has one replica and gets no other: figures carry no names of replicas, and requests are sent
+        without placement.
     placement
         Chooses replicas; None for a new `Placement`.
     later
@@ -81,7 +82,7 @@ class ReplicaFleet:
         *,
         make_store: Callable[[], SnapshotStore] | None = None,
         prefill: frozenset[str] = frozenset(),
-        labelled: bool = True,
+        single: bool = False,
         placement: Placement | None = None,
         later: Later | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class ReplicaFleet:
         self._max_prompt_tokens = 0
         self._replicas: dict[str, Replica] = {}
         self._placement = placement or Placement()
-        self._control_calls = ControlCalls(self._replicas, labelled=labelled, later=later)
+        self._control_calls = ControlCalls(self._replicas, labelled=not single, later=later)
         self._connector: KVConnector | None = None
         if make_store is not None:
             self._connector = KVConnector(
@@ -106,6 +107,7 @@ class ReplicaFleet:
             self._connector,
             prefill=prefill,
             receive=events.receive,
+            single=single,
         )
         self._replica_set = ReplicaSet(
             self._replicas,

@@ -1,7 +1,7 @@
 """Moves cached pages between replicas, and lets requests wait for them.
 
-    a request for replica 1    ExportPrefix → replica 0 ─ KV snapshot ─ ImportPrefix → replica 1    the
-    request
+    a request for replica 1    ExportPrefix → replica 0 ─ KV snapshot ─ ImportPrefix → replica 1
+                               then the request
 
 The KV snapshot is a file in shared memory on one machine, and an object of Ray's store on a cluster
 (`SnapshotStore`).

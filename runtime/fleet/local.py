@@ -47,7 +47,7 @@ class LocalFleet(ReplicaFleet):
             events,
             make_store=None if self._single else make_store,
             prefill=frozenset(map(str, range(config.prefill_replicas))),
-            labelled=not self._single,
+            single=self._single,
             placement=placement,
             later=later,
         )

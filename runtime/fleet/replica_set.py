@@ -156,7 +156,7 @@ class ReplicaSet:
             raise InvalidRequest(
                 f"Replica {name} is the last one that takes requests.",
                 field="name",
-                remedy="Add another one first, or shut the engine down.",
+                remedy="Shut the engine down, or add another one first where replicas can be added.",
             )
 
     async def remove(self, name: str) -> None:

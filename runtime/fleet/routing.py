@@ -45,6 +45,7 @@ class Router:
     connector : moves cached pages between replicas; None where they are not moved
     prefill : names of the replicas that compute prompts for the others
     receive : takes the message for the frontend where a request cannot be sent
+    single : the fleet has one replica and gets no other: its work is not counted for placement
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Router:
         *,
         prefill: frozenset[str],
         receive: Callable[[ToFrontend], None],
+        single: bool = False,
     ) -> None:
         self._replicas = replicas
+        self._single = single
         self._placement = placement
         self._control_calls = control_calls
         self._connector = connector
@@ -113,8 +116,8 @@ class Router:
             self._control_calls.ask(message, functools.partial(self._tokenised, found))
 
     def _only_replica(self) -> str | None:
-        """The fleet's only replica; None where there are several, or it takes no new requests."""
-        if len(self._replicas) != 1:
+        """The replica of a `single` fleet, if it takes new requests; else None."""
+        if not self._single:
             return None
         ((name, replica),) = self._replicas.items()
         return name if replica.usable else None

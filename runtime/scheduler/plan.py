@@ -114,8 +114,6 @@ class Precedence:
         self._sat_out_s = self._sat_out_after(seconds)
         kind = self.turn.leaves_out
         self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
-        # A request that has ended, and its adapter, are not held until the next step.
-        self.turn = self.turn._replace(first=[], last=())
 
     def _turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float, sat_out_s: float
@@ -142,9 +140,10 @@ class Precedence:
         return Turn(high, least=top, share=share)
 
     def _next_rank(self, lower: set[int]) -> int:
-        """The rank whose prefills and admissions go first in a shared step: each in its turn, as those of one
-        could fill the chunk of every shared step. The rank that has waited longest, whichever others come and
-        go."""
+        """The rank of `lower` that was served longest ago: its prefills and admissions go first in the step.
+
+        Ranks take turns, because the prefills of one rank could fill the chunk of every shared step.
+        """
         return min(lower, key=lambda rank: (self._served.get(rank, 0), rank))
 
     def _sat_out_after(self, seconds: float) -> float:

@@ -59,15 +59,15 @@ def test_cached_pages_leave_as_bytes_and_come_back(engine: Engine) -> None:
 
     engine.flush_cache()
     text, cached = ask()
-    image = wait(frontend.export_prefix(ids))
-    assert image is not None
+    snapshot = wait(frontend.export_prefix(ids))
+    assert snapshot is not None
     engine.flush_cache()
     assert wait(frontend.export_prefix(ids)) is None
-    assert wait(frontend.import_prefix(image)) == 160
+    assert wait(frontend.import_prefix(snapshot)) == 160
     assert (cached, ask()) == (0, (text, 159)), "the last token is computed, for it predicts the next"
     engine.flush_cache()
     with pytest.raises(InvalidRequest, match="checksum"):
-        wait(frontend.import_prefix(image[:-1] + bytes([image[-1] ^ 1])))
+        wait(frontend.import_prefix(snapshot[:-1] + bytes([snapshot[-1] ^ 1])))
     assert ask() == (text, 0)
 
 

@@ -29,7 +29,8 @@ def record(*names: str, floats: Sequence[str] = ()) -> np.dtype:
 @functools.cache
 def _structure(layout: np.dtype) -> type[ctypes.Structure]:
     fields = [(name, _KINDS[layout[name]]) for name in layout.names or ()]
-    return type("Record", (ctypes.Structure,), {"_fields_": fields})
+    # Without slots an instance would take a misspelt field, and the kernel would read an older address.
+    return type("Record", (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
 
 
 def new_record(layout: np.dtype) -> Any:
