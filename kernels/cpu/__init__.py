@@ -16,5 +16,5 @@ Inside attention:
     attention_softmax   the online softmax of a tile
     attention_loops     its two inner loops in LLVM code
 
-Inside products: `packed_linear`. What all kernels are built with: `codegen`.
+Inside products: `packed_linear`. Tools that all kernels are built with: `codegen`.
 """

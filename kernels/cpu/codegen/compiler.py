@@ -60,13 +60,14 @@ def callback(signature: Any) -> Decorator:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Decorates a function that only kernels call: without wrappers for Python and C it compiles faster."""
+    """Decorate a function that only kernels call. It has no wrappers for Python and C, so it compiles
+    faster."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return numba.njit(**options)(function)  # type: ignore[call-overload]
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Decorates a function that emits LLVM code, typed by numba's rules for intrinsics."""
+    """Decorate a function that emits LLVM code, typed by numba's rules for intrinsics."""
     return numba.extending.intrinsic(function)
 
 

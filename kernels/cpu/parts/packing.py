@@ -19,7 +19,7 @@ from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 def nibbles(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(a, b, n) to (a, b, 2n): the low four bits of n bytes, then their high four bits.
 
-    The n bytes lie side by side, other strides are free.
+    The n bytes must be contiguous; the other strides may be anything.
     """
     out = np.empty((*data.shape[:2], 2 * data.shape[2]), np.uint8)
     assert data.strides[2] == 1
