@@ -18,8 +18,9 @@ L2_EPS = 1e-6
 class DeltaWeights(NamedTuple):
     """The weights of a gated delta-net layer, all float32 and contiguous.
 
-    conv : (width, channels) Weights of the causal depthwise convolution over queries, keys and values; the
-        last row is for the newest token.
+    conv : (width, channels)
+        Weights of the causal depthwise convolution over queries, keys and values; the last row is for the
+        newest token.
     a_log, dt_bias : (heads,)
         A token's decay is exp(-exp(a_log) · softplus(a + dt_bias)).
     """

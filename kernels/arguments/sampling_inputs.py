@@ -28,7 +28,8 @@ class SamplingOptions:
     values : (5, R) float64, contiguous
         temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), and a uniform random number
         in [0, 1). All but the last are rounded to float32 before use.
-    ordered : bool Whether some row has top_k above 0 or top_p below 1.
+    ordered : bool
+        Whether some row has top_k above 0 or top_p below 1.
     """
 
     values: Tensor

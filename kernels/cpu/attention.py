@@ -324,8 +324,8 @@ def paged_attention(
 
     cascade : read the pages of a common prefix once for all sequences that share it, where this is faster.
         The bits of the result are the same.
-    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. They are where this makes the
-        processor faster.
+    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. This is done on processors that
+        are faster with it.
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks

@@ -194,9 +194,9 @@ def _multiplier(single: Any, double: Any, wide: Any) -> Any:
 multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 """C = A B in float32, each number of C summed over `depth` in ascending order.
 
-Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, bytes between rows. `ahead` is
-as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the three
-matrices must have that room."""
+Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, and bytes between rows. `ahead`
+is as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the
+three matrices must have that room."""
 multiply_pairs = multiply
 """As `multiply`, where each number is a pair of bfloat16 whose two products are added. Needs DOTS."""
 if DOTS:
@@ -268,7 +268,7 @@ def _split_pair(builder: ir.IRBuilder, pair: ir.Value) -> list[ir.Value]:
 def _transpose(
     name: str, load: Callable[..., ir.Value], split: Callable[..., list[ir.Value]], prefetches: bool = True
 ) -> Any:
-    """A function that reads LANES rows and writes their columns as rows of float32."""
+    """A function that reads LANES rows and writes their columns as rows of float32, or of bfloat16 pairs."""
 
     def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
         base, offsets, ahead, out, out_row = args

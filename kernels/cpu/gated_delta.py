@@ -11,8 +11,8 @@ inputs. A thread's scratch memory has these inputs, a block of tokens and their 
 reading and writing S, prefills by arithmetic.
 
 Columns of a head's state do not depend on each other, so the recurrence runs over the block's tokens for two
-vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over
-the rows does two things, where k, q and d are the token's key, query and scaled difference:
+vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over the rows does two things,
+where k, q and d are the token's key, query and scaled difference, and k' is the next token's key:
 
     S[i] ← decay · S[i] + k[i] · d        the update of this token
     sum + S[i] · q[i], sum + S[i] · k'[i]   its result, and the product that the next token begins with

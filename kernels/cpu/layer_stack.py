@@ -7,8 +7,8 @@
         x += (gate(norm(x) · gate_up)) · down, or experts(norm(x))
 
 With one row a kernel takes 10 to 60 us, and Python takes 15 us to reach the next kernel. In a model of 30
-layers, with 150 calls, a token so takes about 1.5 times as long. Here a step calls compiled code once. The
-kernels are the functions that the single operations run, in the same order, so the results have the same
+layers, with 150 calls, so that a token takes about 1.5 times as long. Here a step calls compiled code once.
+The kernels are the functions that the single operations run, in the same order, so the results have the same
 bits.
 
 Memory: a record of addresses for each layer, and the calls of the single operations, each filled once a step.

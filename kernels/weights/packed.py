@@ -96,7 +96,8 @@ class PackedWeight:
         In the order of the panels; empty for none.
     gated : bool
         W is two matrices of one shape, gate and up projection, whose panels alternate.
-    table : (16,) int8 The number of each int4 code; empty if each code is its own number.
+    table : (16,) int8
+        The number of each int4 code; empty if each code is its own number.
     clamp : the gate, if it is not SwiGLU
     order : (inputs,) int32
         The input of each column of the panels; empty for 0, 1, 2, …
@@ -332,7 +333,8 @@ def _panelled(part: Tensor, halves: int) -> Tensor:
 def _lay_out_rows(
     rows: Rows, chosen: Tensor, missing: Tensor, multiple: int, out: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows `chosen`, zeros where `missing`, to (panels, bytes); returns their factors and offsets.
+    """Write the rows `chosen`, zeros where `missing`, to the panels `out`, (panels, bytes). Returns the
+    factors and offsets of `chosen`.
 
     Columns are padded with zeros to a multiple of `multiple`.
     """
@@ -356,7 +358,7 @@ def _zero(part: Tensor, missing: Tensor) -> None:
 
 
 def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
-    """Write (panels, 16, inputs) to (panels, bytes)."""
+    """Write `numbers`, (panels, 16, inputs), to the panels `out`, (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "int4":
         from ramify.kernels.cpu.parts.packing import lay_out_codes
@@ -373,7 +375,7 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
 
 
 def _lay_out_from(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
-    """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
+    """Write the numbers at `at` in `rows`, (panels * 16, bytes), to the panels `out`, (panels, bytes)."""
     from ramify.kernels.cpu.parts import packing
 
     packing.lay_out(rows.numpy(), out.numpy(), **dataclasses.asdict(at))

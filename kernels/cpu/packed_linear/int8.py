@@ -21,8 +21,8 @@ hundredth of that of bfloat16. Products with larger groups are float32, as an ou
 its group their precision.
 
 The rows that a kernel takes at once are interleaved: for each four inputs, the four bytes of every row side
-by side, and so the three numbers of each group. All addresses in the inner loop are then one register and a
-constant, and rows of 4096 bytes do not share the sets of the first-level cache.
+by side, and likewise the three numbers of each group. All addresses in the inner loop are then one register
+and a constant, and rows of 4096 bytes do not share the sets of the first-level cache.
 
 A kernel for one row prefetches nothing: the processor's own prefetching reaches 90% of the bandwidth, and
 requests for the next item, which another thread may take, cost up to a fifth of it.

@@ -85,7 +85,8 @@ def lay_out(
     size: int,
     runs: int,
 ) -> None:
-    """The numbers in (panels * 16, bytes) to panels, (panels, bytes); see `kernels.weights.packed`.
+    """Write the numbers of `rows`, (panels * 16, bytes), to the panels `out`, (panels, bytes); see
+    `kernels.weights.packed`.
 
     The numbers lie in a row as `kernels.weights.rows.NumbersAt` says.
     """
@@ -97,7 +98,8 @@ def lay_out(
 
 @compiled(types.void(types.Array(types.uint64, 3, "C"), types.Array(types.uint32, 3, "C")))
 def lay_out_codes(codes, out):  # type: ignore[no-untyped-def]
-    """(panels, 16, inputs / 8) to (panels, inputs / 8, 16). The bytes of a code are inputs 8i to 8i + 7."""
+    """Pack `codes`, (panels, 16, inputs / 8), into `out`, (panels, inputs / 8, 16). Byte j of element i is
+    the code of input 8i + j."""
     panels, lanes, eights = codes.shape
     for panel in range(panels):
         for lane in range(lanes):

@@ -1,7 +1,8 @@
 """Sampling with top-k or top-p when the candidates are not enough: bounds found by a search over the row.
 
-For flat distributions, a top-k above the number of candidates, and logits with more ties than candidates.
-A bound is found digit by digit of its order. Each pass over the row tests the nine digits of one place:
+Needed for flat distributions, a top-k above the number of candidates, and logits with more ties than
+candidates. A bound is an `order`, found digit by digit. Each pass over the row tests the nine digits of one
+place:
 
     tokens of order 530, 528 and 190, each of weight 1; the bound of an amount of 2 is 528
     pass 1    100 200 … 500 600 …    amounts 3 2 2 2 2 0 …    two tokens reach 500
@@ -28,8 +29,8 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 )
 
 BASE = tl.constexpr(10)
-"""The base of the digits. A larger base takes fewer passes, but each adds BASE - 1 times in float64, of which
-many GPUs have few units. Not measured: see docs/kernels.md."""
+"""The base of the digits. A larger base takes fewer passes, but each pass makes BASE - 1 float64 additions
+for each token, for which many GPUs have few units. Not measured: see docs/kernels.md."""
 PASSES = tl.constexpr(10)
 """Digits of an order: BASE**PASSES is above 2**32."""
 
@@ -46,9 +47,9 @@ def _amounts(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """One pass: for each order `key + i * step`, i < KEYS, the float64 mass of the tokens of that order or
-    above; if `counting`, the number of those above -inf. A tuple of KEYS scalars.
+    above; if `counting`, the number of these tokens above -inf. Returns a tuple of KEYS scalars.
 
-    Every order has the same tree of additions, so that a larger one never has a larger amount.
+    All amounts are summed in the same tree of additions, so that a larger order never has a larger amount.
     """
     amounts = ()
     for _ in tl.static_range(KEYS):

@@ -18,7 +18,7 @@ LOWEST = tl.constexpr(-(2**31))
 NOTHING = tl.constexpr(-(2**63))
 """Below the `packed` entry of every token."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
-"""Stands in for a maximum of -inf, from which -inf cannot be subtracted."""
+"""The number used instead of a maximum of -inf, because -inf minus -inf is NaN."""
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -105,7 +105,7 @@ def below(total):  # type: ignore[no-untyped-def]
 def first_beyond(mass, target, index, none):  # type: ignore[no-untyped-def]
     """The first index at which the cumulative mass passes `target`, and the mass before that index.
 
-    If rounding lets none pass, the last index with a mass above 0. `none` is above all indices.
+    If rounding lets none pass, the last index with a mass above 0. `none` is a number above all indices.
     """
     end = tl.cumsum(mass, 0)
     found = tl.min(tl.where((end > target) & (mass > 0.0), index, none), 0)
