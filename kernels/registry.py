@@ -268,7 +268,8 @@ class Ops:
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with unpacked weights."""
     masked_linear: MaskedLinear | None = None
-    """None if skipping the outputs that masks forbid saves no time."""
+    """`linear` for rows that need only the outputs that masks allow; None if skipping the others saves no
+    time."""
     add_rms_norm: AddRmsNorm | None = None
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
@@ -278,7 +279,7 @@ class Ops:
     """The log-sum-exp of each row of logits. The runtime subtracts it from logits to get
     log-probabilities."""
     sampling: SamplingOps | None = None
-    """None if the runtime samples on the host, with `sample_tokens`."""
+    """Sampling on the device of the logits; None if the runtime samples on the host, with `sample_tokens`."""
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both."""
@@ -293,7 +294,7 @@ class Ops:
     expert_block: ExpertBlock | None = None
     """Mixtures of packed experts with their routers; None if the backend has no packed weights."""
     layer_linear: Linear | None = None
-    """Used in layers instead of `linear`, which then serves the LM head alone; None to use `linear`."""
+    """The product for layers, if the LM head alone is to use `linear`; None if layers use `linear` too."""
     sample_tokens: SampleTokens | None = None
     """Sampling of float32 logits, for the runtime's host sampler; None if the backend has `sampling`."""
     layer_stack: MakeLayerStack | None = None

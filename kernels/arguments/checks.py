@@ -76,7 +76,8 @@ def check_attention(
 def check_lengths(
     query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
 ) -> tuple[list[int], list[int]]:
-    """`query_starts` and `kv_lens` as lists; the error names the first sequence that does not fit."""
+    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence whose lengths do not
+    fit."""
     starts, lens = query_starts.tolist(), kv_lens.tolist()
     for row, length in enumerate(lens):
         new = starts[row + 1] - starts[row]

@@ -91,7 +91,7 @@ class TokenCounts:
 
     def __init__(self, *, prompt: bool = True) -> None:
         self.length = 0
-        """Tokens of the sequence that are counted."""
+        """The number of tokens of the sequence that have been counted."""
         self._prompt = prompt
         self._places: dict[int, int] = {}
         self._arrays = np.empty((2, 64), np.int32)
@@ -141,7 +141,7 @@ class TokenCounts:
 
 
 NONE_COUNTED = TokenCounts()
-"""Counts of an empty text."""
+"""The counts of an empty sequence."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -66,7 +66,7 @@ from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.machine.threads import team_entry
 
 SERIAL_WORK = 20_000
-"""Vector operations (a few us of work) below which a second thread would not help."""
+"""A call of fewer vector operations (a few us of work) runs on one thread: a second would not help."""
 
 
 @callback(types.void(types.voidptr))

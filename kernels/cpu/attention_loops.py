@@ -31,7 +31,8 @@ from ramify.kernels.cpu.codegen.simd import (
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
-"""Vectors of a pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
+"""Vectors of columns in a pass. With six rows they need 6 x 4 accumulators of the 32 registers of AVX-512 and
+NEON, or 6 x 2 of the 16 registers of AVX."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 AHEAD = 64

@@ -32,7 +32,7 @@ COPY_ROWS = 2.5
 LEAST_ROWS = 6
 """Rows of the smallest tiles that `choose_rows` tries: one pass of the products."""
 ITEMS_A_THREAD = 4
-"""With fewer items a thread, items are split so that no thread waits long for the last one."""
+"""If there are fewer items a thread, items are split, so that no thread waits long for the last one."""
 MARGIN = 0.95
 """A cascade is chosen if its estimated time is below MARGIN times the time without one."""
 
@@ -118,7 +118,8 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
 
 @part
 def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
-    """The sequences ``[first, end)`` of the order share one tile; returns `end`."""
+    """The end of the tile that begins at sequence `first` of the order: sequences ``[first, end)`` share
+    it."""
     rows = new_tokens(frame, vl.read_i64(frame.order + 8 * first)) * frame.group
     end = first + 1
     while rows > 0 and end < frame.sequences:
@@ -161,7 +162,8 @@ def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
 
 @part
 def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
-    """Most rows of a cascade's tiles; 0 if no cascade pays. Needs `frame.order` and `frame.common`."""
+    """The most rows of a cascade's tiles; 0 if no cascade saves time. Needs `frame.order` and
+    `frame.common`."""
     least = MARGIN * _time(frame, 0, threads)
     chosen = 0
     rows = ITEM_ROWS

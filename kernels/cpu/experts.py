@@ -365,7 +365,8 @@ class Record:
         self.address = self.record.ctypes.data
 
     def rows_of_expert(self, rows: int) -> int:
-        """The rows of an expert among `rows` rows, were all experts chosen equally often; at least 1."""
+        """The number of rows that one expert gets of `rows` rows if all experts are chosen equally often; at
+        least 1."""
         return max(1, rows * int(self.record[0]["top_k"]) // int(self.record[0]["count"]))
 
 

@@ -7,7 +7,7 @@
         x += (gate(norm(x) · gate_up)) · down, or experts(norm(x))
 
 With one row a kernel takes 10 to 60 us, and Python takes 15 us to reach the next kernel. In a model of 30
-layers, with 150 calls, so that a token takes about 1.5 times as long. Here a step calls compiled code once.
+layers, with 150 calls, this makes a token take about 1.5 times as long. Here a step calls compiled code once.
 The kernels are the functions that the single operations run, in the same order, so the results have the same
 bits.
 
@@ -41,7 +41,7 @@ from ramify.kernels.weights.rows import FORMATS
 from ramify.kernels.weights.stack import LayerWeights, Norm
 
 MOST_PARTS = 3
-"""Most matrices that the projections of queries, keys and values are stored in."""
+"""The most matrices in which the projections of queries, keys and values are stored."""
 OPERATIONS = 6
 """Operations of a layer: q, k and v projections; rotation and store; attention; output; gate and up; down."""
 
@@ -76,8 +76,8 @@ _store_tokens, _add_adapters = rope.store_tokens, adapters.add_adapters
 
 @part
 def _adapt(step, table, product, columns):  # type: ignore[no-untyped-def]
-    """Write the adapters' part of `columns` columns of a product to `step.terms`, for `product` to add. Does
-    nothing where no adapter of the step changes the matrix of `table`."""
+    """Write the adapters' terms for the `columns` columns of a product to `step.terms`, and let `product` add
+    them. Does nothing if no adapter of the step changes the matrix of `table`."""
     product.extra, product.extra_from = 0, 0
     if not step.lora:
         return

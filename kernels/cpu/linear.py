@@ -72,14 +72,15 @@ from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
-"""Rows from which tiles are faster than dots."""
+"""The number of rows from which tiles are faster than dots."""
 SERIAL_BYTES = 1 << 15
 """The least bytes of weights times rows for each thread: with less, another thread costs more than it
 saves."""
 ITEMS_A_THREAD = 8
 """Rows are divided into blocks until each thread has this many items, so that threads end together."""
 LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
-"""Rows of a block. With more than 128, x would leave the second-level cache between two items."""
+"""The least and the most rows of a block. With more than 128, x would leave the second-level cache between
+two items."""
 ROWS_AT_ONCE = MOST_ROWS
 """Rows of x that a thread prepares at a time: as many as a kernel takes at once, because these may be
 interleaved."""
@@ -147,7 +148,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @part
 def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
-    """Cut a product, whose layout, way, rows, panels, norm and rows of x are set, into items."""
+    """Cut a product into items. Its frame must have layout, way, rows, panels, norm and rows of x."""
     if frame.way == BY_INT16 and layout.group > MOST_INT16_GROUP:
         frame.way = BY_F32
     rows, way = frame.rows, frame.way

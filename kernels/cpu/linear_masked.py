@@ -35,7 +35,7 @@ from ramify.kernels.cpu.packed_linear.tiles import ROWS
 from ramify.kernels.weights.packed import PackedWeight
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
-"""Rows for which multiplying a panel takes as long as reading it, by weight format."""
+"""The number of rows, by weight format, for which multiplying by a panel takes as long as reading it."""
 MARGIN = 0.9
 """Panels are skipped if the estimated time is below MARGIN times the time for all panels."""
 SCATTERED = 1.4

@@ -39,7 +39,7 @@ FRAME = record(
 BLOCK = 1024
 """Exponentials that are added in float32; the sums of blocks are added in float64."""
 SERIAL_NUMBERS = 1 << 14
-"""Numbers of a call below which a second thread would not help."""
+"""A call of fewer numbers runs on one thread: a second would not help."""
 
 
 @part

@@ -53,7 +53,7 @@ BLOCK = 1024
 LIKELY = 2.0**-10
 """Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14
-"""Logits of a call below which a second thread would not help."""
+"""A call of fewer logits runs on one thread: a second would not help."""
 
 
 @part
@@ -175,7 +175,8 @@ def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-de
 
 @part
 def _bits(x, token):  # type: ignore[no-untyped-def]
-    """The bits of a weight as an integer; weights are not negative, so both have the same order."""
+    """The bits of a weight as an integer; weights are not negative, so the integers have the order of the
+    weights."""
     return np.int64(vl.read_i32(x + 4 * token))
 
 
@@ -345,7 +346,8 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def _sample_rows(call_at):  # type: ignore[no-untyped-def]
-    """Returns 0 when done, else the bytes that the arena must have."""
+    """Sample the rows of the call at an address. Returns 0 when done, else the bytes that the arena must
+    have."""
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     needed = COUNTER_BYTES + frame.threads * frame.scratch_bytes
     if needed > frame.arena_bytes:

@@ -28,7 +28,8 @@ from ramify.kernels.triton.tiles.merge import AT_ONCE
 CASCADE_LEVELS = 4
 """Depth of the prefix tree that a graph has room for; a deeper tree runs without a graph."""
 CASCADE_STATES = 32
-"""States a sequence that shared nodes may leave in a graph; with more the step runs without a graph."""
+"""The most states a sequence that shared nodes may leave in a graph; with more the step runs without a
+graph."""
 
 
 class Planner:

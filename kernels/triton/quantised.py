@@ -35,7 +35,7 @@ class _Tile(NamedTuple):
 
 @triton.jit
 def _number(codes, FORM: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The float32 number of each code, an int32."""
+    """The float32 number of each of `codes`, which are int32."""
     if FORM == "fp8":
         # A float16 with these bits is the float8 divided by 256.
         half = ((codes & 128) << 8 | (codes & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True)

@@ -24,8 +24,8 @@ class Routing:
     """Divide the weights of the chosen experts by their sum."""
     scale: float = 1.0
     groups: int = 1
-    """Groups of neighbouring experts, of which the `top_groups` with the largest sum of their two best scores
-    take part (DeepSeek-V3, arXiv 2412.19437)."""
+    """The number of groups of neighbouring experts. Experts are chosen from the `top_groups` groups with the
+    largest sums of their two best scores (DeepSeek-V3, arXiv 2412.19437)."""
     top_groups: int = 1
 
 

@@ -140,7 +140,7 @@ class Rows:
         return dataclasses.replace(self, numbers=numbers, factors=scales[0], offsets=scales[1], stored=stored)
 
     def decoded(self, index: Tensor | slice = slice(None)) -> Rows:
-        """The rows `index`, in that order, in memory."""
+        """The rows `index`, in that order, decoded."""
         if self.stored is None:
             return self.index_select(index)
         rows = self.stored.decode(self.stored[index])

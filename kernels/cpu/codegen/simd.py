@@ -37,7 +37,7 @@ _hvector = ir.VectorType(ir.IntType(16), LANES)
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
+    """LLVM's type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -50,7 +50,7 @@ class BFloat(ir.Type):
 
 
 class Vector(types.Type):
-    """LANES float32 numbers in a register."""
+    """The numba type of LANES float32 numbers in a register."""
 
     def __init__(self) -> None:
         super().__init__(name=f"float32x{LANES}")
@@ -381,11 +381,11 @@ lanes_between = _op3(vector, _lanes_between)
 zero_below = _op3(vector, _zero_below)
 scaled_by_power = _op2(vector, _scaled_by_power)
 even_lanes = _op1(vector, _permuted(lambda lane: lane & ~1))
-"""(a, b, c, d, ...) to (a, a, c, c, ...)"""
+"""Turns (a, b, c, d, ...) into (a, a, c, c, ...)."""
 odd_lanes = _op1(vector, _permuted(lambda lane: lane | 1))
-"""(a, b, c, d, ...) to (b, b, d, d, ...)"""
+"""Turns (a, b, c, d, ...) into (b, b, d, d, ...)."""
 swapped_lanes = _op1(vector, _permuted(lambda lane: lane ^ 1))
-"""(a, b, c, d, ...) to (b, a, d, c, ...)"""
+"""Turns (a, b, c, d, ...) into (b, a, d, c, ...)."""
 negated_even_lanes = _op1(
     vector,
     lambda builder, a: builder.fmul(a, ir.Constant(_vector, [1.0 if i % 2 else -1.0 for i in range(LANES)])),

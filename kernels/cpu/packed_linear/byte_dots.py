@@ -44,7 +44,7 @@ float32."""
 INT16_X = "+avx2" in _HAS and LANES < WIDTH
 """Whether int8 weights are multiplied by x in int16 (vpmaddwd): 1.2 times as fast as in float32 on Zen 3."""
 SHORT_INPUTS = 32
-"""Inputs whose products with codes below 16 are added in int16."""
+"""The number of inputs whose products with codes below 16 are added in int16, before the sums go to int32."""
 
 _BYTES = 64 if _WHOLE else 16 if INSTRUCTION == "sdot" else 32
 """Bytes of an operand of the instruction."""

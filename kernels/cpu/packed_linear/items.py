@@ -64,7 +64,7 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at a place in the order of work: among all panels, or among the chosen ones."""
+    """The panel at a place in the order of work, which is that of all panels or of the chosen panels."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 

@@ -62,7 +62,7 @@ FORMS = (
     ("bf16", "int8", "int4", "f32", "fp8") if LANES == 16 else ("bf16", "int8", "int4", "table", "f32", "fp8")
 )
 """Formats of weights that have inner loops. With AVX-512 the codes of int4 are always looked up in a table.
-Without it a look-up costs more than a conversion, so weights with a table have loops of their own."""
+Without AVX-512 a look-up costs more than a conversion, so weights with a table have loops of their own."""
 FP8_FACTOR = 256.0
 """The loops shift the bits of a float8_e4m3fn into a float16. The exponent biases are 7 and 15, so the value
 that they read is the true one divided by 2**8. This factor restores it."""

@@ -98,7 +98,7 @@ _REACHED = 0.9, 0.4
 """The assumed shares of peak memory bandwidth and of peak tensor-core speed that attention reaches. Not
 measured: see docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Bytes from the L2 cache for each multiprocessor a cycle. Not measured either."""
+"""Bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured either."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:

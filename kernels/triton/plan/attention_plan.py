@@ -155,7 +155,8 @@ def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[tor
 
 
 def _ranges(counts: Ints) -> tuple[Ints, Ints]:
-    """Owner and index of each element of ranges: for counts (2, 3), (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
+    """For ranges of `counts` elements, each element's range and its index in that range. For counts (2, 3)
+    these are (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -219,7 +220,8 @@ def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
 def _state_rows(
     tasks: Tasks, unit: Ints, tokens: Ints, owner: Ints, group: int, shape: Shape
 ) -> tuple[Ints, int]:
-    """The first row of each task's states, or -1 if its items write the output; and the number of rows."""
+    """The first row of each task's states, or -1 if its items write the output; and the number of rows of all
+    tasks."""
     span = tasks.end - tasks.begin
     parts = -(-span // unit)
     several = np.bincount(tokens)[tokens] > 1 if len(tokens) else np.zeros(0, bool)

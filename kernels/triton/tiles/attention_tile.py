@@ -48,7 +48,8 @@ def fold(  # type: ignore[no-untyped-def]
 
 @jit
 def sink_state(sinks):  # type: ignore[no-untyped-def]
-    """Maximum, in base 2, and sum of weights of sinks: the state of a position whose value is 0."""
+    """The softmax state of sinks: the maximum, in base 2, and the sum of weights. A sink is a position whose
+    value is 0."""
     top = tl.load(sinks) * 1.4426950408889634
     return top, tl.full(top.shape, 1.0, tl.float32)
 

@@ -37,7 +37,8 @@ PASSES = tl.constexpr(10)
 
 @triton.jit
 def _in_thread(x, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A (SUBS, 32) block summed over its halves and over four neighbours, which one thread has loaded."""
+    """The sums of a (SUBS, 32) block over its two halves and over every four neighbours: numbers of one
+    thread."""
     return tl.sum(tl.sum(tl.reshape(x, [2, SUBS // 2, 8, 4]), axis=3), axis=0)
 
 
@@ -97,7 +98,8 @@ def _bound(  # type: ignore[no-untyped-def]
     target, strict, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The highest order at or above which the amount reaches (if `strict`, exceeds) the target.
+    """The highest order for which the amount of the tokens of that order or above reaches (if `strict`,
+    exceeds) the target.
 
     Returns the order, the amount above it, and the weight of a token of that order.
     """
@@ -122,7 +124,8 @@ def _nth(  # type: ignore[no-untyped-def]
     key, nth, logits_row, mask_row, masked, tops_row, temperature, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The token number `nth`, from 0, among the tokens of order `key`; the last one if there are fewer."""
+    """The token number `nth`, counted from 0, among the tokens of order `key`; the last one if there are
+    fewer."""
     token = tl.full([], 0, tl.int32)
     seen = tl.full([], 0, tl.int32)
     whole = tl.full([SUBS], 1, tl.int1)
@@ -143,7 +146,8 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. The tokens that can be sampled are a prefix of the descending order.
+    """Sample the token of one row. The tokens that can be sampled are the first of all tokens in descending
+    order.
 
     Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
     three copies of the search would take the compiler twice as long.

@@ -14,9 +14,9 @@ CHUNK = 4096
 """Most tokens of a block: 256 threads with four loads of 16 bytes each, in float32."""
 
 LOWEST = tl.constexpr(-(2**31))
-"""Below the `order` of every logit."""
+"""A number below the `order` of every logit."""
 NOTHING = tl.constexpr(-(2**63))
-"""Below the `packed` entry of every token."""
+"""A number below the `packed` entry of every token."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 """The number used instead of a maximum of -inf, because -inf minus -inf is NaN."""
 _INFINITY = tl.constexpr(float("inf"))
