@@ -7,8 +7,8 @@ Example with pages of 4, two sequences of 6 and 9 tokens, of which 1 and 3 are n
     kv lengths    6 9          last lengths  2 1         tokens in the last page of each
                                token indptr  0 1 4       not all have one new token: the prefill wrapper
 
-A step in which every sequence has one token is planned and run by `BatchDecodeWithPagedKVCacheWrapper`, any
-other by `BatchPrefillWithPagedKVCacheWrapper`. Our pages are FlashInfer's layout HND. Written from the
+A step in which every sequence has one new token is planned and run by `BatchDecodeWithPagedKVCacheWrapper`,
+any other by `BatchPrefillWithPagedKVCacheWrapper`. Our pages are FlashInfer's layout HND. Written from the
 sources of 0.6.18 and 0.7.2 (`flashinfer/prefill.py`, `decode.py`).
 """
 
@@ -28,17 +28,19 @@ from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.machine.transfers import to_device
 
 HEAD_DIMS = (64, 128, 256)
-"""Sizes of heads that its prefill and decode kernels share."""
+"""The head_dims that both the prefill and the decode kernels of FlashInfer support."""
 WORKSPACE = 384 << 20
-"""Bytes of what its kernels leave of sequences that are cut into parts; SGLang's default."""
+"""Bytes of the workspace in which FlashInfer's kernels keep partial results of split sequences; SGLang's
+default."""
 OWN_BYTES = 2 * ((8 << 20) + (4 << 15))
-"""Bytes that its two wrappers allocate themselves: an integer workspace and lengths of 32,768 sequences."""
+"""Bytes that FlashInfer's two wrappers allocate themselves: an integer workspace and lengths of 32,768
+sequences."""
 TENSOR_CORES_FROM = 4
-"""Query heads of a KV head from which decodes go to tensor cores, vLLM's threshold. The other kernel lacks
-groups of 5, 7 and above 8."""
+"""Query heads of a KV head from which decodes go to tensor cores, vLLM's threshold. FlashInfer's other decode
+kernel does not support 5, 7 or more than 8 query heads of a KV head."""
 
 _workspaces: weakref.WeakValueDictionary[torch.device, Tensor] = weakref.WeakValueDictionary()
-"""One a device: wrappers run one after the other."""
+"""The workspace of each device. Wrappers share it, because they run one after the other."""
 
 
 def library() -> Any:
@@ -50,7 +52,7 @@ def library() -> Any:
 
 
 class FlashInferPlanner:
-    """Plans and runs the layers of one window size. Each plan replaces the one before it.
+    """A planner for the layers of one window size. Each plan replaces the previous plan.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ class FlashInferPlanner:
         self._dtype = dtype
         self._options = {
             "sm_scale": scale,
-            "window_left": window - 1 if window else -1,  # there the query's own position does not count
+            "window_left": window - 1 if window else -1,  # FlashInfer does not count the query's own position
             "logits_soft_cap": soft_cap,
             "q_data_type": dtype,
             "kv_data_type": dtype,
@@ -112,7 +114,7 @@ class FlashInferPlanner:
         indptr = np.zeros(len(lens) + 1, np.int32)
         np.cumsum(counts, out=indptr[1:])
         pages = page_table[np.arange(page_table.shape[1]) < counts[:, None]]
-        # The wrappers read these on the host, and copy them; page indices are only copied.
+        # The wrappers read these lists on the host and copy them. Page indices they need only on the device.
         lists = (
             self._host(indptr),
             to_device(pages, self._device),

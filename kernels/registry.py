@@ -243,7 +243,7 @@ class MakeLayerStack(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """From logits to tokens on the logits' device, so that only the R tokens leave it."""
+    """The operations from logits to tokens, on the device of the logits: only the R tokens leave it."""
 
     edit_logits: EditLogits
     restore_logits: RestoreLogits
@@ -268,16 +268,18 @@ class Ops:
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with unpacked weights."""
     masked_linear: MaskedLinear | None = None
-    """None if skipping the outputs that masks forbid saves no time."""
+    """`linear` for rows that need only the outputs that masks allow; None if skipping the others saves no
+    time."""
     add_rms_norm: AddRmsNorm | None = None
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
     soft_cap: SoftCap = reference_logits.soft_cap
-    """Soft caps of logits, in place."""
+    """The soft cap of logits, in place."""
     log_sum: LogSum = reference_logits.log_sum
-    """Logits minus this are log-probabilities, where the runtime computes them."""
+    """The log-sum-exp of each row of logits. The runtime subtracts it from logits to get
+    log-probabilities."""
     sampling: SamplingOps | None = None
-    """None if the runtime samples on the host, with `sample_tokens`."""
+    """Sampling on the device of the logits; None if the runtime samples on the host, with `sample_tokens`."""
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both."""
@@ -292,15 +294,16 @@ class Ops:
     expert_block: ExpertBlock | None = None
     """Mixtures of packed experts with their routers; None if the backend has no packed weights."""
     layer_linear: Linear | None = None
-    """Used in layers instead of `linear`, which then serves the LM head alone; None to use `linear`."""
+    """The product for layers, if the LM head alone is to use `linear`; None if layers use `linear` too."""
     sample_tokens: SampleTokens | None = None
-    """For the runtime's host sampler, from float32 logits; None where `sampling` has it."""
+    """Sampling of float32 logits, for the runtime's host sampler; None if the backend has `sampling`."""
     layer_stack: MakeLayerStack | None = None
     """All layers in one call, for packed weights; None if layers are called one by one."""
     lora: Lora = reference_lora
     """The adapters of several requests in one product."""
     deterministic: bool = False
-    """A row's bits depend on that row alone, and attention's on the query and the positions it sees."""
+    """Whether a row's bits depend on that row alone, and those of attention on the query and the positions it
+    sees."""
 
 
 def ops(
@@ -313,9 +316,10 @@ def ops(
     """The operations of `backend`.
 
     deterministic : choose kernels whose bits do not depend on the batch
-    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights, to int16 before
-        int8 weights anywhere, and attention's weights of values to bfloat16
-    float8 : the triton backend may round activations to float8 before float8 weights whose checkpoint says so
+    int8 : the cpu backend may round activations to int8 for products with int8 or int4 weights of layers, and
+        to int16 for products with any int8 weights. It may round softmax weights to bfloat16.
+    float8 : the triton and flashinfer backends may round activations to float8 for products with float8
+        weights whose checkpoint asks for it
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
         them, later ones 0.3 s to load them; no other call compiles.

@@ -1,8 +1,8 @@
 """Argument checks that all backends share, so that a kernel and its reference refuse the same arguments.
 
 A `check_*` function raises `ValueError` naming the argument that does not fit. Functions with an `out`
-parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so the common
-case is one comparison an argument.
+parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so valid
+arguments cost about one comparison each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOAT8 = torch.float8_e4m3fn
-"""The other dtype of pages; not on the CPU."""
+"""A dtype that pages may have whatever the dtype of q; the cpu backend does not support it."""
 
 
 def check_attention(
@@ -76,7 +76,8 @@ def check_attention(
 def check_lengths(
     query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
 ) -> tuple[list[int], list[int]]:
-    """`query_starts` and `kv_lens` as lists; the error names the first sequence that does not fit."""
+    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence whose lengths do not
+    fit."""
     starts, lens = query_starts.tolist(), kv_lens.tolist()
     for row, length in enumerate(lens):
         new = starts[row + 1] - starts[row]
@@ -165,7 +166,7 @@ def check_norm(
 
 
 def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
-    """`check_store` checks k, v and the pages."""
+    """Check q and rotation, and that k fits q. `check_store` checks k, v and the pages."""
     if q.dim() != 3 or q.dtype != k.dtype or k.shape[::2] != q.shape[::2]:
         raise ValueError(
             f"q is {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype}; they must be (T, heads, "
@@ -251,7 +252,7 @@ def check_gated(x: Tensor, out: Tensor | None) -> Tensor:
 
 
 def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-    """`check_rope` checks q and k."""
+    """Check the weights of the norms alone: `check_rope` checks q and k."""
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is None:
             continue

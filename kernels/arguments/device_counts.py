@@ -1,12 +1,12 @@
-"""Token counts on the device, so that a step sends what has changed and not what penalties are about.
+"""Token counts on the device, so that a step sends only the counts that have changed.
 
-Example: two sequences with the distinct tokens 7 9 4 and 5 9; the second has said 9 again, and 8 anew:
+Example: two sequences with the distinct tokens 7 9 4 and 5 9; the second now has a second 9 and a first 8:
 
     pool, tokens   7 9 4 - 5 9 - -       sent: places 5 6, tokens 9 8, counts 2 1
           counts   0 2 1 - 1 1 - -             and a row, a start and a size for each sequence
 
-Each sequence has a segment of the pool. Edits are gathered there: 20 bytes a distinct token, which would be
-made on the host and sent otherwise.
+Each sequence has a segment of the pool. The edits of logits, 20 bytes for each distinct token, are computed
+on the device from the pool. Without the pool the host would compute and send them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ramify.kernels.arguments.sampling_inputs import NONE_COUNTED, LogitEdits, R
 from ramify.kernels.machine.transfers import to_device
 
 LEAST = 64
-"""Places of a segment, at least; it has twice as many as tokens when it is made."""
+"""The fewest places of a segment. A new segment has at least twice as many places as its sequence has
+distinct tokens."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -32,20 +33,21 @@ class _Segment:
 
 
 class DeviceCounts:
-    """The edits of rows whose counts grow from step to step. The host's counts stay the truth: the pool is
-    filled from them, and anew when it is full."""
+    """A pool of token counts on the device, from which the edits of rows are made. The host's counts are
+    authoritative: the pool is a copy of them, and a full pool is rebuilt from them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.pool = torch.zeros(2, 0, dtype=torch.int32, device=device)
         self._used = 0
         self._segments: weakref.WeakKeyDictionary[TokenCounts, _Segment | None] = weakref.WeakKeyDictionary()
-        """A counter without a segment was seen once: counts made for one step are not worth one."""
+        """The segment of each `TokenCounts`; None after its first step, as counts used in a single step are
+        not worth a segment."""
 
     def edits(self, rows: Sequence[RowEdits | None]) -> LogitEdits | None:
-        """The edits of the rows of logits, as `LogitEdits.from_rows` makes them, in another order.
+        """The edits of the rows of logits: those of `LogitEdits.from_rows`, possibly in another order.
 
-        A row without edits is None. Returns None if all rows are.
+        An entry of `rows` is None if that row has no edits. Returns None if all entries are None.
         """
         placed = [(index, row) for index, row in enumerate(rows) if row is not None and self._has(row)]
         held = {index for index, _ in placed}
@@ -65,7 +67,8 @@ class DeviceCounts:
         )
 
     def _has(self, row: RowEdits) -> bool:
-        """Whether the row's tokens are those of a segment, and it has no biases, which change with time."""
+        """Whether the row's edits can be made from the pool: its counts were seen before, and it has no
+        biases and no banned tokens."""
         counts = row.counts
         if counts is NONE_COUNTED or row.logit_bias or row.banned:
             return False
@@ -98,7 +101,7 @@ class DeviceCounts:
         return LogitEdits(torch.stack([rows[of], tokens]), amounts)
 
     def _update(self, counts: Sequence[TokenCounts]) -> None:
-        """Bring the segments up to date, in one copy."""
+        """Bring the segments of `counts` up to date, by one copy to the device."""
         full = [each for each in counts if self._room(each) < each.arrays.shape[1]]
         if full and not self._assign(full):
             self._renew(counts)
@@ -121,12 +124,14 @@ class DeviceCounts:
             self.pool[:, on_device[0].long()] = on_device[1:]
 
     def _room(self, counts: TokenCounts) -> int:
-        """-1 without a segment: counts of no tokens get one too."""
+        """The places of the segment of `counts`. Without a segment -1, so that counts of no tokens get one
+        too."""
         segment = self._segments[counts]
         return -1 if segment is None else segment.room
 
     def _assign(self, counts: Sequence[TokenCounts]) -> bool:
-        """Give each of `counts` a new segment; False where the pool is full."""
+        """Give each of `counts` a new segment. Returns False if the pool has too little room for all of
+        them."""
         for each in counts:
             room = max(LEAST, 2 * each.arrays.shape[1])
             if self._used + room > self.pool.shape[1]:
@@ -136,7 +141,8 @@ class DeviceCounts:
         return True
 
     def _renew(self, counts: Sequence[TokenCounts]) -> None:
-        """A pool of twice the size that `counts` and others with a segment need, filled by the host."""
+        """Replace the pool by one of twice the size that all segments need, those of `counts` included. The
+        host fills it."""
         held = [each for each, segment in self._segments.items() if segment is not None]
         held += [each for each in counts if self._segments[each] is None]
         room = sum(max(LEAST, 2 * each.arrays.shape[1]) for each in held)

@@ -10,16 +10,19 @@ from torch import Tensor
 from ramify.kernels.arguments.checks import DTYPES
 
 HEAD_MULTIPLE = 16
-"""key_dim and value_dim are multiples of this: a vector of AVX-512, or a row of a GPU's tile."""
+"""key_dim and value_dim must be multiples of this: the lanes of an AVX-512 vector, and the least side of a
+GPU's tile."""
 L2_EPS = 1e-6
-"""Added to the sum of squares of queries and keys before the root (flash-linear-attention, `l2norm`)."""
+"""Added to the sum of squares of queries and keys before the square root (flash-linear-attention,
+`l2norm`)."""
 
 
 class DeltaWeights(NamedTuple):
-    """All float32 and contiguous.
+    """The weights of a gated delta-net layer, all float32 and contiguous.
 
     conv : (width, channels)
-        Weights of the causal depthwise convolution over queries, keys and values, the newest token's last.
+        Weights of the causal depthwise convolution over queries, keys and values; the last row is for the
+        newest token.
     a_log, dt_bias : (heads,)
         A token's decay is exp(-exp(a_log) · softplus(a + dt_bias)).
     """

@@ -29,7 +29,7 @@ class SamplingOptions:
         temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), and a uniform random number
         in [0, 1). All but the last are rounded to float32 before use.
     ordered : bool
-        Some row has top_k above 0 or top_p below 1.
+        Whether some row has top_k above 0 or top_p below 1.
     """
 
     values: Tensor
@@ -65,7 +65,7 @@ class LogitEdits:
 
     @staticmethod
     def from_rows(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
-        """The edits of each row of the logits."""
+        """The edits of all rows of the logits; `rows[i]` describes those of row i."""
         rows = rows or [RowEdits()]
         found = [row.entries() for row in rows]
         sizes = [len(tokens) for tokens, _, _ in found]
@@ -82,15 +82,16 @@ class LogitEdits:
 
 
 class TokenCounts:
-    """The distinct tokens of one sequence, and how often its output has each. It grows with the sequence.
+    """The distinct tokens of one sequence, and how often each occurs in its output. It grows with the
+    sequence.
 
     Example with the prompt 7 9 and the output 9 4 9: tokens 7 9 4, counts 0 2 1. Without the prompt, which
-    only a repetition penalty asks for: tokens 9 4, counts 2 1.
+    only a repetition penalty needs: tokens 9 4, counts 2 1.
     """
 
     def __init__(self, *, prompt: bool = True) -> None:
         self.length = 0
-        """Tokens of the sequence that are counted."""
+        """The number of tokens of the sequence that have been counted."""
         self._prompt = prompt
         self._places: dict[int, int] = {}
         self._arrays = np.empty((2, 64), np.int32)
@@ -129,25 +130,25 @@ class TokenCounts:
                 self._changed.add(place)
 
     def take_changes(self) -> Collection[int]:
-        """The columns of `arrays` that have changed since the call before; all at the first call."""
+        """The columns of `arrays` that have changed since the last call; at the first call all columns."""
         changed = range(len(self._places)) if self._changed is None else self._changed
         self._changed = set()
         return changed
 
     def places_of(self, tokens: Iterable[int]) -> list[int]:
-        """The column of each of `tokens` in `arrays`; -1 where it has none."""
+        """The column of each of `tokens` in `arrays`; -1 for a token that is not counted."""
         return [self._places.get(token, -1) for token in tokens]
 
 
 NONE_COUNTED = TokenCounts()
-"""Counts of an empty text."""
+"""The counts of an empty sequence."""
 
 
 @dataclasses.dataclass(slots=True)
 class RowEdits:
     """Penalties and biases of one row; see the sampling parameters of the same names.
 
-    counts : occurrences of the tokens that penalties are about
+    counts : the tokens that penalties apply to, and their occurrences
     banned : forbidden tokens
     """
 
@@ -159,8 +160,8 @@ class RowEdits:
     banned: Sequence[int] = ()
 
     def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Distinct tokens, (n,) int32, their occurrences in the output, or -1 for tokens that are not in the
-        text, (n,) int32, and their biases."""
+        """Three arrays (n,): distinct tokens, int32; their occurrences in the output, int32, or -1 for a
+        token that is not in `counts`; and their biases."""
         tokens, counts = self.counts.arrays
         if not self.logit_bias and not self.banned:
             return tokens, counts, np.zeros(len(tokens))
@@ -176,7 +177,8 @@ class RowEdits:
 
 
 class LogProbabilities(NamedTuple):
-    """Natural logarithms: chosen (R,), values (R, top) in descending order; float32. ids (R, top) int64."""
+    """Natural log-probabilities, float32: `chosen` (R,) of the chosen tokens, `values` (R, top) of the most
+    likely tokens, in descending order. `ids` (R, top) int64 are the tokens of `values`."""
 
     chosen: Tensor
     ids: Tensor

@@ -14,11 +14,13 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
-Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). Weights times
-values are float32, or on request (`rounded`) such dots as well, which takes half as many operations.
+Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). The products of
+weights and values are float32. On request (`rounded`) they are dots of bfloat16 pairs as well, which take
+half as many operations.
 
-Every number of the output comes from the same operations in the same order. So the bits are the same alone or
-in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of threads.
+Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
+alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
+threads.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.machine.threads import team_entry
 
 SERIAL_WORK = 20_000
-"""Vector operations (a few us of work) below which a second thread would not help."""
+"""A call of fewer vector operations (a few us of work) runs on one thread: a second would not help."""
 
 
 @callback(types.void(types.voidptr))
@@ -111,7 +113,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
 def _fill_items(frame, items, segments, queries, stack, span, partial):  # type: ignore[no-untyped-def]
     """Write all work items of the call, their segments and the list of queries; return the number of items.
 
-    span : most blocks of an item that is split
+    span : the most blocks of each part that an item is split into
     partial : memory for block states of split items; 0 if no item is split
     """
     queries_an_item = max(1, ITEM_ROWS // frame.group)
@@ -167,7 +169,7 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
 
 @compiled(types.int64(types.int64))
 def run_attention(call_at):  # type: ignore[no-untyped-def]
-    """Compute what the FRAME at an address says.
+    """Compute the attention that the FRAME at an address describes.
 
     Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are wrong.
     """
@@ -178,7 +180,7 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
     frame.value_row = 4 * vl.round_up(dim, PANEL)
     frame.common = frame.order + 8 * sequences
     queries_an_item = max(1, ITEM_ROWS // group)
-    # A tile's last five rows are computed as six.
+    # If five rows are left for the last pass of a product, it computes six.
     frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
     frame.scratch_bytes = vl.round_up(scratch_bytes(frame), 64)
 
@@ -246,7 +248,8 @@ class _Arena(Arena):
         self._sequences = -1
 
     def order_of(self, sequences: int) -> int:
-        """Address of an order of `sequences` sequences: the last call's if it had as many, else ascending."""
+        """The address of an order of `sequences` sequences: the order of the last call if that had as many
+        sequences, else ascending."""
         if sequences != self._sequences:
             self._sequences = sequences
             self._orders = np.zeros((2, max(1, sequences)), np.int64)
@@ -270,7 +273,11 @@ def fill_call(
     kv_lens: torch.Tensor,
     out: torch.Tensor,
 ) -> Any:
-    """This thread's FRAME with what all layers of a step share: all but pages, window, caps and factors."""
+    """This thread's FRAME with the arguments that all layers of a step share.
+
+    The caller adds the addresses of pages and sinks, `window`, `capped`, `cascade`, `may_round` and the two
+    factors.
+    """
     tokens, heads, dim = q.shape
     size = q.element_size()
     call = arena.call
@@ -315,10 +322,10 @@ def paged_attention(
 ) -> torch.Tensor:
     """As `reference.attention.paged_attention`.
 
-    cascade : where it is faster, read the pages of a common prefix once for all sequences that share it. The
-        bits of the result are the same.
-    rounded : for bfloat16, the weights of values may be rounded to bfloat16, which is done where the
-        processor is faster with it
+    cascade : read the pages of a common prefix once for all sequences that share it, where this is faster.
+        The bits of the result are the same.
+    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. This is done on processors that
+        are faster with it.
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks

@@ -31,11 +31,12 @@ from ramify.kernels.cpu.codegen.simd import (
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
-"""Vectors of a pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
+"""Vectors of columns in a pass. With six rows they need 6 x 4 accumulators of the 32 registers of AVX-512 and
+NEON, or 6 x 2 of the 16 registers of AVX."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 AHEAD = 64
-"""Rows of a table of rows to prefetch."""
+"""Entries of a table of addresses of rows to prefetch."""
 
 _i64, _f32 = ir.IntType(64), ir.FloatType()
 
@@ -49,11 +50,12 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
 
     The function takes (a, a_row, b, b_row, c, c_row, depth, ahead), addresses and bytes between rows.
 
-    in_place : (name, bytes of a vector, its loader), if the rows of B are scattered: row i lies at b + the
-        int64 at b_row + 8 i. `ahead` is another such table, of rows to prefetch.
+    in_place : (name, bytes of a vector, its loader) if the rows of B are scattered. `b_row` is then the
+        address of a table of int64 offsets: row i lies at b + entry i. `ahead` is the address of such a table
+        for the rows to prefetch.
     kind : with _PAIRS each number of A and of B is a pair of bfloat16. In place, rows 2 i and 2 i + 1 of B
-        make the pairs, and `depth` counts pairs. If not in place, `ahead` may be a table of the addresses of
-        AHEAD rows to prefetch: from their second lines on, two lines a step.
+        make the pairs, and `depth` counts pairs. If not in place, `ahead` is 0 or a table of the addresses of
+        AHEAD rows to prefetch, two cache lines a step. The first line of each row is left out.
     """
     name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
     together = 2 if in_place and kind == _PAIRS else 1
@@ -102,7 +104,11 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
 
 
 def _prefetch_lines(builder: ir.IRBuilder, table: ir.Value, step: ir.Value) -> None:
-    """Prefetch lines 2 * step and the next one of those that follow the first lines of a table's rows."""
+    """Prefetch two cache lines of the AHEAD rows whose addresses are in `table`.
+
+    The lines come in the order: second lines of all rows, third lines of all rows, and so on. Step `step`
+    prefetches numbers 2 * step and 2 * step + 1 in that order, counted from 0.
+    """
     first = builder.shl(step, _i64(1))
     row = builder.and_(first, _i64(AHEAD - 1))
     line = builder.add(builder.lshr(first, _i64(AHEAD.bit_length() - 1)), _i64(1))
@@ -113,7 +119,8 @@ def _prefetch_lines(builder: ir.IRBuilder, table: ir.Value, step: ir.Value) -> N
 
 
 def _interleaved(builder: ir.IRBuilder, rows: list[ir.Value], vectors: int) -> list[ir.Value]:
-    """Two rows of bfloat16 as `vectors` vectors of pairs, one of each row."""
+    """The two rows of bfloat16 at the addresses `rows` as `vectors` vectors of pairs: a pair has a number of
+    each row."""
     words = ir.VectorType(ir.IntType(16), 2 * LANES)
     found = []
     for first in range(0, vectors, 2):
@@ -188,9 +195,9 @@ def _multiplier(single: Any, double: Any, wide: Any) -> Any:
 multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 """C = A B in float32, each number of C summed over `depth` in ascending order.
 
-Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, bytes between rows. `ahead` is
-as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the three
-matrices must have that room."""
+Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, and bytes between rows. `ahead`
+is as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the
+three matrices must have that room."""
 multiply_pairs = multiply
 """As `multiply`, where each number is a pair of bfloat16 whose two products are added. Needs DOTS."""
 if DOTS:
@@ -199,12 +206,12 @@ if DOTS:
 
 @part
 def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
-    """As `multiply`, bit for bit, with the rows of B read in place: row i at pool + int64 offsets[i]; with
-    `dots` as `multiply_pairs`, where two rows of B make the pairs and `depth` counts them.
+    """As `multiply`, bit for bit, with the rows of B read in place: row i is at pool + int64 offsets[i]. With
+    `dots` as `multiply_pairs`: two rows of B make the pairs, and `depth` counts pairs.
 
-    Prefetches the rows of another such table, `ahead`, one row a step: a burst of requests fills the
-    processor's queue and stalls it (10 GB/s a core instead of 20). Widens a row of B once for every six
-    rows of A. `columns` must be a multiple of PANEL.
+    `ahead` is such a table of rows to prefetch, one row a step: a burst of requests would fill the
+    processor's queue and stall it (10 GB/s a core instead of 20). Widens a row of B once for every six rows
+    of A. `columns` must be a multiple of PANEL.
     """
     for column in range(0, columns, PANEL):
         if dots:
@@ -226,7 +233,7 @@ def _pair_rows() -> Any:
 
 
 pair_rows = _pair_rows()
-"""Takes (one, other, out, 0, 0), addresses."""
+"""Takes (one, other, out, 0, 0): the addresses of the two rows and of the result."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
@@ -262,7 +269,7 @@ def _split_pair(builder: ir.IRBuilder, pair: ir.Value) -> list[ir.Value]:
 def _transpose(
     name: str, load: Callable[..., ir.Value], split: Callable[..., list[ir.Value]], prefetches: bool = True
 ) -> Any:
-    """A function that reads LANES rows and writes their columns as rows of float32."""
+    """A function that reads LANES rows and writes their columns as rows of float32, or of bfloat16 pairs."""
 
     def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
         base, offsets, ahead, out, out_row = args
@@ -283,11 +290,12 @@ def _transpose(
 transpose_f32 = _transpose("f32", load_vector, lambda builder, column: [column])
 """Transpose LANES columns of LANES float32 rows; row i starts at base + int64 offsets[i].
 
-Takes (base, offsets, ahead, out, out_row); `ahead` is another table of offsets, of rows to prefetch."""
+Takes (base, offsets, ahead, out, out_row); `offsets` and `ahead` are addresses of tables; `ahead` has the
+offsets of the rows to prefetch."""
 transpose_bf16 = _transpose("bf16", load_widened, lambda builder, column: [column])
 """As `transpose_f32` for bfloat16 rows, widened to float32."""
 transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)
-"""As `transpose_bf16` for 2 LANES columns: neighbours move as one integer: half the shuffles."""
+"""As `transpose_bf16` for 2 LANES columns. Two neighbours move as one integer, which halves the shuffles."""
 transpose_pairs = _transpose("pairs", _load_pair, lambda builder, column: [column])
 """As `transpose_bf16_pairs`, but each pair of columns becomes one row of bfloat16 pairs."""
 transpose_pairs_alone = _transpose("pairs_alone", _load_pair, lambda builder, column: [column], False)

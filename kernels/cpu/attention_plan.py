@@ -25,18 +25,19 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 
 ITEM_ROWS = 96
-"""Rows of a tile, or the heads of one query if these are more: copying a block costs 4% of using it."""
+"""The most rows of a tile, unless a KV head has more query heads. Copying a block then costs 4% of using
+it."""
 COPY_ROWS = 2.5
 """Reading and copying a block costs as much as using it for COPY_ROWS rows; more if it is in no cache."""
 LEAST_ROWS = 6
-"""The smallest tiles that a cascade tries: one pass of the products."""
+"""Rows of the smallest tiles that `choose_rows` tries: one pass of the products."""
 ITEMS_A_THREAD = 4
-"""With fewer items a thread, items are split so that no thread waits long for the last one."""
+"""If there are fewer items a thread, items are split, so that no thread waits long for the last one."""
 MARGIN = 0.95
 """A cascade is chosen if its estimated time is below MARGIN times the time without one."""
 
 QUERY_BYTES = 16
-"""An entry of a plan's list of queries: token, position."""
+"""Bytes of an entry of a plan's list of queries: the token and its position."""
 SEGMENT_BYTES = SEGMENT.itemsize
 
 
@@ -117,7 +118,8 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
 
 @part
 def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
-    """The sequences ``[first, end)`` of the order share one tile; returns `end`."""
+    """The end of the tile that begins at sequence `first` of the order: sequences ``[first, end)`` share
+    it."""
     rows = new_tokens(frame, vl.read_i64(frame.order + 8 * first)) * frame.group
     end = first + 1
     while rows > 0 and end < frame.sequences:
@@ -130,7 +132,8 @@ def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
 
 @part
 def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
-    """Estimated time with tiles of `most_rows` rows (0: no cascade), in uses of a block for one row."""
+    """Estimated time with tiles of `most_rows` rows (0: no cascade). The unit is the time to use a block for
+    one row."""
     total, largest = 0.0, 0.0
     count, first = 0, 0
     while first < frame.sequences:
@@ -159,7 +162,8 @@ def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
 
 @part
 def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
-    """Most rows of a cascade's tiles; 0 if no cascade pays. Needs `frame.order` and `frame.common`."""
+    """The most rows of a cascade's tiles; 0 if no cascade saves time. Needs `frame.order` and
+    `frame.common`."""
     least = MARGIN * _time(frame, 0, threads)
     chosen = 0
     rows = ITEM_ROWS

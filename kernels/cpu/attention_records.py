@@ -14,14 +14,15 @@ from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
 
 BLOCK = 64
-"""Positions that share one softmax. Keys and values take 16 KiB each at 64 dimensions: both fit the L1."""
+"""Positions of a block: one step of the online softmax. At head_dim 64 its keys and its values take 16 KiB
+each, so both fit the L1 cache."""
 
 SCORE_ROW = 4 * BLOCK
 """Bytes of a row of scores."""
 
 FRAME = record(
     # Arguments.
-    "q", "q_token",  # and bytes from token to token
+    "q", "q_token",  # the address, and bytes from token to token
     "k", "v", "page_bytes", "head_bytes", "row_bytes", "page_size",
     "out", "out_token",
     "tokens",
@@ -43,7 +44,7 @@ FRAME = record(
     "working",  # threads that take items
     "split",  # whether items write partial results
     "cascade_rows",  # most rows of a tile of several sequences; 0 without a cascade
-    "blocks",  # blocks that all items read together
+    "blocks",  # blocks read, summed over all items
     "common",  # for each sequence in `order`: blocks that it shares with the one before
     "items", "item_count",
     "counters",  # two: the next item, and the next thread's scratch memory
@@ -68,7 +69,8 @@ SEGMENT = record(
 
 @part
 def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
-    """Bytes of the softmax state of one block: `rows` maxima, `rows` sums, then `rows` weighted values."""
+    """Bytes of the softmax state of one block: `rows` maxima, `rows` sums, then `rows` rows of weighted
+    values."""
     rows = vl.round_up(rows, TILE_ROWS)
     return vl.round_up(8 * rows, 64) + rows * frame.value_row
 

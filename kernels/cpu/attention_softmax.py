@@ -20,7 +20,7 @@ NO_SCORE = np.float32(-3e38)
 
 @part
 def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
-    """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`.
+    """Turn scores into weights 2**(score - maximum), in place; write the maxima and sums to `block`.
 
     With `frame.rounded` the weights become bfloat16, and their sums are those of the rounded weights.
     """
@@ -47,7 +47,8 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
 
 @part
 def _softmax_whole_row(frame, row):  # type: ignore[no-untyped-def]
-    """`_softmax_row` of a block whose positions are all visible, bit for bit: most rows of a prefill."""
+    """`_softmax_row`, with the same bits, if all positions of the block are visible, weights are rounded and
+    scores have no cap: the case of most rows of a prefill."""
     scale = vl.splat_f32(frame.query_factor)
     best = vl.mul(vl.load(row), scale)
     for column in range(LANES, BLOCK, LANES):
@@ -93,7 +94,8 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
 
 @part
 def clear(frame, item, total):  # type: ignore[no-untyped-def]
-    """Make `total` the state of no blocks: of the head's sink, or of nothing."""
+    """Set `total` to the state before any block: that of each head's sink, or the empty state without
+    sinks."""
     rows = item.queries * frame.group
     padded = vl.round_up(rows, TILE_ROWS)
     for row in range(rows):
@@ -110,7 +112,8 @@ def clear(frame, item, total):  # type: ignore[no-untyped-def]
 
 @part
 def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-def]
-    """Merge the state of a block, of `rows` rows, into rows from `first` of `total`, of `room` rows."""
+    """Merge the state of a block, which has `rows` rows, into rows ``[first, first + rows)`` of `total`,
+    which has `room` rows."""
     padded, room = vl.round_up(rows, TILE_ROWS), vl.round_up(room, TILE_ROWS)
     source = block + vl.round_up(8 * padded, 64)
     target = total + vl.round_up(8 * room, 64) + first * frame.value_row

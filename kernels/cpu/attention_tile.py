@@ -29,12 +29,13 @@ from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
 
 IN_PLACE_ROWS = 8
-"""Tiles of at most this many rows (mostly decodes) read values from the pages; larger ones widen a copy."""
+"""Tiles of at most this many rows (mostly decodes) read values from the pages; larger tiles read a widened
+copy."""
 
 
 @part
 def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
-    """`later` is the item whose first block is prefetched with the last block of this one."""
+    """Compute `item`. While its last block is computed, the first block of item `later` is prefetched."""
     rows = item.queries * frame.group
     queries = scratch
     scores = queries + vl.round_up(4 * frame.rows * frame.dim, 64)
@@ -119,9 +120,10 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
 
 @part
 def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
-    """The tile's rows as float32 times the query factor, or unchanged bfloat16 for dots.
+    """Copy the tile's query rows to `queries`: as float32 times the query factor or, for dots, as unchanged
+    bfloat16.
 
-    Padding rows of the last six rows are 0.
+    Rows that pad the last pass of a product to six rows are 0.
     """
     if frame.dots:
         size = 2 * frame.group * frame.dim
@@ -160,9 +162,9 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 
 @part
 def _locate(frame, segment, block, offsets, base):  # type: ignore[no-untyped-def]
-    """Write `base` plus the byte offset in the pool of each position of a block to `offsets`.
+    """Write to `offsets`, for each position of a block, `base` plus the position's byte offset in the pool.
 
-    A position that no query sees gets that of the nearest visible one: the pages there may hold
+    A position that no query sees gets the entry of the nearest visible position: its own page may hold
     anything, and a weight of 0 times NaN is NaN.
     """
     table, start, low, high = segment.table, block * BLOCK, segment.low, segment.high
@@ -193,10 +195,10 @@ def _locate(frame, segment, block, offsets, base):  # type: ignore[no-untyped-de
 
 @part
 def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-untyped-def]
-    """Keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector; for dots as
-    (dim / 2, BLOCK) pairs of bfloat16.
+    """Copy a block's keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector;
+    for dots as (dim / 2, BLOCK) pairs of bfloat16.
 
-    Prefetches the rows of the next block (`next_offsets`), whose page the processor cannot predict.
+    Prefetches the rows of the next block (`next_offsets`), as the processor cannot predict where they lie.
     """
     dim, bf16 = frame.dim, frame.bf16 != 0
     for index in range(0, count, LANES):
@@ -232,7 +234,8 @@ def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-un
 
 @part
 def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
-    """Values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of bfloat16."""
+    """Copy a block's values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of
+    bfloat16."""
     if frame.rounded:
         to = values
         for index in range(0, count, 2):

@@ -6,15 +6,16 @@
     for expert that is chosen: for its rows: y = inner · down               another
     for row: out = Σ weight · y (+ shared expert) (+ residual)
 
-Memory: `WORK`, divided by `_lay_out`; weights as in `linear`. Reading the chosen experts bounds few rows.
+Memory: `WORK`, divided by `_lay_out`; weights as in `linear`. Few rows are bound by reading the chosen
+experts.
 
 Example: rows 0, 1, 2 choose experts (5, 2), (5, 7), (2, 5). Sorted by expert: 2 has rows 0 and 2, 5 has rows
 0, 1 and 2, 7 has row 1. All products with gate_up are one call of the threads, with an item for every four
-panels of experts 2, 5 and 7; those with down another. So each expert that is chosen is read once, and others
+panels of experts 2, 5 and 7; those with down another. So each chosen expert is read once, and other experts
 are not read.
 
-Every pair of a row and an expert has its own row of the results, and each row's are summed in the order of
-its choice. A row's bits so depend on that row alone, as far as those of `linear` do.
+Every pair of a row and an expert has its own row of results. The results of a row are summed in the order in
+which it chose its experts. So a row's bits depend on other rows only if those of `linear` do.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ CALL = record(
     "ways", "expert_ways", "threads", "team", "body", "arena", "arena_bytes",
     floats=("eps",),
 )  # fmt: skip
-"""The arguments of a call. `ways` and `expert_ways` are `linear.way_for` of each format, for all rows and for
-those of one expert."""
+"""The arguments of a call. `ways` and `expert_ways` are `linear.way_for` of each weight format: `ways` for
+the number of all rows, `expert_ways` for that of one expert's rows."""
 
 _run_product = linear.run_product
 LAYOUT_BYTES = LAYOUT.itemsize
@@ -71,7 +72,7 @@ _FRAME_BYTES = -(-FRAME.itemsize // 64) * 64
 
 @part
 def _lay_out(work, experts, tokens, size, at):  # type: ignore[no-untyped-def]
-    """Divide the memory from `at` on; `work.end` is where it ends."""
+    """Divide the memory from `at` on among the intermediate results; set `work.end` to its end."""
     pairs = tokens * experts.top_k
     work.normed = at
     work.logits = work.normed + vl.round_up(tokens * experts.hidden * size, 64)
@@ -92,7 +93,8 @@ def _lay_out(work, experts, tokens, size, at):  # type: ignore[no-untyped-def]
 
 @part
 def _take_best(choice, count):  # type: ignore[no-untyped-def]
-    """The place of the largest number, the first of several; it becomes NaN, and NaNs are not taken."""
+    """The place of the largest number of `choice`, the lowest place among equals; 0 if all are NaN. The
+    number becomes NaN, so that it is not taken again."""
     best = -1
     for place in range(count):
         number = choice[place]
@@ -159,8 +161,8 @@ def _route(experts, work, token):  # type: ignore[no-untyped-def]
 
 @part
 def _sort(experts, work, tokens):  # type: ignore[no-untyped-def]
-    """Sort pairs by expert: `rows` of the sorted pairs, the `places` of each row's pairs among them, and the
-    `starts` of the experts."""
+    """Sort the pairs (row, expert) by expert. Writes `rows`, the row of each sorted pair; `places`, each
+    pair's place among the sorted pairs; and `starts`, the place of each expert's first pair."""
     pairs = tokens * experts.top_k
     chosen = carray(vl.as_pointer(work.chosen), pairs, np.int64)
     rows, places = (carray(vl.as_pointer(work.rows), pairs, np.int64),
@@ -226,7 +228,8 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
 
 @part
 def _sum(call, experts, work):  # type: ignore[no-untyped-def]
-    """The weighted sum of each row's results, in the order of its choice, then the shared expert's."""
+    """Write each row's weighted sum of results to `out`: those of its chosen experts in the order of its
+    choice, then that of the shared expert."""
     top_k, hidden, size = experts.top_k, experts.hidden, 2 if call.bf16 else 4
     whole = hidden - hidden % LANES
     row = experts.count + (1 if experts.shared_gate else 0)
@@ -263,7 +266,7 @@ def _sum(call, experts, work):  # type: ignore[no-untyped-def]
 
 @part
 def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
-    """All rows by one matrix."""
+    """Multiply all rows by one matrix. Returns the same as `_products`."""
     if room < _FRAME_BYTES:
         return _FRAME_BYTES
     frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
@@ -280,7 +283,11 @@ def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # t
 
 @compiled(types.int64(types.int64))
 def run_experts(call_at):  # type: ignore[no-untyped-def]
-    """Returns 0 when done, else the bytes that the arena must have; nothing is written to out then."""
+    """Compute the mixture that the CALL at an address describes.
+
+    Returns 0 when done. Otherwise returns the bytes that the arena must have, and has written nothing to
+    `out`.
+    """
     call = carray(vl.as_pointer(call_at), 1, CALL)[0]
     experts = carray(vl.as_pointer(call.experts), 1, EXPERTS)[0]
     work = carray(vl.as_pointer(call.arena), 1, WORK)[0]
@@ -330,9 +337,9 @@ arena = Arena(CALL)
 
 
 class Record:
-    """The compiled kernels' arguments for a mixture; `address` is that of a record of `EXPERTS`.
+    """The compiled kernels' arguments for a mixture; `address` is the address of a record of `EXPERTS`.
 
-    It has addresses of the weights' memory, which the caller keeps.
+    The record has addresses of the weights' memory, so the caller must keep the weights.
     """
 
     def __init__(self, experts: PackedExperts) -> None:
@@ -358,12 +365,13 @@ class Record:
         self.address = self.record.ctypes.data
 
     def rows_of_expert(self, rows: int) -> int:
-        """The rows of an expert among `rows` rows, were all experts chosen equally often; at least 1."""
+        """The number of rows that one expert gets of `rows` rows if all experts are chosen equally often; at
+        least 1."""
         return max(1, rows * int(self.record[0]["top_k"]) // int(self.record[0]["count"]))
 
 
 def ways_of(rows: int, dtype: torch.dtype, *, by_row: bool, int8: bool) -> np.ndarray:
-    """`linear.way_for` of each format."""
+    """`linear.way_for` of each weight format, for `rows` rows."""
     ways = (linear.way_for(rows, form, dtype, by_row=by_row, int8=int8) for form in FORMATS)
     return np.array(list(ways), np.int64)
 

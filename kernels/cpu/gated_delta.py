@@ -6,13 +6,13 @@
             for value head of the key head, two vectors of the state's columns:
                 for token: d = beta (v - decay · Sᵀk);  S = decay · S + k dᵀ;  out = Sᵀq
 
-Memory: a slot's state S is (heads, key_dim, value_dim) float32, its convolution the last width - 1 inputs; a
-thread's scratch has those, a block of tokens and their gates. Few sequences are bound by reading and writing
-S once a block, long ones by arithmetic.
+Memory: a slot's state S is (heads, key_dim, value_dim) float32, its convolution state the last width - 1
+inputs. A thread's scratch memory has these inputs, a block of tokens and their gates. Decodes are bound by
+reading and writing S, prefills by arithmetic.
 
 Columns of a head's state do not depend on each other, so the recurrence runs over the block's tokens for two
-vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over
-the rows does two things, where k, q and d are the token's key, query and scaled difference:
+vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over the rows does two things,
+where k, q and d are the token's key, query and scaled difference, and k' is the next token's key:
 
     S[i] ← decay · S[i] + k[i] · d        the update of this token
     sum + S[i] · q[i], sum + S[i] · k'[i]   its result, and the product that the next token begins with
@@ -45,7 +45,7 @@ BLOCK = 16
 """Tokens whose inputs are prepared at once: 70 KB of scratch memory for Qwen3.5's heads."""
 
 FRAME = record(
-    # Arguments. Rows, slots, channels and taps are strides in bytes.
+    # Arguments. Names with `_row`, `_slot`, `_channel` or `_tap` are strides in bytes.
     "qkv", "qkv_row", "b", "b_row", "a", "a_row", "bf16",
     "weights", "a_log", "dt_bias",  # of the convolution, and of the gates
     "conv", "conv_slot", "conv_channel", "conv_tap", "recurrent", "recurrent_slot", "slot_count",
@@ -53,7 +53,7 @@ FRAME = record(
     "out",
     "threads", "team", "body", "arena", "arena_bytes",
     # Set by the call.
-    "group", "out_row",  # value heads of a key head
+    "group", "out_row",  # value heads of a key head; bytes of a row of out
     "counters", "scratch", "scratch_bytes",
 )  # fmt: skip
 """The arguments of a call, which its threads share."""
@@ -70,10 +70,13 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @part
 def _scan(state, row, second, mixed, mixed_row, tokens, key_dim, value, gates, out, out_row, bf16):  # type: ignore[no-untyped-def]
-    """The recurrence over `tokens` for the columns of two vectors: at `state`, and `second` bytes on.
+    """Run the recurrence over `tokens` tokens for two vectors of columns: the one at `state`, and the one
+    `second` bytes further.
 
-    row : bytes of a row of the state. mixed : queries of the first token, followed by its keys; its values
-    are `value` bytes on. gates : decay and beta of the first token.
+    row : bytes of a row of the state
+    mixed : the queries of the first token, followed by its keys; its values are `value` bytes after its
+        queries
+    gates : decay and beta of the first token
     """
     keys = mixed + 4 * key_dim
     zero = vl.splat_f32(0.0)
@@ -109,7 +112,7 @@ def _scan(state, row, second, mixed, mixed_row, tokens, key_dim, value, gates, o
 
 @part
 def _scale_heads(at, row, tokens, dim, factor):  # type: ignore[no-untyped-def]
-    """Divide each row of `dim` numbers by its length, and multiply it by `factor`."""
+    """Divide each row of `dim` numbers by its L2 norm, and multiply it by `factor`."""
     for token in range(tokens):
         total = vl.splat_f32(0.0)
         for i in range(0, dim, LANES):
@@ -192,7 +195,7 @@ def _item(frame, sequence, key_head, scratch):  # type: ignore[no-untyped-def]
                 vl.write_f32(gates + 8 * token, np.float32(math.exp(rate * softplus)))
                 vl.write_f32(gates + 8 * token + 4, np.float32(1.0 / (1.0 + math.exp(-b))))
             for column in range(0, value_dim, 2 * LANES):
-                # A single vector that is left is computed twice.
+                # If a single vector is left, it is computed twice.
                 second = 4 * LANES if column + LANES < value_dim else 0
                 _scan(
                     state + inner * head_bytes + 4 * column, 4 * value_dim, second,
@@ -226,8 +229,11 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def run_delta_rule(call_at):  # type: ignore[no-untyped-def]
-    """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of
-    sequence i are wrong."""
+    """Compute the call that the FRAME at an address describes.
+
+    Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of sequence i
+    are wrong.
+    """
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     frame.group = frame.heads // frame.key_heads
     row = 4 * (2 * frame.key_dim + frame.group * frame.value_dim)
@@ -259,7 +265,7 @@ GATE = record(
     "tokens", "heads", "size", "bf16", "arena", "arena_bytes",
     floats=("eps",),
 )  # fmt: skip
-"""The arguments of `_gate_rows`; `weight` is that of a norm, or 0."""
+"""The arguments of `_gate_rows`; `weight` is the address of a norm's weight, or 0 without a norm."""
 
 
 @compiled(types.int64(types.int64))

@@ -6,9 +6,10 @@
         x += attended · output
         x += (gate(norm(x) · gate_up)) · down, or experts(norm(x))
 
-With one row a kernel takes 10 to 60 us, and Python 15 us to reach the next one. In a model of 30 layers, with
-150 calls, a token then takes half as long again. Here Python is left once a step. The kernels are the
-functions that the single operations run, in the same order, so the results have the same bits.
+With one row a kernel takes 10 to 60 us, and Python takes 15 us to reach the next kernel. In a model of 30
+layers, with 150 calls, this makes a token take about 1.5 times as long. Here a step calls compiled code once.
+The kernels are the functions that the single operations run, in the same order, so the results have the same
+bits.
 
 Memory: a record of addresses for each layer, and the calls of the single operations, each filled once a step.
 """
@@ -40,7 +41,7 @@ from ramify.kernels.weights.rows import FORMATS
 from ramify.kernels.weights.stack import LayerWeights, Norm
 
 MOST_PARTS = 3
-"""Most matrices that the projections of queries, keys and values are stored in."""
+"""The most matrices in which the projections of queries, keys and values are stored."""
 OPERATIONS = 6
 """Operations of a layer: q, k and v projections; rotation and store; attention; output; gate and up; down."""
 
@@ -52,9 +53,9 @@ LAYER = record(
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
-and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv.
-`qkv_lora` and the others are addresses of `LoraTable.addresses`. `experts` is a record of `experts.EXPERTS`,
-or 0; `whole_norms` says that q_norm and k_norm are over all heads."""
+and values have matrices of their own; `key_from` and `value_from` are the byte offsets of keys and values in
+a row of qkv. `qkv_lora` and the others are addresses of `LoraTable.addresses`. `experts` is a record of
+`experts.EXPERTS`, or 0; `whole_norms` says whether q_norm and k_norm are over all heads."""
 
 STEP = record(
     "layers", "layer_count",
@@ -65,7 +66,8 @@ STEP = record(
     "product", "rope", "attention", "experts", "lora",  # addresses of calls; 0 in `lora`: no adapters
     "place",  # the next operation to run, counted through all layers
 )  # fmt: skip
-"""The arguments of a step. The calls have all fields that its layers share; the kernel sets the others."""
+"""The arguments of a step. The calls' records have the fields that all layers share; the kernel sets the
+others for each layer."""
 
 ROPE, LORA = rope.FRAME, adapters.FRAME
 _run_product, _run_attention, _run_experts = linear.run_product, attention.run_attention, experts.run_experts
@@ -74,8 +76,8 @@ _store_tokens, _add_adapters = rope.store_tokens, adapters.add_adapters
 
 @part
 def _adapt(step, table, product, columns):  # type: ignore[no-untyped-def]
-    """Write the adapters' part of `columns` columns of a product to `step.terms`, for `product` to add. Does
-    nothing where no adapter of the step changes the matrix of `table`."""
+    """Write the adapters' terms for the `columns` columns of a product to `step.terms`, and let `product` add
+    them. Does nothing if no adapter of the step changes the matrix of `table`."""
     product.extra, product.extra_from = 0, 0
     if not step.lora:
         return
@@ -108,9 +110,9 @@ def _set_rows(product, x, x_row, norm, eps, out, out_row, add):  # type: ignore[
 
 @part
 def _multiply(step, product, layout, table, columns):  # type: ignore[no-untyped-def]
-    """Returns 0 when done, else the bytes that the arena must have.
+    """Multiply by the matrix of `layout`. Returns 0 when done, else the bytes that the arena must have.
 
-    columns : of the product before its gate
+    columns : the columns of the product before its gate
     """
     _set_weight(step, product, layout)
     _adapt(step, table, product, columns)
@@ -119,7 +121,7 @@ def _multiply(step, product, layout, table, columns):  # type: ignore[no-untyped
 
 @part
 def _project(step, layer, product, qkv_row):  # type: ignore[no-untyped-def]
-    """Queries, keys and values, by one to three matrices. Returns as `_multiply`."""
+    """Compute queries, keys and values by one to three matrices. Returns the same as `_multiply`."""
     size = 2 if step.bf16 else 4
     _set_rows(product, step.x, step.x_row, layer.attention_norm, layer.attention_eps, step.qkv, qkv_row, 0)
     missing = _multiply(step, product, layer.qkv, layer.qkv_lora, qkv_row // size)
@@ -327,7 +329,8 @@ class LayerStack:
             raise wrong_lengths(-1 - result, tokens, page_table.shape[1] * self._pages[0].shape[2])
 
     def _prepare_experts(self, x: Tensor) -> object:
-        """Fill what the calls of all sparse layers of a step share. Returns what must be kept meanwhile."""
+        """Fill the fields that the calls of all sparse layers of a step share. Returns an object that must be
+        kept during the step; None without sparse layers."""
         if not self._experts:
             return None
         rows = min(record.rows_of_expert(len(x)) for record in self._experts)
@@ -337,7 +340,8 @@ class LayerStack:
         return expert_ways
 
     def _adapt(self, step: Any, rows: LoraRows | None) -> object:
-        """Fill the fields of the step that are about adapters. Returns what must be kept during the call."""
+        """Fill the step's fields for adapters. Returns an object that must be kept during the call; None
+        without adapters."""
         if rows is None or not rows.present:
             return None
         weights = [

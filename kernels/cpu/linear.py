@@ -22,7 +22,8 @@ There are five ways to multiply; all accumulate in float32:
                request. A product whose groups are longer than MOST_INT16_GROUP is BY_F32 instead
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
-number of threads. A call chooses one way by its number of rows; with `by_row` every number has one way.
+number of threads. A call chooses its way by its number of rows; with `by_row` it chooses the same way for any
+number.
 """
 
 from __future__ import annotations
@@ -71,20 +72,23 @@ from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
-"""Rows from which tiles are faster than dots."""
+"""The number of rows from which tiles are faster than dots."""
 SERIAL_BYTES = 1 << 15
-"""Bytes of weights times rows for each thread; with less, another thread costs more than it saves."""
+"""The least bytes of weights times rows for each thread: with less, another thread costs more than it
+saves."""
 ITEMS_A_THREAD = 8
 """Rows are divided into blocks until each thread has this many items, so that threads end together."""
 LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
-"""Rows of a block. With more than 128, x would leave the second-level cache between two items."""
+"""The least and the most rows of a block. With more than 128, x would leave the second-level cache between
+two items."""
 ROWS_AT_ONCE = MOST_ROWS
-"""Rows of x that a thread prepares at a time: those that a kernel takes, which may be interleaved."""
+"""Rows of x that a thread prepares at a time: as many as a kernel takes at once, because these may be
+interleaved."""
 
 FRAME_BYTES = FRAME.itemsize
 TEAM, PREPARE, PREPARED, MULTIPLY = 0, 64, 128, 192
-"""Counters of a call, in cache lines of their own: threads that are there, items of preparing that are taken
-and that are done, items of multiplying that are taken."""
+"""Byte offsets of a call's counters, each in a cache line of its own: threads that have started, preparing
+items that are taken, preparing items that are done, multiplying items that are taken."""
 COUNTER_BYTES = 256
 
 
@@ -144,7 +148,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @part
 def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
-    """Cut a product, whose layout, way, rows, panels, norm and rows of x are set, into items."""
+    """Cut a product into items. Its frame must have layout, way, rows, panels, norm and rows of x."""
     if frame.way == BY_INT16 and layout.group > MOST_INT16_GROUP:
         frame.way = BY_F32
     rows, way = frame.rows, frame.way
@@ -246,7 +250,8 @@ def way_for(
     """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
     by_row : choose the same way for any number of rows
-    int8, int16 : x may be rounded to int8 or int16, or to int16 alone, where the processor is faster with it
+    int8 : x may be rounded to int8 or int16, where the processor is faster with it
+    int16 : x may be rounded to int16, where the processor is faster with it
     """
     narrow = dtype == torch.bfloat16 and form != "f32"
     if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:

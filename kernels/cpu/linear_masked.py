@@ -35,11 +35,11 @@ from ramify.kernels.cpu.packed_linear.tiles import ROWS
 from ramify.kernels.weights.packed import PackedWeight
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
-"""Rows for which multiplying a panel takes as long as reading it, by weight format."""
+"""The number of rows, by weight format, for which multiplying by a panel takes as long as reading it."""
 MARGIN = 0.9
 """Panels are skipped if the estimated time is below MARGIN times the time for all panels."""
 SCATTERED = 1.4
-"""Cost of a panel between skipped ones, relative to a panel of one stream of memory."""
+"""Cost of a panel whose neighbours are skipped, relative to a panel that is read in one stream."""
 CALL_PANELS = 40.0
 """Cost of finding the panels and of a second call, in panels for one row: about 5 us."""
 
@@ -71,16 +71,18 @@ def _time(panels, rows, read_rows):  # type: ignore[no-untyped-def]
 
 @part
 def _panels_in(bits):  # type: ignore[no-untyped-def]
-    """Panels, of the two that a word of a mask covers, in which the word allows an output."""
+    """The number of panels (0 to 2) in which a word of a mask allows an output: a word covers two panels."""
     return ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
 
 
 @compiled(types.int64(types.int64))
 def _plan(plan_at):  # type: ignore[no-untyped-def]
-    """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
+    """Choose the rows that skip panels. Returns their number n.
 
-    `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
-    rows, and `out` minus infinity in the n rows.
+    The last entry of `counts` becomes the number of panels that are computed for these rows.
+
+    `order` becomes the n rows, ascending, then the other rows. `chosen` becomes the panels to compute for the
+    n rows. `out` becomes minus infinity in the n rows.
     """
     plan = carray(vl.as_pointer(plan_at), 1, PLAN)[0]
     rows, panels, words, read_rows = plan.rows, plan.panels, plan.words, plan.read_rows
@@ -172,7 +174,8 @@ _last = _Plan()
 
 
 def last_plan() -> tuple[int, int]:
-    """Rows that skipped panels in this thread's last call, and their panels; for tests and benchmarks."""
+    """The number of rows that skipped panels in this thread's last call, and of panels computed for these
+    rows; for tests and benchmarks."""
     return _last.few, _last.panels
 
 

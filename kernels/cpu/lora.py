@@ -33,9 +33,9 @@ from ramify.kernels.weights.lora import MULTIPLE, RECORD, LoraRows, LoraTable, L
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
 AHEAD = 2048
-"""Bytes between a number of A or B and the one that is fetched into the cache meanwhile."""
+"""Bytes from the number of A or B that is multiplied to the one that is prefetched."""
 SERIAL_NUMBERS = 1 << 16
-"""Numbers of x that one thread prepares; more are prepared by all."""
+"""Numbers of x below which one thread prepares them alone."""
 
 FRAME = record(
     # Arguments of a step: `LoraRows.segments` and `order`, and the most ranks of an adapter in a matrix.
@@ -43,7 +43,7 @@ FRAME = record(
     # Arguments of a product.
     "table",  # `LoraTable.addresses`
     "x", "x_row", "bf16", "inputs", "out", "out_row", "out_bf16", "outputs",
-    "zero",  # whether the products are written to out, float32, and not added
+    "zero",  # whether the products replace the numbers of out, which is float32, instead of being added
     "norm",
     "threads", "team", "body", "arena", "arena_bytes",
     # Set by the call.
@@ -116,7 +116,8 @@ def _out_at(frame, place):  # type: ignore[no-untyped-def]
 
 @part
 def _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, bf16):  # type: ignore[no-untyped-def]
-    """Blocks of columns of one part that begin in columns ``[low, high)`` of the result."""
+    """Add hidden Bᵀ of one part to out, or write it there if `frame.zero`, for the blocks of columns that
+    begin in columns ``[low, high)`` of the result."""
     size, out_size, row_bytes = (2 if bf16 else 4), (2 if frame.out_bf16 else 4), 4 * frame.most_ranks
     bf, writes = frame.out_bf16, frame.zero
     block_bytes = MULTIPLE * rank * size
@@ -144,7 +145,7 @@ def _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high,
                         s3 = vl.fma(vl.splat_f32(vl.read_f32(h3 + 4 * j)), y, s3)
                     place = to + lane * out_size
                     if not writes:
-                        # All are read before one is written: behind the last row they are the same row.
+                        # Read all four rows before writing one: past the segment's end they are its last row.
                         s0, s1 = (
                             vl.add(vl.load_as(o0 + place, bf), s0),
                             vl.add(vl.load_as(o1 + place, bf), s1),
@@ -232,7 +233,10 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def add_adapters(call_at):  # type: ignore[no-untyped-def]
-    """Returns 0 when done, else the bytes that the arena must have; `reserve` makes room before."""
+    """Compute the product that the FRAME at an address describes.
+
+    Returns 0 when done, else the bytes that the arena must have. After `fill_call` the arena has enough.
+    """
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     frame.padded = vl.round_up(frame.inputs, MULTIPLE)
     wide_bytes = vl.round_up(4 * frame.rows * frame.padded, 64)
@@ -261,7 +265,8 @@ arena = Arena(FRAME, 1 << 16)
 
 
 def fill_call(rows: LoraRows, weights: Sequence[LoraWeight]) -> Any:
-    """This thread's FRAME with what a step's products by `weights` share, and memory for each of them."""
+    """This thread's FRAME with the arguments that all products of a step share. The arena gets room for the
+    largest product by one of `weights`."""
     call = arena.call
     call.segments, call.segment_count = rows.segments.ctypes.data, len(rows.segments)
     call.order, call.rows = rows.order.ctypes.data, len(rows.order)

@@ -2,8 +2,8 @@
 
     for token, head: y = x · weight / sqrt(mean(x²) + eps)
 
-A pass for the sum of squares, a pass to scale; the row stays in the first-level cache between them. Memory
-bounds it, and at one row the call.
+A pass for the sum of squares, a pass to scale; the row stays in the first-level cache between them. Many rows
+are bound by memory, one row by the call itself.
 """
 
 from __future__ import annotations

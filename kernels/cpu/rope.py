@@ -28,7 +28,7 @@ from ramify.kernels.cpu.parts.norm import normalise
 from ramify.kernels.machine.threads import team_entry
 
 ITEM_TOKENS = 8
-"""About 5 us of work; a team of threads costs 1 us."""
+"""Tokens of a work item: about 5 us of work. A team of threads costs 1 us."""
 
 FRAME = record(
     "q", "q_row", "k", "k_row", "v", "v_row", "rotation", "tokens", "heads", "kv_heads", "dim", "bf16",
@@ -65,7 +65,7 @@ def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
 
 @part
 def _norm_heads(frame, weight, eps, at, heads):  # type: ignore[no-untyped-def]
-    """Norm `heads` heads side by side in place."""
+    """Apply the RMS norm to `heads` adjacent heads, in place."""
     size = frame.dim * (2 if frame.bf16 else 4)
     if frame.whole_norms:
         normalise(at, at, weight, heads * frame.dim, eps, frame.bf16, frame.bf16)
@@ -109,7 +109,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def store_tokens(call_at):  # type: ignore[no-untyped-def]
-    """Rotate and store what the FRAME at an address says."""
+    """Rotate and store the tokens that the FRAME at an address describes."""
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     vl.write_i64(frame.arena, 0)
     run_body(frame, call_at, min(frame.threads, frame.tokens // ITEM_TOKENS))
@@ -121,9 +121,9 @@ arena = Arena(FRAME, 64)
 
 
 def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> Any:
-    """This thread's FRAME, for `store_tokens`: all but the addresses of pages, and without norms.
+    """This thread's FRAME, for `store_tokens`, without norms. The caller adds the addresses of pages.
 
-    pages : of keys or of values, which have one shape
+    pages : the pages of keys or of values; both have the same shape and strides
     """
     call, size = arena.call, q.element_size()
     call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -150,7 +150,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As `reference.rope.rope_store_kv`; norms are separate passes and round in between."""
+    """As `reference.rope.rope_store_kv`; each norm is a separate pass, whose result is rounded."""
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
     check_store(k, v, k_pages, v_pages, slots)

@@ -6,7 +6,7 @@
 Memory: rows as torch has them, gate before up projection. Reading and writing them bounds it.
 
 torch computes whole vectors by one formula and what is left of a thread's share by another, and it divides
-the sum of a single long row among threads. So its last bits depend on the number of rows.
+the sum of a single long row among threads. So the last bits of torch's results depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FRAME = record(
 BLOCK = 1024
 """Exponentials that are added in float32; the sums of blocks are added in float64."""
 SERIAL_NUMBERS = 1 << 14
-"""Numbers of a call below which a second thread would not help."""
+"""A call of fewer numbers runs on one thread: a second would not help."""
 
 
 @part
@@ -133,7 +133,7 @@ _arena = Arena(FRAME, 64)
 
 
 def _compute(kind: int, x: Tensor, out: Tensor, size: int, cap: float = 0.0) -> Tensor:
-    """`size` is that of `FRAME`."""
+    """Run the operation `kind` and return `out`; `size` is as in `FRAME`."""
     rows = len(x)
     if not rows or not size:
         return out

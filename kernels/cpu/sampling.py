@@ -49,11 +49,11 @@ BUCKET_SHIFT = 19
 """Bits of a float32 that do not name its bucket: the bucket has the exponent and 4 bits of the fraction."""
 BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 BLOCK = 1024
-"""Numbers that a pass summarises before it looks at one of them."""
+"""Numbers whose maximum or sum a pass takes before it looks at single numbers."""
 LIKELY = 2.0**-10
 """Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14
-"""Logits of a call below which a second thread would not help."""
+"""A call of fewer logits runs on one thread: a second would not help."""
 
 
 @part
@@ -168,14 +168,15 @@ def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-de
                 chosen = token
                 if before > target:
                     return chosen
-        # Rounding: the block's weights added one by one came to less than in fours. Take its last token.
+        # Rounding: the sum of the block's weights was smaller one by one than in fours. Take its last token.
         return chosen
     return chosen
 
 
 @part
 def _bits(x, token):  # type: ignore[no-untyped-def]
-    """The bits of a weight as an integer; weights are not negative, so both have the same order."""
+    """The bits of a weight as an integer; weights are not negative, so the integers have the order of the
+    weights."""
     return np.int64(vl.read_i32(x + 4 * token))
 
 
@@ -236,8 +237,8 @@ def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped
 def _walk_buckets(  # type: ignore[no-untyped-def]
     x, candidates, listed, counts, masses, keys, most, limit, least, least_bucket, target
 ):
-    """Accumulate mass from the most likely token down. Stop after `most` tokens, before a token with weight
-    below `least` or with mass `limit` before it, or when the mass passes `target`.
+    """Accumulate mass from the most likely token down. Stop after `most` tokens, before a token of weight
+    below `least`, once the mass has reached `limit`, or when the mass passes `target`.
 
     Returns the mass and the last token.
     """
@@ -345,7 +346,8 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def _sample_rows(call_at):  # type: ignore[no-untyped-def]
-    """Returns 0 when done, else the bytes that the arena must have."""
+    """Sample the rows of the call at an address. Returns 0 when done, else the bytes that the arena must
+    have."""
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     needed = COUNTER_BYTES + frame.threads * frame.scratch_bytes
     if needed > frame.arena_bytes:

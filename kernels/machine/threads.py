@@ -25,8 +25,9 @@ _TEAM_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_
 
 
 def compute_alone() -> None:
-    """Let torch's operations of the calling thread alone run without a team, where torch has OpenMP."""
-    torch.get_num_threads()  # a thread's first operation would take the process's number
+    """Make torch's operations on the calling thread, and on no other, run without a thread team. Does nothing
+    if torch has no OpenMP."""
+    torch.get_num_threads()  # else the thread's first operation sets it to the process's number
     setter = _openmp("omp_set_num_threads")
     if setter is not None:
         setter(1)
@@ -42,7 +43,7 @@ def team_entry() -> int:
 
 
 def _openmp(name: str) -> Any:
-    """A function of the OpenMP library that torch is linked to; None without one."""
+    """The function `name` of the OpenMP library that torch is linked to; None if there is none."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         with contextlib.suppress(OSError, AttributeError):
             return getattr(ctypes.CDLL(str(library)), name)
@@ -68,10 +69,10 @@ def python_team_entry() -> int:
 
 
 def on_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Call `work` with each of `items`, on as many threads as torch uses; raises what it raises.
+    """Call `work` with each of `items`, on as many threads as torch uses. Errors of `work` are raised here.
 
-    Each thread runs torch's operations alone, without gradients: with a team of its own each, sixteen threads
-    would be 256.
+    Each of these threads runs torch's operations without gradients and without a thread team: sixteen threads
+    with teams of sixteen would be 256.
     """
 
     def run(item: Item) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def to_device(values: Tensor | np.ndarray, device: torch.device | str) -> Tensor:
-    """``values`` on `device`. A CUDA device is not waited for: the copy starts from pinned memory."""
+    """`values` as a tensor on `device`. The copy to a CUDA device is asynchronous, from pinned memory."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -37,7 +37,7 @@ def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def expert_gate(y: Tensor, clamp: ClampedGate | None) -> Tensor:
-    """The gate of experts in the dtype of y, (…, 2 size) to (…, size): SwiGLU without `clamp`."""
+    """The gated activation of experts, (…, 2 size) to (…, size), in the dtype of y. `clamp` None: SwiGLU."""
     gate, up = y.chunk(2, dim=-1)
     if clamp is None:
         return F.silu(gate) * up

@@ -48,8 +48,8 @@ def paged_attention(
     soft_cap : float
         Scores become ``soft_cap * tanh(score / soft_cap)`` (arXiv 2408.00118); 0 means no cap.
     sinks : (heads,) float32, contiguous, optional
-        A score of each head that joins every softmax and has no value: its weight makes the others sum to
-        less than 1 (gpt-oss, arXiv 2508.10925; a relative of arXiv 2309.17453). Neither scaled nor capped.
+        A score of each head that takes part in every softmax but has no value, so that the other weights sum
+        to less than 1 (gpt-oss, arXiv 2508.10925; a relative of arXiv 2309.17453). Neither scaled nor capped.
     out : (T, heads, head_dim), optional
         Receives the output. Its stride between tokens may be larger.
 

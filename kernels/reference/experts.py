@@ -16,9 +16,8 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The chosen experts, (T, top_k) int32, and their weights, (T, top_k) float32, both by falling score.
-
-    Reads no value on the host.
+    """The chosen experts, (T, top_k) int32, and their weights, (T, top_k) float32, both in descending order
+    of score. No value is read on the host.
 
     Parameters
     ----------
@@ -51,13 +50,13 @@ def mixture(
     """Σ weight · down(gate(gate_up(x))) over each token's chosen experts.
 
     An expert's inner numbers are rounded to the dtype of x; the sum is float32, rounded once. In a kernel the
-    bits of a row depend on that row, its choice and the matrices alone, and the grid does not depend on the
-    choice.
+    bits of a row depend on that row, its choice and the matrices alone, and the launch grid does not depend
+    on the choice.
 
     Parameters
     ----------
     x : (T, hidden), the dtype of the matrices; rows contiguous
-    chosen : (T, top_k) int32, contiguous; no expert twice in a row
+    chosen : (T, top_k) int32, contiguous; no row has an expert twice
     weights : (T, top_k) float32, contiguous
     out : (T, hidden), dtype of x, rows contiguous; optional
         Receives the result. Must not overlap x.

@@ -9,11 +9,11 @@ from ramify.kernels.arguments.checks import check_float8
 from ramify.kernels.weights.quantised import QuantisedWeight
 
 MOST, LEAST = 448.0, 1e-20
-"""The largest float8_e4m3fn; the least maximum of inputs that share a factor."""
+"""The largest float8_e4m3fn, and the lower bound on the maximum of inputs that share a factor."""
 
 
 def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
-    """x as factor * float8, for products with `weight`: the nearest numbers, ties to even.
+    """x as factor * float8, for products with `weight`, rounded to nearest, ties to even.
 
     Parameters
     ----------
@@ -21,14 +21,14 @@ def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    numbers : (T, weight.padded) float8_e4m3fn, 0 behind the inputs
+    numbers : (T, weight.padded) float8_e4m3fn, 0 in the padding
     factors : (groups, T) float32, max |x| / 448 over the inputs of a group
         A group is `weight.activation_group` inputs, or all of them where that is 0.
     """
     wide = torch.nn.functional.pad(x.float(), (0, weight.padded - weight.inputs))
     groups = wide.unflatten(1, (-1, weight.activation_group or weight.padded))
     top = groups.abs().amax(2).clamp(min=LEAST)
-    # Tensors on both sides: torch divides by a float, and a float by a tensor, with two roundings on CUDA.
+    # Both operands are tensors: with a Python float as either, torch rounds twice on CUDA.
     inverse = top.new_tensor(MOST) / top
     numbers = (groups * inverse[:, :, None]).clamp(-MOST, MOST).to(torch.float8_e4m3fn)
     return numbers.flatten(1), (top / top.new_tensor(MOST)).t().contiguous()
@@ -42,11 +42,15 @@ def float8_matmul(
     out: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
-    """x Wᵀ + b with x rounded to float8 (arXiv 2209.05433): products of float8 numbers, summed in float32 and
-    multiplied by both factors, of each row and output, or of each block of inputs before blocks are summed.
+    """x Wᵀ + b with x rounded to float8 (arXiv 2209.05433).
 
-    A kernel may sum in another order: at most 1e-5 of the sum of the terms' absolute values apart in float32.
-    Tensor cores of sm_90 keep about 14 bits of a sum within a block, which is 1e-4 of it.
+    The products of float8 numbers are summed in float32 for each block of inputs. A block's sum is multiplied
+    by the factors of x and of W. If these are the same in all blocks, they may be applied to the sum of all
+    blocks.
+
+    A kernel may sum in another order. In float32 the results then differ by at most 1e-5 of the sum of the
+    terms' absolute values. Tensor cores of sm_90 keep about 14 bits of a sum within a block, so there the
+    difference may be 1e-4 of it.
 
     Parameters are those of `reference.quantised.quantised_matmul`; `weight.form` is fp8.
 

@@ -99,8 +99,8 @@ def _normalised(x: Tensor) -> Tensor:
 def output_gate(
     x: Tensor, gate: Tensor, *, norm: tuple[Tensor, float] | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """x · sigmoid(gate), the gate of attention (arXiv 2505.06708); with a norm norm(x) · silu(gate), that of
-    gated delta-net layers. float32 inside, rounded once.
+    """x · sigmoid(gate), the output gate of attention (arXiv 2505.06708). With `norm` it is norm(x) ·
+    silu(gate), the output gate of gated delta-net layers. float32 inside, rounded once.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
     ----------
     k, v : (T, kv_heads, head_dim), dtype of the pages; the stride between tokens may be larger
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim)
-        Or float8_e4m3fn, for any dtype of k and v: numbers are rounded, and become at most 448.
+        Or float8_e4m3fn, for any dtype of k and v: numbers are rounded, and clamped to ± 448.
     slots : (T,) int64
         ``page * page_size + offset`` of each token, all distinct. The range is not checked.
 

@@ -33,7 +33,7 @@ def linear(
     weight : W (outputs, inputs) and b; if gated, the rows of G, then the rows of U
     norm : (inputs,) weight in the dtype of x, and eps; optional
         Apply `rms_norm` to x first, rounded to the dtype of x.
-    out : (T, outputs), gated (T, outputs / 2), float32 or bfloat16, rows contiguous; optional
+    out : (T, outputs), or (T, outputs / 2) if gated, float32 or bfloat16, rows contiguous; optional
         Receives the result. Must not overlap x. Without `out` the result has the dtype of x.
     add : bool
         Add the result to `out`, before rounding.
@@ -72,7 +72,7 @@ def masked_linear(
     mask : (M, ceil(outputs / 32)) int32, contiguous
         Bit i % 32 of word i // 32 says whether output i is allowed.
     mask_rows : (T,) int32
-        The row of `mask` for each row of x; below 0 all outputs are needed.
+        The row of `mask` for each row of x; below 0 for a row that needs all outputs.
     out : (T, outputs) float32, rows contiguous; optional
 
     Raises

@@ -23,7 +23,8 @@ def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Ten
     mask : (M, ceil(vocab / 32)) int32; rows contiguous
         Token t is allowed where bit t % 32 of word t // 32 is set.
     mask_rows : (R,) int32
-        The row of `mask` for each row of logits; -1 for none. Without `mask_rows` row i has mask i.
+        The row of `mask` for each row of logits; -1 for a row without a mask. Without `mask_rows` row i has
+        mask i.
     """
     if mask is None:
         return logits.clone()

@@ -19,7 +19,7 @@ def lora(
     """out[t] += scale · (x[t] Aᵀ) Bᵀ with the adapter of row t; rows without one stay as they are.
 
     The product is float32 inside, and the sum is rounded once. The bits of a row depend on that row and its
-    adapter alone, unless the backend is not deterministic.
+    adapter alone if the backend is deterministic.
 
     Parameters
     ----------

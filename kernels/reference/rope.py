@@ -26,7 +26,8 @@ def rope_store_kv(
     """Rotate q in place; rotate k and write the result and v into one layer's pages (arXiv 2104.09864).
 
     Numbers 2i and 2i + 1 of a head are a complex number, multiplied by ``rotation[t, i]`` in float32 and
-    rounded once. With norms each head is normalised first (`norm.rms_norm`); a kernel may round in between.
+    rounded once. With norms each head is normalised first (`norm.rms_norm`); a kernel may round the
+    normalised heads.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Compiles Triton kernels ahead of their launches: in parallel processes, for a GPU that need not be there.
 
 Triton compiles a kernel anew for each form: its constants, the dtypes of its arguments, and which integers
-divide by 16. One form takes 0.3 to 5 s of one core.
+are divisible by 16. One form takes 0.3 to 5 s of one core.
 
     with noting() as forms:                      no launch is run
         warm_up()
@@ -50,7 +50,8 @@ class Form(NamedTuple):
 
 
 class _Target:
-    """As much of a driver as compiling needs (`triton.backends.driver.DriverBase`)."""
+    """A stand-in for a GPU's driver, with the methods that compiling needs
+    (`triton.backends.driver.DriverBase`)."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -67,9 +68,11 @@ class _Target:
 
 @contextlib.contextmanager
 def absent(capability: int) -> Iterator[None]:
-    """Kernels are planned and compiled for a GPU that is not there, of a compute capability such as 90.
+    """A context in which kernels are planned and compiled for an absent GPU of a compute capability such as
+    90.
 
-    Launchers take tensors of the CPU or of the meta device inside. Launches must be noted: nothing runs them.
+    Inside, launchers take tensors on the CPU or the meta device. Launches must be recorded by `noting`,
+    because nothing can run them.
     """
     before = driver._active, interpret.absent_capability
     driver.set_active(_Target(capability))  # as much of one as compiling needs
@@ -82,9 +85,10 @@ def absent(capability: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[Form, None]]:
-    """No launch inside is run. The forms that this process has not compiled yet are noted, in their order.
+    """A context in which launches are recorded, not run. Yields the forms that this process has not compiled
+    yet, in the order of their launches.
 
-    The tensors that launches would have written hold anything.
+    Tensors that the launches would have written may hold anything.
     """
     forms: dict[Form, None] = {}
     before, run = knobs.runtime.jit_cache_hook, JITFunction.run
@@ -108,7 +112,8 @@ class _Missing(Exception):
 
 
 class _Lookup(FileCacheManager):
-    """A cache in which a kernel is looked up, and never compiled."""
+    """A manager of Triton's cache that raises `_Missing` for a kernel that is not there, so that none is
+    compiled."""
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         found = super().get_group(filename)
@@ -118,7 +123,8 @@ class _Lookup(FileCacheManager):
 
 
 def missing(forms: Iterable[Form]) -> list[Form]:
-    """The forms that Triton's cache folder lacks. The others are ready in this process from now on."""
+    """The forms that Triton's cache folder lacks. The other forms are loaded, so this process can launch
+    them."""
     before = knobs.cache.manager_class
     knobs.cache.manager_class = _Lookup
     lacking = []
@@ -136,7 +142,7 @@ def missing(forms: Iterable[Form]) -> list[Form]:
 def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> list[str]:
     """Compile forms into Triton's cache folder. Returns the compiler's message for each form that failed.
 
-    processes : at most; each takes a core and about 0.5 GB
+    processes : the most processes; each takes a core and about 0.5 GB
     """
     waiting = deque(forms)
     workers: list[_Worker] = []
@@ -176,7 +182,7 @@ class _Worker:
     def __init__(self, capability: int) -> None:
         environment = os.environ | {"TRITON_STORE_BINARY_ONLY": "1", "OMP_NUM_THREADS": "1"}
         environment |= {"TRITON_CACHE_DIR": str(knobs.cache.dir)}
-        # -P: a folder `ramify` in the working directory is not the package.
+        # -P: a folder `ramify` in the working directory is not imported as the package.
         command = [sys.executable, "-P", "-m", __name__, str(capability)]
         self._process = subprocess.Popen(
             command,
@@ -184,7 +190,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which kills it
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which kills this process
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -192,7 +198,7 @@ class _Worker:
         self.ended = False
 
     def compile(self, form: Form) -> str | None:
-        """The failure, if any. A compiler that crashes ends the process."""
+        """Compile `form`; return the failure, or None. A crash of the compiler ends the worker's process."""
         answer = ""
         with contextlib.suppress(BrokenPipeError):
             self._forms.write(json.dumps(form) + "\n")
@@ -219,7 +225,7 @@ class _Worker:
 def fix_cache_keys() -> None:
     """Compute the cache keys of all kernels in one order, before any is compiled or looked up.
 
-    Triton's key of a function depends on which functions that it calls have a key already
+    Triton's key of a function depends on which of the functions that it calls already have a key
     (`JITFunction.cache_key` of 3.6). Compiled in another order, a kernel would not be found again.
     """
     package = importlib.import_module(__package__ or "")
@@ -238,7 +244,8 @@ def _compile(form: Form) -> Any:
 
 def _build_launcher(kernel: Any) -> None:
     """Build into the cache the C functions by which Triton calls the driver and launches a kernel. Triton 3.6
-    has a launcher for each signature, and otherwise builds it at the first launch; 3.9 has none."""
+    has a launcher for each signature, which it would otherwise build at the first launch. Triton 3.9 has no
+    launchers."""
     if not hasattr(nvidia, "make_launcher"):
         return
     build._load_module_from_path = lambda name, path: _NotLoaded()
@@ -247,7 +254,7 @@ def _build_launcher(kernel: Any) -> None:
 
 
 class _NotLoaded:
-    """In place of a module that was built: it needs the libraries of a GPU's driver."""
+    """A stand-in for a module that was built, but cannot be loaded without a GPU's driver."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -255,10 +262,11 @@ class _NotLoaded:
 
 @contextlib.contextmanager
 def driver_library() -> Iterator[None]:
-    """Launchers are linked against the driver's library.
+    """A context in which launchers can be linked against the driver's library.
 
-    Where there is no driver, a library of empty functions with the same names stands for it: a linker drops a
-    library of which nothing is used, and such a launcher does not load on the machine with a GPU."""
+    On a machine without a driver, a library of empty functions with the same names stands in for it. The
+    names are needed: a linker drops a library of which nothing is used, and a launcher without it does not
+    load on the machine with a GPU."""
     try:
         nvidia.libcuda_dirs()
     except (AssertionError, OSError, subprocess.CalledProcessError):
@@ -267,7 +275,7 @@ def driver_library() -> Iterator[None]:
             names = {name for path in sources for name in re.findall(r"\bcu[A-Z]\w+", path.read_text())}
             code = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
             library = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1", "-x", "c", "-"]
-            with contextlib.suppress(OSError):  # without a compiler, which the launchers miss as well
+            with contextlib.suppress(OSError):  # no compiler: building the launchers will fail too
                 subprocess.run([os.environ.get("CC", "cc"), *library], input=code, text=True, check=False)
             knobs.nvidia.libcuda_path = folder
             yield
@@ -276,15 +284,15 @@ def driver_library() -> Iterator[None]:
 
 
 def _worker(capability: int) -> None:
-    """Compiles a form for each line of the input; answers each with a line: null, or the failure."""
+    """Compile a form for each line of the input. Answer each with a line: null, or the failure."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # compilers print as well
+    os.dup2(2, 1)  # what compilers print must not mix with the answers
     with absent(capability), driver_library():
         for line in sys.stdin:
             failure = None
             try:
                 _build_launcher(_compile(Form(*json.loads(line))))
-            except Exception as error:  # the compiler's types are its own
+            except Exception as error:  # the compiler's errors have types of its own
                 failure = f"{type(error).__name__}: {str(error).strip()[:500]}"
             answers.write(json.dumps(failure) + "\n")
             answers.flush()

@@ -218,5 +218,5 @@ _last = _LastPlan()
 
 
 def last_plan() -> Plan | None:
-    """The plan that the last call kept for the next layer, for tests; None before the first."""
+    """The plan that the last call kept for the next layer, for tests; None before the first call."""
     return _last.plan

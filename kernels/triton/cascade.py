@@ -38,7 +38,7 @@ def plan_cascade(
     shape: Shape,
     device: torch.device,
 ) -> Plan:
-    """The plan that reads each group once, whatever the cost.
+    """The plan that reads each group once, whether or not that pays.
 
     Groups are rounded down to positions where parts may begin: multiples of GRAIN, or of CHUNK in a
     deterministic plan.
@@ -87,8 +87,8 @@ def plan_from_page_tables(
     *,
     costs: Costs | None = None,
 ) -> Plan:
-    """The plan of a batch from its page tables: with a cascade if `costs`, by default those of the shape's
-    device, say that it pays, else without.
+    """The plan of a batch from its page tables. It has a cascade if that pays by `costs`, by default those of
+    the shape's device.
 
     Parameters
     ----------

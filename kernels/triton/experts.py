@@ -1,9 +1,9 @@
 """Mixtures of unpacked experts: grouped products whose grids depend on the number of rows alone.
 
 Example: 3 rows with 2 experts each are 6 pairs, and blocks have 16 rows. Whatever the choice, the pairs fill
-at most 0 + 6 blocks (each full block and one partial block an expert), so 6 are launched. With the choice
-(5, 2), (5, 7), (2, 5), expert 2 has block 0, expert 5 block 1, expert 7 block 2; the programs of blocks 3 to
-5 find no expert and end. A CUDA graph can replay such launches for any choice.
+at most 0 + 6 blocks (full blocks, and one partial block for each expert with pairs), so 6 are launched. With
+the choice (5, 2), (5, 7), (2, 5), expert 2 has block 0, expert 5 block 1, expert 7 block 2; the programs of
+blocks 3 to 5 find no expert and end. A CUDA graph can replay such launches for any choice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Tile(NamedTuple):
 
 @triton.jit(do_not_specialize=["pairs"])
 def _count(chosen_ptr, rank_ptr, count_ptr, pairs, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Program e: the number of pairs of expert e, and the rank of each of them."""
+    """Program e: the number of pairs of expert e, and the rank of each pair among them."""
     expert = tl.program_id(0)
     total = tl.zeros([], tl.int32)
     for start in range(0, pairs, PAIRS):
@@ -53,8 +53,8 @@ def _arrange(  # type: ignore[no-untyped-def]
     chosen_ptr, rank_ptr, count_ptr, order_ptr, expert_ptr, first_ptr, pairs, blocks,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Program e: the order of the pairs of expert e in its blocks; of each of these the expert, and the rank
-    of its first row. Program 0 marks the blocks that are left over with -1."""
+    """Program e: the order of the pairs of expert e in its blocks and, for each of these blocks, the expert
+    and the rank of the block's first row. Program 0 marks unused blocks with -1."""
     expert = tl.program_id(0)
     each = tl.arange(0, PADDED)
     needed = (tl.load(count_ptr + each, mask=each < EXPERTS, other=0) + ROWS - 1) // ROWS
@@ -177,8 +177,8 @@ def mixture(
     add: bool = False,
     by_row: bool = False,
 ) -> Tensor:
-    """As `reference.experts.mixture`; with `by_row` all numbers of rows have tiles of one size, so that a
-    row's bits do not depend on the others."""
+    """As `reference.experts.mixture`; with `by_row` tiles have the same size for any number of rows, so that
+    a row's bits do not depend on other rows."""
     check_device(x)
     out = check_experts(x, chosen, weights, experts, out, add)
     (rows, top_k), (count, _, hidden), size = chosen.shape, experts.gate_up.shape, experts.down.shape[2]
@@ -223,7 +223,8 @@ def mixture(
 
 
 def _tile(dtype: torch.dtype, *, few: bool) -> _Tile:
-    """A block of weights is 8 KiB, of gate and up together 16; sums take at most 64 registers a thread."""
+    """A block of weights is 8 KiB, the two blocks of gate and up are 16 KiB; sums take at most 64 registers a
+    thread."""
     if dtype == torch.float32:
         return _Tile(16, 64, 32, 4, 3)
     return _Tile(16, 64, 64, 4, 4) if few else _Tile(64, 64, 64, 4, 3)

@@ -30,7 +30,7 @@ _BLOCK = 4096
 MOST = tl.constexpr(448.0)
 """The largest number of float8_e4m3fn."""
 LEAST = tl.constexpr(1e-20)
-"""The least maximum of inputs that share a factor: for zeros the factor must not be 0."""
+"""The lower bound on the maximum of inputs that share a factor: even for zeros the factor must not be 0."""
 
 
 class _Tile(NamedTuple):
@@ -42,10 +42,11 @@ class _Tile(NamedTuple):
 
 @jit
 def to_float8(x):  # type: ignore[no-untyped-def]
-    """float32 to the nearest float8_e4m3fn, ties to even; beyond the largest number that one.
+    """float32 to the nearest float8_e4m3fn, ties to even; numbers beyond the largest are clamped to it.
 
-    x is rounded by float32 additions, and what is converted fits exactly: Triton's interpreter converts other
-    numbers wrongly. Adding 1.5 * 2**23 steps of a number's exponent, at least 2**-9, leaves no bit below one.
+    x is rounded by float32 additions, so that the conversion is exact: Triton's interpreter converts other
+    numbers wrongly. A step is the distance of neighbouring float8 numbers at x's exponent, at least 2**-9.
+    Adding 1.5 * 2**23 steps to x leaves no bits below one step.
     """
     x = tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))
     exponent = tl.maximum(x.to(tl.int32, bitcast=True) >> 23 & 255, 121)
@@ -68,7 +69,8 @@ def _round(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, factor_ptr, rows, inputs, padded, x_row,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, i): BLOCK inputs of row r with a factor for each GROUP; with GROUP 0 all with one."""
+    """Program (r, i): round the i-th BLOCK inputs of row r, with a factor for each GROUP of them. With GROUP
+    0 program (r, 0) rounds the whole row, with one factor."""
     row = tl.program_id(0).to(tl.int64)
     x_at, number_at = x_ptr + row * x_row, number_ptr + row * padded
     column = tl.arange(0, BLOCK)
@@ -125,7 +127,7 @@ def _float8_product(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, GROUPED: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs. `parts` is
-    that of `_product`, `length` the inputs of a part."""
+    as in `matmul._product`; `length` is the number of inputs of a part."""
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
     x_at = x_ptr + row.to(tl.int64)[None, :] * padded
@@ -172,7 +174,7 @@ def float8_matmul(
     add: bool = False,
     by_row: bool = False,
 ) -> Tensor:
-    """As `reference.float8.float8_matmul`; `by_row` is that of `quantised_matmul`."""
+    """As `reference.float8.float8_matmul`; `by_row` is as in `quantised_matmul`."""
     check_device(x)
     out = check_float8(x, weight, bias, out, add)
     rows, outputs = len(x), weight.outputs
@@ -216,8 +218,8 @@ def rounding_matmul(
 
 def _tile(rows: int, *, by_row: bool, shared_bytes: int) -> _Tile:
     """`wgmma` takes at least 64 outputs. The sums of a tile, and those of its block, take up to 64 registers
-    a thread each; by row those of a part come beside them. With `mma.sync`, on devices of less shared memory,
-    a tile of 128 rows spills registers."""
+    a thread each; with `by_row` there are also those of a part. With `mma.sync`, on devices of less shared
+    memory, a tile of 128 rows spills registers."""
     if by_row:
         return _Tile(64, 128, 8, 3)
     if rows <= _FEW_ROWS:

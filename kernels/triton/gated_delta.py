@@ -30,7 +30,8 @@ def _taken(  # type: ignore[no-untyped-def]
     qkv_ptr, conv_ptr, place, first, row, channel, in_bounds, conv_channel, conv_tap, kept,
     TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Number `place` of the history and the step's rows, one after the other; no history unless `kept`."""
+    """Row `place` of the concatenation of the history and the step's rows; the history is zeros unless
+    `kept`."""
     x = tl.zeros(channel.shape, dtype=tl.float32)
     if place >= TAPS:
         at = qkv_ptr + (first + place - TAPS).to(tl.int64) * row + channel
@@ -79,7 +80,8 @@ def _store_history(  # type: ignore[no-untyped-def]
     qkv_ptr, conv_ptr, count, first, row, channel, in_bounds, conv_channel, conv_tap, kept,
     TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Write the last TAPS rows. In ascending order no number is read after it was overwritten."""
+    """Write the last TAPS rows to the history, in ascending order, so that no number is read after it was
+    overwritten."""
     for tap in tl.static_range(TAPS):
         x = _taken(
             qkv_ptr, conv_ptr, count + tap, first, row, channel, in_bounds, conv_channel, conv_tap, kept, TAPS

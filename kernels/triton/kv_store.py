@@ -14,7 +14,7 @@ from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.launching.launch import padded, warps
 
 _BLOCK = 2048
-"""Numbers of keys that a program moves, and as many of values."""
+"""Numbers of keys, and of values, that a program moves."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -40,7 +40,8 @@ def head_block(kv_heads: int, head_dim: int) -> int:
 
 
 def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """As `reference.kv_store.copy_pages`. Not to be captured: the list of pages is copied from the host.
+    """As `reference.kv_store.copy_pages`. Must not be captured in a CUDA graph: the list of pages is copied
+    from the host.
 
     Raises
     ------
@@ -61,7 +62,7 @@ def listed(src: Sequence[int], dst: Sequence[int], device: torch.device) -> Tens
 
 def copy_listed(k_pages: Tensor, v_pages: Tensor, pages: Tensor) -> None:
     """As `copy_pages`, with the pages on the device; they are not checked. Only launches a kernel."""
-    if k_pages.itemsize == 1:  # as bytes: a GPU without float8 has no other way
+    if k_pages.itemsize == 1:  # moved as bytes, as a GPU without float8 cannot load float8
         k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
     shape, strides = k_pages.shape[-3:], k_pages.stride()
     if strides != v_pages.stride() or strides[-3:] != (shape[1] * shape[2], shape[2], 1):

@@ -87,7 +87,7 @@ def add_rms_norm(
 
 
 def _shape(rows: int, x: torch.Tensor) -> tuple[int, int, int, int]:
-    """Rows, numbers of a padded row, rows a program, warps."""
+    """The number of rows, the numbers of a padded row, the rows of a program, and its warps."""
     size = x.shape[-1]
     if size > LARGEST:
         raise ValueError(f"x has {size} numbers a row; the Triton norm takes at most {LARGEST}.")

@@ -28,11 +28,13 @@ from ramify.kernels.triton.tiles.merge import AT_ONCE
 CASCADE_LEVELS = 4
 """Depth of the prefix tree that a graph has room for; a deeper tree runs without a graph."""
 CASCADE_STATES = 32
-"""States a sequence that shared nodes may leave in a graph; with more the step runs without a graph."""
+"""The most states a sequence that shared nodes may leave in a graph; with more the step runs without a
+graph."""
 
 
 class Planner:
-    """Plans for layers of one kind. A plan is made on the host, once a step, for all of these layers.
+    """A planner of attention for layers of one kind. A plan is made on the host, once a step, for all of
+    these layers.
 
     Parameters
     ----------
@@ -82,7 +84,8 @@ class Planner:
         kv_lens: Sequence[int] | NDArray[np.int32],
         device: torch.device | None = None,
     ) -> Plan:
-        """The plan of a batch, from lengths on the host; its tensors are on `device`, or with the pages.
+        """The plan of a batch, from lengths on the host; its tensors are on `device`, by default that of the
+        pages.
 
         page_table : (B, max_pages) int32
         query_starts, kv_lens : B + 1 and B integers
@@ -97,13 +100,14 @@ class Planner:
         return form_of(plan, sequences)
 
     def highest_level(self, sequences: int, positions: int) -> int:
-        """The highest level of forms of flat plans: `sequences` decodes over `positions` positions in all."""
+        """The highest level of forms without a cascade for `sequences` decodes over `positions` positions in
+        all."""
         return highest_level(self.shape, sequences, self._seen(sequences, positions))
 
     def room(self, form: Form, sequences: int, positions: int, space: Tensor | None) -> StaticPlan:
         """Buffers for plans of `form`, of up to `sequences` decodes over `positions` positions in all.
 
-        space : of `state_bytes`; None: each run allocates its own
+        space : float32 memory of `state_bytes` bytes; None: each run allocates its own
         """
         cascade = bool(form.listed)
         return StaticPlan(
@@ -132,7 +136,7 @@ class Planner:
         return min(states, STATE_BYTES // state_bytes(self.shape, 1))
 
     def _seen(self, sequences: int, positions: int) -> int:
-        """Positions that the decodes see, rounded up to whole chunks."""
+        """The most positions that the decodes see, with room for a partial chunk at each end of a window."""
         window = self.shape.window
         return min(positions, sequences * (window + 2 * CHUNK)) if window else positions
 
@@ -141,7 +145,8 @@ class Planner:
         return token_form_of(plan, tokens)
 
     def token_room(self, form: TokenForm, tokens: int, space: Tensor | None) -> StaticPlan:
-        """Buffers for plans of `form`, of up to `tokens` tokens. `space`: of `token_state_bytes`."""
+        """Buffers for plans of `form`, of up to `tokens` tokens. `space` : as in `room`, of
+        `token_state_bytes` bytes."""
         return StaticPlan(
             self.shape,
             self._device,

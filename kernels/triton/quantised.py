@@ -1,8 +1,8 @@
 """Products with quantised weights, x Wᵀ: int4, int8 and float8 are converted in registers (W4A16, W8A16).
 
-A program multiplies a tile of W by a tile of xᵀ: converted weights need no shared memory as the left operand.
-Inputs are summed in parts, spread over programs for few rows, as in `matmul`. Grids depend on the number of
-rows alone.
+A program multiplies a tile of W by a tile of xᵀ: converted weights, as the left operand, need no shared
+memory. Inputs are summed in parts, spread over programs for few rows, as in `matmul`. Grids depend on the
+number of rows alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Tile(NamedTuple):
 
 @triton.jit
 def _number(codes, FORM: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The float32 number of each code, an int32."""
+    """The float32 number of each of `codes`, which are int32."""
     if FORM == "fp8":
         # A float16 with these bits is the float8 divided by 256.
         half = ((codes & 128) << 8 | (codes & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True)
@@ -87,8 +87,8 @@ def _quantised_product(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
 
-    PARTS : of the inputs, without SPREAD. A constant: as an argument it would cost 26 of 144 registers a
-        thread, and so halve the programs of a multiprocessor.
+    PARTS : the number of parts of the inputs, used without SPREAD. It is a constant: as an argument it would
+        cost 26 of 144 registers a thread, and so halve the programs of a multiprocessor.
     """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
@@ -123,8 +123,8 @@ def quantised_matmul(
     add: bool = False,
     by_row: bool = False,
 ) -> Tensor:
-    """As `reference.quantised.quantised_matmul`; with `by_row` all numbers of rows have tiles of one size, so
-    that a row's bits do not depend on the others."""
+    """As `reference.quantised.quantised_matmul`; with `by_row` tiles have the same size for any number of
+    rows, so that a row's bits do not depend on other rows."""
     check_device(x)
     out = check_quantised(x, weight, bias, out, add)
     rows, outputs = len(x), weight.outputs

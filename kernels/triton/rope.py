@@ -16,7 +16,7 @@ from ramify.kernels.triton.launching.launch import padded, warps
 
 @triton.jit
 def _normed(x, weight_ptr, dim, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The RMS norm of each row of x, which is 0 beyond HEAD_DIM."""
+    """The RMS norm of each row of x; the columns of x from HEAD_DIM on are 0."""
     weight = tl.load(weight_ptr + dim, mask=dim < HEAD_DIM).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)
     return x * scale[:, None] * weight[None, :]

@@ -30,8 +30,8 @@ def _sample_in_id_order(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, masses, top, temperature, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sample in the order of the ids: first the chunk, then the token. With min-p the mass of chunks that can
-    have a likely token is computed again."""
+    """Sample in the order of the ids: first the chunk, then the token. With min-p the masses of chunks are
+    computed again, without the tokens that min-p excludes."""
     index = tl.arange(0, BLOCK)
     whole = tl.full([SUBS], 1, tl.int1)
     if min_p > 0.0:
@@ -64,9 +64,10 @@ def _sample_in_id_order(  # type: ignore[no-untyped-def]
 def _sample_from_candidates(  # type: ignore[no-untyped-def]
     found_row, count, everything, top, total, top_k, top_p, min_p, uniform, vocab, LOG: tl.constexpr
 ):
-    """Sample from the sorted candidates; -1 if the token may be none of them.
+    """Sample from the sorted candidates; -1 if the token to be drawn may not be among them.
 
-    Top-k keeps the mass `kept`. Top-p keeps the tokens with a cumulative mass below top_p * kept before them.
+    `kept` is the mass of the tokens that top-k keeps. Top-p keeps a token if the cumulative mass before it is
+    below top_p * kept.
     """
     rank = tl.arange(0, 2**LOG)
     in_bounds = rank < count

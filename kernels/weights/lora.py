@@ -20,9 +20,9 @@ from torch import Tensor
 from ramify.kernels.cpu.codegen.records import record
 
 MOST_SLOTS = 256
-"""Adapters that may be loaded at the same time."""
+"""The most adapters that may be loaded at the same time."""
 MOST_PARTS = 4
-"""Projections that are stacked in one matrix: 4 in the delta-net layers of Qwen3.5."""
+"""The most projections that are stacked in one matrix: 4 in the delta-net layers of Qwen3.5."""
 SEGMENT_ROWS = 16
 """Most rows of a segment: the rows of one tile."""
 MULTIPLE = 16
@@ -51,13 +51,13 @@ class LoraPart:
         return self.b.shape[1]
 
     def b_of_columns(self) -> Tensor:
-        """(rank, columns)."""
+        """Bᵀ without padding, (rank, columns)."""
         return self.b.transpose(0, 1).flatten(1)[:, : self.columns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoraWeight:
-    """One adapter's part of the product with one matrix, whose projections are stacked.
+    """The weights of one adapter for one matrix, in which several projections may be stacked.
 
     a : (ranks, inputs) contiguous, the rows of A of all parts, in the dtype of x; inputs padded to `MULTIPLE`
     scales : (ranks,) float32
@@ -99,7 +99,7 @@ class LoraTable:
     def __init__(self) -> None:
         self.weights: dict[int, LoraWeight] = {}
         self.addresses = np.zeros(MOST_SLOTS, np.int64)
-        """Addresses of the weights' records; 0 for none."""
+        """The address of each slot's `RECORD`; 0 for a slot without weights."""
         self._records: Tensor | None = None
 
     def __setitem__(self, slot: int, weight: LoraWeight) -> None:
@@ -128,12 +128,13 @@ class LoraTable:
 class LoraRows:
     """The rows of one step by adapter.
 
-    slots : (T,) the adapter of each row; below 0 for none
+    slots : (T,) the adapter slot of each row; below 0 for a row without an adapter
 
     Attributes
     ----------
     order : (n,) int64, the rows with an adapter, those of one adapter together
-    segments : (segments, 3) int64: slot, and the first and the last + 1 of at most `SEGMENT_ROWS` in `order`
+    segments : (segments, 3) int64: slot, first and stop; rows order[first:stop], at most `SEGMENT_ROWS`, have
+        that slot
     """
 
     def __init__(self, slots: np.ndarray) -> None:
@@ -162,17 +163,17 @@ class LoraRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Extra:
-    """Terms of a product before its gate.
+    """Terms to be added to a product before its gate.
 
     terms : (T, outputs) float32, rows contiguous
-    rows : the step's rows; rows without an adapter keep their bits
+    rows : the rows of the step; a row without an adapter gets no terms, so its bits stay the same
     """
 
     terms: Tensor
     rows: LoraRows
 
     def addresses(self) -> np.ndarray:
-        """(T,) int64: the address of a row's terms; 0 for none."""
+        """(T,) int64: the address of each row's terms; 0 for a row without an adapter."""
         size = self.terms.stride(0) * self.terms.element_size()
         places = self.terms.data_ptr() + size * np.arange(len(self.rows.slots), dtype=np.int64)
         return np.where(self.rows.slots >= 0, places, 0)

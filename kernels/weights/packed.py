@@ -11,10 +11,10 @@ int4   for each eight inputs: 16 int32, one for each output. Bits 4p to 4p + 3 a
        input 2p if p < 4, else of input 2p - 7. So the lower and the upper half of an int32 hold the two
        inputs of a pair at the same place.
 
-int8, fp8 and int4 have scales, float16, bfloat16 or float32, for each panel and each group of inputs: 16
-factors, and with offsets then 16 offsets (not fp8). A weight is factor * number (+ offset). The number of an
-int4 code is the code, or an int8 from a table of 16: MXFP4 is a table of 0, 1, 2, 3, 4, 6, 8, 12 and their
-negatives, with powers of two as factors.
+int8, fp8 and int4 have scales in float16, bfloat16 or float32. For each panel and group of inputs these are
+16 factors and, in weights with offsets, 16 offsets after them; fp8 has no offsets. A weight is factor *
+number (+ offset). The number of an int4 code is the code, or an int8 from a table of 16: MXFP4 is a table of
+0, 1, 2, 3, 4, 6, 8, 12 and their negatives, with powers of two as factors.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PackedWeight:
     gated : bool
         W is two matrices of one shape, gate and up projection, whose panels alternate.
     table : (16,) int8
-        The numbers of int4 codes; empty for the codes themselves.
+        The number of each int4 code; empty if each code is its own number.
     clamp : the gate, if it is not SwiGLU
     order : (inputs,) int32
         The input of each column of the panels; empty for 0, 1, 2, …
@@ -130,8 +130,8 @@ class PackedWeight:
 
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
-        """The address of a record of `LAYOUT`, and the arrays that must live as long. Cached, as every call
-        needs it."""
+        """The address of a record of `LAYOUT`, and the arrays that must live as long as that address is used.
+        Cached, as every call needs it."""
         one = new_record(LAYOUT)
         looked_up = len(self.table) > 0
         codes = tables(self.table) if looked_up else _CODES
@@ -155,7 +155,8 @@ class PackedWeight:
 
 
 def with_offsets(weight: PackedWeight) -> PackedWeight:
-    """The same values by factors and offsets, if possible; see `Rows.with_offsets`."""
+    """A weight of the same values with float32 factors and offsets; `weight` itself if that is impossible.
+    See `Rows.with_offsets`."""
     if weight.format not in ("int4", "int8"):
         return weight
     scales, table = weight.scales.float(), weight.table
@@ -168,7 +169,7 @@ def with_offsets(weight: PackedWeight) -> PackedWeight:
 
 
 def form_of(weight: PackedWeight) -> tuple[object, ...]:
-    """Everything that one call of the compiled kernels needs to be equal in all its matrices of experts."""
+    """The properties in which all expert matrices of one call of the compiled kernels must be equal."""
     shapes = (weight.panels.shape, weight.scales.shape[-3:], weight.scales.dtype, len(weight.order))
     fixed = (weight.outputs, weight.inputs, weight.group, weight.gated, weight.clamp)
     return (weight.format, *fixed, *shapes, weight.table.tolist())
@@ -223,7 +224,8 @@ def pack(
 
 
 class Stack:
-    """`count` matrices of one shape and form, laid out one after the other as they come; see `unstacked`."""
+    """A stack of `count` matrices of one shape and form in one piece of memory, filled by `put`; see
+    `unstacked`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -232,9 +234,11 @@ class Stack:
         self._panels, self._scales = torch.empty(0), torch.empty(0)
 
     def put(self, index: int, weight: PackedWeight) -> bool:
-        """Returns False, and does nothing, for a matrix whose form does not fit the earlier ones.
+        """Copy a matrix to place `index`. Returns False, and changes nothing, if its form does not fit the
+        earlier ones.
 
-        A matrix with offsets, or with another dtype of scales, changes the form of the earlier ones.
+        If the matrices differ in having offsets or in the dtype of scales, all get float32 factors and
+        offsets.
         """
         if self._one is None:
             self._one = weight
@@ -252,7 +256,8 @@ class Stack:
         return True
 
     def unpack_into(self, values: Tensor) -> None:
-        """Write the values of the matrices so far to `values`, (count, outputs, inputs), and forget them."""
+        """Write the values of the matrices put so far to `values`, (count, outputs, inputs), and drop the
+        matrices."""
         for index in self.there:
             assert self._one is not None
             panels, scales = self._panels[index], self._scales[index]
@@ -261,7 +266,7 @@ class Stack:
         self._panels, self._scales = torch.empty(0), torch.empty(0)
 
     def whole(self, bias: Tensor | None = None) -> PackedWeight:
-        """All matrices, when each is there; `bias` is (count, outputs)."""
+        """All matrices as one weight, once each is there; `bias` is (count, outputs)."""
         assert self._one is not None
         laid = torch.empty(0)
         if bias is not None:
@@ -328,7 +333,8 @@ def _panelled(part: Tensor, halves: int) -> Tensor:
 def _lay_out_rows(
     rows: Rows, chosen: Tensor, missing: Tensor, multiple: int, out: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows `chosen`, zeros where `missing`, to (panels, bytes); returns their factors and offsets.
+    """Write the rows `chosen`, zeros where `missing`, to the panels `out`, (panels, bytes). Returns the
+    factors and offsets of `chosen`.
 
     Columns are padded with zeros to a multiple of `multiple`.
     """
@@ -352,7 +358,7 @@ def _zero(part: Tensor, missing: Tensor) -> None:
 
 
 def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
-    """Write (panels, 16, inputs) to (panels, bytes)."""
+    """Write `numbers`, (panels, 16, inputs), to the panels `out`, (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "int4":
         from ramify.kernels.cpu.parts.packing import lay_out_codes
@@ -369,7 +375,7 @@ def _lay_out(numbers: Tensor, form: Format, out: Tensor) -> None:
 
 
 def _lay_out_from(rows: Tensor, at: NumbersAt, out: Tensor) -> None:
-    """Write the numbers in (panels * 16, bytes) to (panels, bytes)."""
+    """Write the numbers at `at` in `rows`, (panels * 16, bytes), to the panels `out`, (panels, bytes)."""
     from ramify.kernels.cpu.parts import packing
 
     packing.lay_out(rows.numpy(), out.numpy(), **dataclasses.asdict(at))

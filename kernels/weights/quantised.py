@@ -6,9 +6,9 @@ int4   byte j of an output: the code of input j in its lower four bits, that of 
 int8   byte j of an output: the number of input j, plus 128
 fp8    byte j of an output: the float8_e4m3fn of input j
 
-The weight of a byte or four bits is factor * (code + shift) (+ offset), or factor * float8. A block, of int4
-each half of it, lies within one group of inputs, which shares factor and offset. Both lie by group, then by
-output: a tile reads them side by side.
+The weight of a byte or four bits is factor * (code + shift) (+ offset), or factor * float8. A group of inputs
+shares a factor and an offset. A block lies within one group; for int4 each half of it does. Factors and
+offsets are ordered by group, then by output, so that those of a tile lie side by side.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class QuantisedWeight:
 
     numbers : (blocks, outputs, bytes) uint8
     factors : (groups, outputs) float16, bfloat16 or float32
-    offsets : like factors; None for none
+    offsets : like factors; None for a matrix without offsets
     group : inputs of a group, a multiple of `bytes`
     shift : added to a code of int4 or int8
-    order : (inputs,) int32, the input of each column, where that is not the inputs' own order
-    float8_activations : float8 numbers that were made to be multiplied by float8 activations
+    order : (inputs,) int32, the input of each column; None for the inputs' own order
+    float8_activations : whether the numbers are float8 made to be multiplied by activations in float8
     """
 
     form: Literal["int4", "int8", "fp8"]
@@ -64,7 +64,7 @@ class QuantisedWeight:
 
     @property
     def activation_group(self) -> int:
-        """Inputs of a row that share a factor where activations are rounded to float8; 0: all."""
+        """Inputs of a row of x that share a factor when x is rounded to float8; 0 if all share one."""
         return 0 if self.group == self.padded else self.block
 
     @property
@@ -93,9 +93,9 @@ class QuantisedWeight:
 
 
 def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> QuantisedWeight | None:
-    """`rows` on `device`; None for rows that are not quantised. `inputs`: columns before padding.
+    """Lay `rows` out on `device`; None for rows that are not quantised. `inputs`: columns before padding.
 
-    Codes of a table become its numbers, int8, unless the table only shifts them.
+    Codes with a table become the table's int8 numbers, unless the table only adds one number to all codes.
     """
     if rows.factors is None:
         return None
@@ -142,6 +142,6 @@ def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> Quantised
 
 
 def multiplies_float8(weight: QuantisedWeight) -> bool:
-    """Whether `float8_matmul` can take it, and its checkpoint's activations are float8. Instructions for
-    float8 multiply 32 inputs at once."""
+    """Whether `weight` is to be multiplied by `float8_matmul`: its checkpoint asks for float8 activations,
+    and its blocks are multiples of 32 inputs, as float8 instructions need."""
     return weight.float8_activations and weight.form == "fp8" and weight.block % 32 == 0

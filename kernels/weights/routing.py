@@ -6,13 +6,13 @@ import dataclasses
 from typing import Literal
 
 LEAST_SUM = 1e-20
-"""Added to the sum that weights are divided by, as DeepSeek-V3 and GLM-4.5 do: sigmoids of a row may all be
-0. The sum of the best of a softmax does not change by it, in float32 or float64."""
+"""Added to the sum that weights are divided by, as in DeepSeek-V3 and GLM-4.5, because all sigmoids of a row
+may be 0. A sum of the largest softmax scores does not change by it, in float32 or float64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """From a token's logits, one for each expert, to `top_k` experts and their weights.
+    """The rule that turns a token's logits, one for each expert, into `top_k` experts and their weights.
 
     Example: 4 experts, top_k 2, softmax scores 0.1, 0.5, 0.1, 0.3. Experts 1 and 3 are chosen, with the
     weights 0.5 and 0.3; normalised 0.625 and 0.375; with `scale` 2 then 1.25 and 0.75.
@@ -24,15 +24,15 @@ class Routing:
     """Divide the weights of the chosen experts by their sum."""
     scale: float = 1.0
     groups: int = 1
-    """Groups of neighbouring experts, of which the `top_groups` with the largest sum of their two best scores
-    take part (DeepSeek-V3, arXiv 2412.19437)."""
+    """The number of groups of neighbouring experts. Experts are chosen from the `top_groups` groups with the
+    largest sums of their two best scores (DeepSeek-V3, arXiv 2412.19437)."""
     top_groups: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ClampedGate:
-    """gpt-oss's gate: (u + 1) · g · sigmoid(alpha · g), g the gate below `limit`, u the up projection within
-    ± `limit`. SwiGLU is g · sigmoid(g) · u."""
+    """The gate of gpt-oss: (u + 1) · g · sigmoid(alpha · g), where g is the gate, at most `limit`, and u the
+    up projection, clamped to ± `limit`. SwiGLU is g · sigmoid(g) · u."""
 
     alpha: float
     limit: float

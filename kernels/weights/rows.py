@@ -21,11 +21,11 @@ INPUT_MULTIPLE = 32
 
 @dataclasses.dataclass(frozen=True)
 class NumbersAt:
-    """The places of numbers in a row of bytes, in the order of the inputs: each `block` bytes have, from byte
-    `first` on, `runs` runs of `size` bytes.
+    """The places of quantised numbers in a row of bytes. A row consists of blocks of `block` bytes. In each
+    block, the numbers lie in `runs` runs of `size` bytes from byte `first` on, in the order of the inputs.
 
-    bits : 8, or 4: the low four bits of a run's bytes, then their high four bits
-    size : a multiple of 8, with 8 bits of 16
+    bits : 8, or 4. With 4 a run has the low four bits of its bytes first, then their high four bits.
+    size : a multiple of 8; with 8 bits a multiple of 16
     """
 
     bits: Literal[4, 8]
@@ -37,7 +37,8 @@ class NumbersAt:
 
 @dataclasses.dataclass(frozen=True)
 class Verbatim:
-    """Numbers that lie in the bytes of rows as `Rows` has them, and the factors and offsets of these rows."""
+    """A format whose rows of bytes contain the numbers of `Rows` unchanged: the places of the numbers, and a
+    function from rows of bytes to factors and offsets."""
 
     numbers: NumbersAt
     scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -45,11 +46,12 @@ class Verbatim:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Rows as files have them.
+    """Rows of a weight matrix in the bytes of a file.
 
-    parts : (outputs, bytes) uint8, each of them; their rows follow one another
-    decode : the rows of (outputs, bytes) uint8. Rows with the same function can be joined.
-    verbatim : None if the numbers have to be decoded
+    parts : tensors (outputs, bytes) uint8; the rows of all parts, one part after the other, make the matrix
+    decode : a function from (outputs, bytes) uint8 to `Rows`. Two `Stored` with the same function can be
+        joined.
+    verbatim : None if the numbers cannot be copied unchanged
     """
 
     parts: tuple[Tensor, ...]
@@ -65,7 +67,7 @@ class Stored:
         return sum(len(part) for part in self.parts)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """(chosen, bytes)"""
+        """The rows `index`, (chosen, bytes) uint8."""
         if isinstance(index, slice) and len(self.parts) == 1:
             return self.parts[0][index]
         from ramify.kernels.cpu.parts.packing import gather_rows
@@ -91,14 +93,15 @@ class Rows:
     numbers : (outputs, inputs) float32, bfloat16, int8, float8_e4m3fn or, for int4, uint8 codes from 0 to 15
     factors : (outputs, groups) float16, bfloat16 or float32; None for float32 and bfloat16
     offsets : like factors, for int8 and int4; or None
-    table : (16,) int8, the numbers of the codes; None for the codes themselves
-    group : inputs of a group, a multiple of 16; the last group may be partial. 0: all inputs in equal groups,
-        or in one
+    table : (16,) int8, the number of each code; None if each code is its own number
+    group : inputs of a group, a multiple of 16; the last group may be partial. If 0 is given, groups are
+        equal and their size follows from `factors`.
     order : (inputs,), for groups of inputs that do not lie side by side: column i of `numbers` is for input
         order[i]. None for the inputs' own order.
-    float8_activations : float8 numbers that were made to be multiplied by activations rounded to float8
-    stored : what the rows are decoded from, if they are not yet. Then `numbers`, `factors` and `offsets` have
-        shapes and dtypes but no memory: they are on the device "meta". `pack` decodes some rows at a time.
+    float8_activations : whether the numbers are float8 made to be multiplied by activations in float8
+    stored : the source of rows that are not decoded yet, else None. With `stored`, `numbers`, `factors` and
+        `offsets` have shapes and dtypes but no memory: they are on the device "meta". `pack` decodes some
+        rows at a time.
     """
 
     numbers: Tensor
@@ -122,11 +125,12 @@ class Rows:
 
     @classmethod
     def from_stored(cls, stored: Stored) -> Rows:
-        """Rows of `stored`, which are decoded when they are needed."""
+        """The rows of `stored`; they are decoded when they are needed."""
         return stored.decode(stored[:1])._storing(stored)
 
     def _storing(self, stored: Stored) -> Rows:
-        """Rows like these in all but their count and numbers."""
+        """A copy of these rows that holds `stored` instead: it has as many rows as `stored`, and its numbers
+        and scales have no memory."""
 
         def empty(part: Tensor) -> Tensor:
             return part.new_empty(len(stored), part.shape[1], device="meta")
@@ -136,14 +140,14 @@ class Rows:
         return dataclasses.replace(self, numbers=numbers, factors=scales[0], offsets=scales[1], stored=stored)
 
     def decoded(self, index: Tensor | slice = slice(None)) -> Rows:
-        """The rows `index`, in that order, in memory."""
+        """The rows `index`, in that order, decoded."""
         if self.stored is None:
             return self.index_select(index)
         rows = self.stored.decode(self.stored[index])
         return dataclasses.replace(rows, table=self.table, group=self.group, order=self.order)
 
     def with_offsets(self) -> Rows:
-        """The same values by float32 factors and offsets, or these rows where that is impossible."""
+        """Rows of the same values with float32 factors and offsets; these rows if that is impossible."""
         if self.factors is None or self.format not in ("int4", "int8"):
             return self
         if self.stored is not None:
@@ -171,7 +175,7 @@ class Rows:
         return kind(self) == kind(other)
 
     def index_select(self, index: Tensor | slice) -> Rows:
-        """The rows `index`, in that order, as they are: decoded or not."""
+        """The rows `index`, in that order. Rows that are not decoded stay undecoded."""
         if self.stored is not None:
             return self._storing(dataclasses.replace(self.stored, parts=(self.stored[index],)))
 
@@ -230,7 +234,8 @@ def _chosen(part: Tensor, index: Tensor | slice) -> Tensor:
 
 
 def in_place_of(table: Tensor | None, factors: Tensor) -> Tensor | None:
-    """The offsets by which codes have the numbers of `table`; None if its steps are not all 1."""
+    """The offsets that replace `table`: with them each code is its own number. Zeros without a table; None if
+    the steps of `table` are not all 1."""
     if table is None or not len(table):
         return torch.zeros_like(factors)
     lowest = lowest_of_steps(table)

@@ -35,11 +35,12 @@ class ExpertMatrices:
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedExperts:
     """A mixture of E experts with its router: y = Σ weight · down(gate_up(x)) over the chosen experts, plus
-    the shared expert's down(gate_up(x)), which all tokens have.
+    the shared expert's down(gate_up(x)), which every token uses.
 
-    router : (E, hidden) float32; a further row is the gate of the shared expert, whose sigmoid weighs it
-    correction : (E,) float32, added to the scores that choose, but not to those that weigh; or None
-    gate_up, down : of each expert, `gate_up` packed with `gated`; all alike
+    router : (E, hidden) float32; an optional further row gives the logit whose sigmoid weighs the shared
+        expert
+    correction : (E,) float32, added to the scores that experts are chosen by, not to their weights; or None
+    gate_up, down : one matrix for each expert, all of one form and size; `gate_up` is packed with `gated`
     shared : gate_up and down of the shared expert, or None
     """
 
@@ -58,8 +59,8 @@ class LayerWeights:
     qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
         rotary pairs side by side
     q_norm, k_norm : before the rotation, if the model has them: over each head, or over all heads of a token
-        where the weights have their size
-    gate_up : packed with `gated`; None with `experts`, as `down`
+        if the weights have as many numbers as these
+    gate_up, down : `gate_up` is packed with `gated`; both are None if there are `experts`
     window : tokens that a token sees, itself included; 0 means all
     sinks : (heads,) float32, as in `paged_attention`
     lora : the adapters of qkv, output, gate_up and down

@@ -29,7 +29,7 @@ _REMEDY = "The torch attention backend needs no compiler."
 def lanes() -> int:
     """float32 lanes of one vector register: 16 with AVX-512, 8 with AVX, else 4 (SSE, NEON).
 
-    NUMBA_CPU_FEATURES ("+avx,+fma,..."), where it is set, overrides the processor's.
+    If NUMBA_CPU_FEATURES ("+avx,+fma,...") is set, it overrides the features of the processor.
     """
     found = features()
     if "+avx512f" in found:
@@ -38,8 +38,8 @@ def lanes() -> int:
 
 
 def features() -> frozenset[str]:
-    """The instruction sets that kernels are compiled for, as LLVM writes them: "+avx2" or, where missing,
-    "-avx2"."""
+    """The instruction sets that kernels are compiled for, as LLVM writes them: "+avx2" if the processor has
+    AVX2, "-avx2" if not."""
     chosen = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
     return frozenset((chosen or llvm.get_host_cpu_features().flatten()).split(","))
 
@@ -50,23 +50,25 @@ def processor() -> str:
 
 
 def compiled(signature: Any) -> Decorator:
-    """Compile for `signature`, releasing the GIL during calls; division follows C, not Python."""
+    """Decorate a function that is compiled for `signature`. Calls release the GIL; division follows C, not
+    Python."""
     return _checked(numba.njit(signature, cache=True, nogil=True, error_model="numpy"))
 
 
 def callback(signature: Any) -> Decorator:
-    """Compile to a C function pointer: `.address`."""
+    """Decorate a function that is compiled to a C function, whose address is the attribute `address`."""
     return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Decorates a function that only kernels call: without wrappers for Python and C it compiles faster."""
+    """Decorate a function that only kernels call. It has no wrappers for Python and C, so it compiles
+    faster."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return numba.njit(**options)(function)  # type: ignore[call-overload]
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Decorates a function that emits LLVM code, typed by numba's rules for intrinsics."""
+    """Decorate a function that emits LLVM code, typed by numba's rules for intrinsics."""
     return numba.extending.intrinsic(function)
 
 

@@ -49,7 +49,7 @@ def llvm_function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
 
 @intrinsic
 def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    """memcpy."""
+    """Copy `size` bytes from address `source` to address `target` (memcpy)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         byte, integer = ir.IntType(8).as_pointer(), ir.IntType(64)

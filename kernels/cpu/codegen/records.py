@@ -34,7 +34,8 @@ def _structure(layout: np.dtype) -> type[ctypes.Structure]:
 
 
 def new_record(layout: np.dtype) -> Any:
-    """Memory for a record, zeros, whose fields are attributes. Writing one takes 0.15 us; numpy takes 2.8."""
+    """A record of zeros whose fields are attributes. Writing a field takes 0.15 us; with numpy it takes 2.8
+    us."""
     return _structure(layout)()
 
 
@@ -43,7 +44,7 @@ class Arena(threading.local):
 
     call : the arguments, a record of `layout` at the address `call_at`. Its fields `arena` and `arena_bytes`
         are `address` and `size`
-    address, size : the working memory, in bytes; the address is a multiple of 64
+    address, size : the working memory and its size in bytes; the address is a multiple of 64
     """
 
     def __init__(self, layout: np.dtype, size: int = 1 << 20) -> None:
@@ -52,14 +53,15 @@ class Arena(threading.local):
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Allocate `size` bytes instead; the old contents are lost."""
+        """Replace the working memory by one of `size` bytes; its contents are lost."""
         self.memory = np.empty(size + 64, np.uint8)
         self.address = -(-self.memory.ctypes.data // 64) * 64
         self.size = size
         self.call.arena, self.call.arena_bytes = self.address, size
 
     def finish(self, kernel: Callable[[int], int]) -> int:
-        """Call `kernel` with the arguments while it returns a number of bytes that the memory must have.
+        """Call `kernel` with the arguments. While it returns n > 0, replace the working memory by one of at
+        least n bytes and call again.
 
         Returns the kernel's last result, 0 or below.
         """

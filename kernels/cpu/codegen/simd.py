@@ -37,7 +37,7 @@ _hvector = ir.VectorType(ir.IntType(16), LANES)
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
+    """LLVM's type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -50,7 +50,7 @@ class BFloat(ir.Type):
 
 
 class Vector(types.Type):
-    """LANES float32 numbers in a register."""
+    """The numba type of LANES float32 numbers in a register."""
 
     def __init__(self) -> None:
         super().__init__(name=f"float32x{LANES}")
@@ -106,7 +106,7 @@ def call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
 
 
 def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """All lanes hold `value`."""
+    """A vector whose lanes all hold `value`."""
     kind = ir.VectorType(value.type, LANES)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _i32(0))
     mask = ir.Constant(_ivector, [0] * LANES)
@@ -210,16 +210,16 @@ def _set(kind: ir.Type) -> Emit:
 
 
 def prefetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Prefetch the cache line at `address`.
+    """Prefetch the cache line at `address` into the second-level cache.
 
-    Into the second-level cache: it can wait for more lines at once than the first (48 and 24 on Zen 4), so
-    that decodes of 1,000 tokens read 22 GB/s of keys and values with two threads instead of 14.
+    This cache can wait for more lines at once than the first-level cache (48 and 24 on Zen 4). So decodes of
+    1,000 tokens with two threads read 22 GB/s of keys and values instead of 14.
     """
     byte = ir.IntType(8).as_pointer()
     function = builder.module.declare_intrinsic(
         "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
     )
-    # Data, to read, into all levels of cache but the first.
+    # 0: to read. 2: into all levels of cache but the first. 1: data.
     builder.call(function, [builder.inttoptr(address, byte), _i32(0), _i32(2), _i32(1)])
 
 
@@ -283,7 +283,7 @@ read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f3
 read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
 read_i32 = _op1(types.int32, _at(_i32))
 write_low_i32 = _op2(types.int64, _set_low)
-"""The lower half of an int64."""
+"""Write the lower half of an int64 to an address, as an int32."""
 read_u64 = _op1(types.uint64, _unaligned(_i64))
 read_i64, write_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
 fetch_increment = _op1(
@@ -295,8 +295,8 @@ ones."""
 
 
 SPINS = 2000
-"""Rounds of waiting for another thread (about 30 us) before this one offers its core, which the other may
-need."""
+"""Rounds of busy waiting for another thread (about 30 us). After them the waiting thread yields its core,
+which the other thread may need."""
 
 
 def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
@@ -336,7 +336,7 @@ def _transpose_bytes(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value,
     for _ in range(16):
         rows.append(load(builder, at))
         at = builder.add(at, stride)
-    # As four rows are transposed by two rounds, each of which joins row i and row i + 2, number by number:
+    # As four rows are transposed by two rounds, each of which interleaves row i and row i + 2:
     # 00 01 02 03, 10 11 12 13, 20 …, 30 …  →  00 20 01 21, 02 22 03 23, 10 30 …, 12 32 …  →  00 10 20 30, …
     joined = [place // 2 + 16 * (place % 2) for place in range(32)]
     for _ in range(4):
@@ -351,7 +351,8 @@ def _transpose_bytes(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value,
 
 
 transpose_bytes = _op3(types.int64, _transpose_bytes)
-"""Sixteen rows of 16 bytes, `stride` bytes apart, to their columns, side by side."""
+"""Transpose sixteen rows of 16 bytes, which lie `stride` bytes apart; the columns are written side by
+side."""
 
 
 def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -380,11 +381,11 @@ lanes_between = _op3(vector, _lanes_between)
 zero_below = _op3(vector, _zero_below)
 scaled_by_power = _op2(vector, _scaled_by_power)
 even_lanes = _op1(vector, _permuted(lambda lane: lane & ~1))
-"""(a, b, c, d, ...) to (a, a, c, c, ...)"""
+"""Turns (a, b, c, d, ...) into (a, a, c, c, ...)."""
 odd_lanes = _op1(vector, _permuted(lambda lane: lane | 1))
-"""(a, b, c, d, ...) to (b, b, d, d, ...)"""
+"""Turns (a, b, c, d, ...) into (b, b, d, d, ...)."""
 swapped_lanes = _op1(vector, _permuted(lambda lane: lane ^ 1))
-"""(a, b, c, d, ...) to (b, a, d, c, ...)"""
+"""Turns (a, b, c, d, ...) into (b, a, d, c, ...)."""
 negated_even_lanes = _op1(
     vector,
     lambda builder, a: builder.fmul(a, ir.Constant(_vector, [1.0 if i % 2 else -1.0 for i in range(LANES)])),

@@ -8,9 +8,9 @@ A vector is 16 outputs by four inputs, in 64 bytes. The results are exact and so
 
 Int8 weights are multiplied by x in int16 with AVX2 (vpmaddwd: int16 in pairs, added to int32).
 
-int16 has room for 16 products of a code below 16 with a number of x, which is at most 127: 32 inputs of an
-output are added before they go to int32. Weights of a table are multiplied as their magnitudes, and x with
-their signs; each pair of those products goes to int32 at once.
+An int16 has room for 16 products of a code (at most 15) with a number of x (at most 127). So 32 inputs of an
+output are added in two int16, which are then added to its int32. Weights of a table are signed: their
+magnitudes are multiplied by x with their signs, and each pair of these products goes to int32 at once.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ INSTRUCTION = (
     if "+avx2" in _HAS and LANES < WIDTH
     else ""
 )
-"""The processor's dot product of bytes; empty without one, and for AVX-512 without VNNI, which multiplies in
-float32."""
+"""The processor's dot product of bytes. Empty if it has none, and for AVX-512 without VNNI: such processors
+multiply in float32."""
 UNSIGNED = INSTRUCTION == "vpdpbusd"
 """Whether the instruction needs unsigned weights: signed ones are raised by `packed.RAISED`."""
 FORMS: tuple[str, ...] = {"": (), "vpmaddubsw": ("int4",)}.get(INSTRUCTION, ("int8", "int4"))
-"""Formats of weights that are multiplied by x in int8. int8 by vpmaddubsw gains nothing over float32."""
+"""Formats of weights that are multiplied by x in int8. For int8 weights vpmaddubsw gains nothing over
+float32."""
 INT16_X = "+avx2" in _HAS and LANES < WIDTH
 """Whether int8 weights are multiplied by x in int16 (vpmaddwd): 1.2 times as fast as in float32 on Zen 3."""
 SHORT_INPUTS = 32
-"""Inputs whose products with codes below 16 are added in int16."""
+"""The number of inputs whose products with codes below 16 are added in int16, before the sums go to int32."""
 
 _BYTES = 64 if _WHOLE else 16 if INSTRUCTION == "sdot" else 32
 """Bytes of an operand of the instruction."""
 _i1, _i8, _i16, _i32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 ints = ir.VectorType(_i32, WIDTH)
-"""A vector of sums, or of weights or x by fours."""
+"""The type of a vector of sums, or of weights or numbers of x, four bytes in each lane."""
 _all_bytes, _all_shorts = ir.VectorType(_i8, 4 * WIDTH), ir.VectorType(_i16, 2 * WIDTH)
 _part_ints = ir.VectorType(_i32, _BYTES // 4)
 _part_shorts, _part_bytes = ir.VectorType(_i16, _BYTES // 2), ir.VectorType(_i8, _BYTES)
 
 
 def _parts(builder: ir.IRBuilder, whole: ir.Value, kind: ir.Type) -> list[ir.Value]:
-    """The operands of the instruction that make up 64 bytes."""
+    """The 64 bytes of `whole` as operands of the instruction, of type `kind`."""
     count = _BYTES // 4
     found = []
     for first in range(0, WIDTH, count):
@@ -66,7 +67,8 @@ def _parts(builder: ir.IRBuilder, whole: ir.Value, kind: ir.Type) -> list[ir.Val
 
 
 def _each(builder: ir.IRBuilder, name: str, result: ir.Type, *operands: tuple[ir.Value, ir.Type]) -> ir.Value:
-    """64 bytes of results of an intrinsic; an operand is 64 bytes and the type of a part."""
+    """The 64 bytes that the intrinsic `name` computes, part by part. `result` is the type of a part of the
+    result; each of `operands` is 64 bytes and the type of their parts."""
     parts = zip(*(_parts(builder, *operand) for operand in operands), strict=True)
     return _joined(builder, [called(builder, name, result, *each) for each in parts])
 
@@ -87,7 +89,7 @@ def _maddubs(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value) -> ir.Value:
-    """The bytes of a table of 16, which `table` has four times, for codes below 16."""
+    """The bytes at `codes` (0 to 15) in a table of 16 bytes, of which `table` has four copies."""
     names = {64: "x86.avx512.pshuf.b.512", 32: "x86.avx2.pshuf.b", 16: "aarch64.neon.tbl1.v16i8"}
     operands = (table, _part_bytes), (codes, _part_bytes)
     return _each(builder, f"llvm.{names[_BYTES]}", _part_bytes, *operands)
@@ -102,7 +104,7 @@ def magnitudes(builder: ir.IRBuilder, weights: ir.Value) -> ir.Value:
 
 
 def add(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, four: ir.Value) -> ir.Value:
-    """`sums` and the products of weights with four numbers of x, by vpdpbusd or sdot."""
+    """`sums` plus the products of weights with four numbers of x, by vpdpbusd or sdot."""
     if INSTRUCTION == "sdot":
         name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", _part_bytes
     else:
@@ -113,7 +115,7 @@ def add(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, four: ir.Value
 def add_signed(
     builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, magnitude: ir.Value, four: ir.Value
 ) -> ir.Value:
-    """As `add`, by vpmaddubsw, for signed weights."""
+    """As `add`, by vpmaddubsw, for signed weights. `magnitude` is `magnitudes(weights)`."""
     turned = _each(builder, "llvm.x86.avx2.psign.b", _part_bytes, (four, _part_bytes), (weights, _part_bytes))
     return add_shorts(builder, sums, _maddubs(builder, magnitude, turned))
 
@@ -121,8 +123,8 @@ def add_signed(
 def short_sums(
     builder: ir.IRBuilder, weights: list[ir.Value], inputs: ir.Value, rows: int, steps: int
 ) -> list[list[ir.Value]]:
-    """Products of 4-bit codes with x by vpmaddubsw, added in int16 over `steps` steps of eight inputs: by row
-    and panel.
+    """Products of 4-bit codes with x by vpmaddubsw, added in int16 over `steps` steps of eight inputs.
+    Returns the sums by row and panel.
 
     weights : the addresses of the codes of up to two panels
     inputs : the address of x, with the rows interleaved
@@ -167,11 +169,12 @@ def _assembled(
 ) -> list[list[ir.Value]]:
     """Sums by row and panel over `count` vectors of weights, each times four bytes of each row of x.
 
-    `decode` gives the lines that bring a vector's weights into two registers, by its number and panel. Half
-    of the sums of a panel are in one register, as a vector of 16 outputs has two.
+    `decode` gives the lines that load a vector's weights into two registers; it takes the vector's number and
+    the panel's register. A vector of 16 outputs takes two registers, so each has half of a panel's sums.
 
-    In assembly: LLVM would add up one row after the other, and put the decoded weights into memory meanwhile.
-    It declares no memory, as nothing writes x or weights while a kernel runs, and no kernel is inlined.
+    This is assembly because LLVM would add up one row after the other and spill the decoded weights to
+    memory. The assembly is not declared to read memory: nothing writes x or weights while a kernel runs, and
+    no kernel is inlined.
     """
     multiply, add = instructions
     panels = len(weights)
@@ -204,7 +207,7 @@ def _assembled(
 
 
 def add_shorts(builder: ir.IRBuilder, sums: ir.Value, shorts: ir.Value) -> ir.Value:
-    """`sums` and both int16 of each of its lanes."""
+    """`sums`, with both int16 of each lane of `shorts` added to the same lane."""
     ones = constant(_all_shorts, 1)
     operands = (shorts, _part_shorts), (builder.bitcast(ones, ints), _part_shorts)
     return builder.add(sums, _each(builder, "llvm.x86.avx2.pmadd.wd", _part_ints, *operands))

@@ -28,7 +28,7 @@ BLOCK = record(
     "tables",  # the numbers of int4 codes: `packed.tables`
     "offsets",  # 1 if each group of a panel has offsets after its factors, else 0
     "raised",  # added to the weights to make them unsigned, for int8 x
-    "four_bytes",  # from four numbers of a rounded row to its next four: 4 for each row that is interleaved
+    "four_bytes",  # bytes from four numbers of a rounded row to its next four: 4 for each interleaved row
 )  # fmt: skip
 """The arguments of an inner loop, which takes the address of such a record."""
 BLOCK_BYTES = 256
@@ -40,7 +40,8 @@ def _offset_of(name: str) -> int:
 
 
 WEIGHTS_AT, SCALES_AT, AHEAD_AT = _offset_of("weights0"), _offset_of("scales0"), _offset_of("ahead0")
-"""Bytes of a `BLOCK` before its four addresses of weights and of scales, and its four distances."""
+"""Byte offsets in a `BLOCK` of its four addresses of weights, its four addresses of scales and its four
+prefetch distances."""
 assert BLOCK.itemsize <= BLOCK_BYTES
 
 F16, F32, BF16 = 0, 1, 2
@@ -65,7 +66,7 @@ def argument_at(builder: ir.IRBuilder, block: ir.Value, name: str) -> ir.Value:
 
 
 def row_address(builder: ir.IRBuilder, block: ir.Value, first: str, index: int) -> ir.Value:
-    """The address of row `index`, where the field `first` has that of row 0."""
+    """The address of row `index` of a matrix; the field `first` is the address of its row 0."""
     offset = builder.mul(argument_at(builder, block, f"{first}_row"), _i64(index))
     return builder.add(argument_at(builder, block, first), offset)
 
@@ -75,7 +76,7 @@ def constant(kind: ir.VectorType, value: float) -> ir.Constant:
 
 
 def splatted(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """All WIDTH lanes hold `value`."""
+    """A vector whose WIDTH lanes all hold `value`."""
     kind = ir.VectorType(value.type, WIDTH)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _i32(0))
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), constant(_ints, 0))
@@ -109,7 +110,7 @@ def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 
 
 class Scales:
-    """The scales of groups of inputs: 16 factors a group and, with `offsets`, then 16 offsets."""
+    """The scales of groups of inputs: a group has 16 factors and, with `offsets`, 16 offsets after them."""
 
     def __init__(self, builder: ir.IRBuilder, kind: ir.Value, offsets: ir.Value) -> None:
         """`kind` and `offsets` as `scale_kind` and `offsets` of a `BLOCK`, or constants."""
@@ -125,7 +126,7 @@ class Scales:
         return self._builder.add(first, self._builder.mul(group, self._group_bytes))
 
     def factors(self, at: ir.Value) -> ir.Value:
-        """The vector of scales at an address, as float32."""
+        """The 16 factors, or 16 offsets, at address `at`, as float32."""
         builder = self._builder
         cell: Any = cgutils.alloca_once
         target = cell(builder, _floats)
@@ -143,5 +144,5 @@ class Scales:
         return builder.load(target)
 
     def offsets(self, at: ir.Value) -> ir.Value:
-        """The offsets of the group whose factors are at an address."""
+        """The 16 offsets of the group whose factors are at address `at`, as float32."""
         return self.factors(self._builder.add(at, self._vector_bytes))

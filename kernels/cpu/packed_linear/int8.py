@@ -13,16 +13,16 @@ rows and panels that a kernel handles at once.
 vpdpbusd needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by 128.
 Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. `sums` has
 three numbers for each group of a row: the step; -`raised` times the int32 sum of the int8 numbers, where the
-accumulation of raised weights begins; and the step times that sum, which multiplies the offsets.
+accumulation of raised weights begins; and the step times that int32 sum, by which the offsets are multiplied.
 
 With AVX2, int8 weights are multiplied by x in int16 (vpmaddwd), with the largest magnitude equal to 32,767
 steps. int32 has room for the sum of a group of up to MOST_INT16_GROUP inputs; the error for groups of 32 is a
-hundredth of that of bfloat16. Larger groups stay float32, as an outlier would cost all their inputs their
-precision.
+hundredth of that of bfloat16. Products with larger groups are float32, as an outlier would cost all inputs of
+its group their precision.
 
 The rows that a kernel takes at once are interleaved: for each four inputs, the four bytes of every row side
-by side, and so the three numbers of each group. All addresses in the inner loop are then one register and a
-constant, and rows of 4096 bytes do not share the sets of the first-level cache.
+by side, and likewise the three numbers of each group. All addresses in the inner loop are then one register
+and a constant, and rows of 4096 bytes do not share the sets of the first-level cache.
 
 A kernel for one row prefetches nothing: the processor's own prefetching reaches 90% of the bandwidth, and
 requests for the next item, which another thread may take, cost up to a fifth of it.
@@ -68,24 +68,26 @@ _ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}
 """The inputs in the order of the bytes of `_two_fours`. Rounded x is written in the same order."""
 _STEP, _BEGIN, _SUM = 0, 1, 2
 GROUP_BYTES = 12
-"""Bytes of a group's numbers of a row of x: float32 step, int32 where sums begin, float32 sum of the row."""
+"""Bytes of the three numbers for a group of a row of x: the float32 step, the int32 at which sums begin, and
+the float32 sum of the group."""
 _UNROLLED = 2
-"""Steps of eight inputs without a loop; a group is a multiple of 16 inputs."""
+"""Steps of eight inputs that are unrolled; a group is a multiple of 16 inputs."""
 _TOGETHER = byte_dots.SHORT_INPUTS // 8
-"""Steps without a loop where sums are taken in assembly, for groups of a multiple of 32 inputs."""
+"""Steps of eight inputs that are unrolled in assembly, for groups of a multiple of 32 inputs."""
 _STRAIGHT = {"int4": ((code.F16, 0, 4), (code.F16, 1, 4), (code.F32, 1, 4)), "int8": ((code.F16, 0, 4),)}
 """(kind of scales, offsets, steps of a group) of the assembly loops that have no branches inside a group:
 Q4_0, Q4_1 and Q4_K, and Q8_0."""
 MOST_INT16_GROUP = 512
-"""Inputs of a group whose products with x in int16, 128 * 32,767 at most, are added in int32."""
+"""The most inputs of a group whose products with x in int16 can be added in int32; a product is at most 128 *
+32,767."""
 _MAGIC = 1.5 * 2**23
 """Adding 1.5 * 2**23 to a float32 rounds it to an integer and leaves the integer in the lower bits."""
 _MAGIC_BITS = 0x4B400000
 
 
 def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
-    """The weights of a panel for eight inputs as two vectors of bytes, four inputs an output. Weights of int8
-    and of a table are raised where the instruction needs unsigned ones."""
+    """The weights of a panel for eight inputs as two vectors of bytes, each with four inputs of every output.
+    Weights of int8 and of a table are raised where the instruction needs unsigned ones."""
     raised = constant(_ints, 0x80808080)
     if form != "int8":
         packed = loaded(builder, at, _ints)
@@ -128,7 +130,8 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
         totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
 
         def of_row(at: ir.Value, which: int, row: int, kind: ir.Type) -> ir.Value:
-            """One of the numbers of a group of a row of x, in all lanes."""
+            """One of the three numbers of a group of a row of x (`which`: _STEP, _BEGIN or _SUM), in all
+            lanes."""
             place = builder.add(at, _i64(4 * (rows * which + row)))
             return splatted(builder, loaded(builder, place, kind))
 
@@ -180,7 +183,8 @@ def _product(form: str, rows: int, panels: int, int16_x: bool = False) -> Any:
                 builder.store(sum_, sums[row, panel])
 
         def multiply_steps(first: ir.Value, steps: ir.Value, count: int) -> None:
-            """The `steps` steps of a group; `count`, a power of two, is a divisor."""
+            """The `steps` steps of a group, `count` at a time; `count` is a power of two and divides
+            `steps`."""
             with cgutils.for_range(builder, builder.lshr(steps, _i64(count.bit_length() - 1))) as loop:
                 start = builder.add(first, builder.mul(loop.index, _i64(count)))
                 if together:
@@ -256,8 +260,8 @@ def products(form: str, int16_x: bool = False) -> dict[int, Any]:
 
 
 def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
-    """Rounds the row of `kind` ("bf16" or "f32") at `x` to int8 at `c`, or with `int16_x` to int16, and
-    writes the steps and corrections of its groups to `sums`.
+    """A function that rounds the row of `kind` ("bf16" or "f32") at `x` to int8 at `c`, or with `int16_x` to
+    int16, and writes the steps and corrections of its groups to `sums`.
 
     The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
@@ -336,6 +340,6 @@ def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
 
 round_int8, round_int4 = _rounder("int8", "bf16"), _rounder("int4", "bf16")
 round_wide_int8, round_wide_int4 = _rounder("int8", "f32"), _rounder("int4", "f32")
-"""Round bfloat16 and float32 x for int8 and int4 weights."""
+"""Round x to int8, for int8 and int4 weights. The first two take bfloat16 x, the wide ones float32 x."""
 round_int16, round_wide_int16 = _rounder("int8", "bf16", True), _rounder("int8", "f32", True)
-"""Round bfloat16 and float32 x to int16."""
+"""Round x to int16, for int8 weights. The first takes bfloat16 x, the wide one float32 x."""

@@ -33,8 +33,8 @@ FRAME = record(
     "out", "out_row", "out_bf16", "add",
     "norm_at",  # the weight of an RMS norm of x; 0: none
     "chosen", "chosen_count",  # int32, the panels to compute; 0: all
-    "rows_at",  # int64, the rows of x and out to compute; 0: the first
-    "extra", "extra_from",  # for each row the address of float32 terms less `extra_from`; 0: none
+    "rows_at",  # int64, the rows of x and out to compute; 0: the first `rows` rows
+    "extra", "extra_from",  # for each row the address of its float32 terms, minus `extra_from`; 0: none
     "threads", "team", "body", "arena", "arena_bytes",
     # Set by the call.
     "panels",
@@ -52,8 +52,8 @@ FRAME = record(
 
 Several products of one form and size, by different matrices, run as one call: their frames lie one after the
 other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; those of
-a frame end at `prepare_end` and `end`. The first frame has these totals, `frames` (its own address), `team`,
-`body`, `counters`, `scratch` and `scratch_bytes` for all.
+a frame end at `prepare_end` and `end`. The first frame holds these totals, `frames` (its own address),
+`team`, `body`, `counters`, `scratch` and `scratch_bytes` for all frames.
 """
 
 MOST_ROWS = max(tiles.ROWS)
@@ -64,7 +64,7 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at a place in the order of work: among all panels, or among the chosen ones."""
+    """The panel at a place in the order of work, which is that of all panels or of the chosen panels."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 
@@ -133,7 +133,8 @@ _int8_int16 = _chooser(int8.products("int8", int16_x=True), int8.PANELS_AT_ONCE)
 
 @part
 def kernel_rows(rows):  # type: ignore[no-untyped-def]
-    """The rows of the smallest kernel for at least `rows` rows, or of the largest kernel."""
+    """The number of rows of the smallest kernel that takes `rows` rows; of the largest kernel if none
+    does."""
     kernel = 1
     while kernel < rows and kernel < MOST_ROWS:
         kernel *= 2
@@ -153,8 +154,8 @@ def _add_row(at, more, count):  # type: ignore[no-untyped-def]
 
 @part
 def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
-    """Apply extra terms, bias and gate to the products at `c` and write them: `rows` rows and `panels`
-    panels, at places from `row` and `first` in the order of work."""
+    """Apply extra terms, bias and gate to the products at `c`, and write the results to `out`. The products
+    are of `rows` rows from place `row` on and `panels` panels from place `first` on, in the order of work."""
     step = 2 if layout.gated else 1
     size = 2 if frame.out_bf16 else 4
     for r in range(rows):
@@ -209,7 +210,7 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
 
 @part
 def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-    """One item by the float32, dot, int8 or int16 kernels, up to eight rows at a time."""
+    """Compute one item by the float32, dot, int8 or int16 kernels, up to eight rows at a time."""
     block, c = scratch, scratch + code.BLOCK_BYTES
     arguments = code.block_at(block)
     first = item // frame.row_blocks * ITEM_PANELS
@@ -270,7 +271,7 @@ def _tile_item() -> Any:
 
     @part
     def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-        """One item by tiles: two panels at a time, each pair against all rows."""
+        """Compute one item by tiles: two panels at a time, each pair against all rows."""
         block, c = scratch, scratch + code.BLOCK_BYTES
         arguments = code.block_at(block)
         decoded = c + C_BYTES + CONFIG_BYTES
@@ -323,7 +324,7 @@ multiply_by_tiles = _tile_item()
 
 
 def _tile_switch(function: Any) -> Any:
-    """`function` where there are tiles, else nothing."""
+    """`function` on a processor with AMX tiles, else a function that does nothing."""
     if tiles.TILES:
         return function
 

@@ -26,8 +26,9 @@ from ramify.kernels.cpu.parts.norm import normalise
 
 @part
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
-    """Copy a row to `to`: normed if the call has a norm, in the weight's order of inputs, float32 for BY_F32
-    and else in its own dtype, and padded with zeros. An `at` of 0 gives zeros. `spare` has room for a row."""
+    """Copy the row at `at` to `to`, in the weight's order of inputs and padded with zeros. The row is normed
+    first if the call has a norm. The copy is float32 for BY_F32, otherwise of the row's dtype. If `at` is 0,
+    the copy is zeros. `spare` has room for a row."""
     wide = frame.way == BY_F32 or not frame.from_bf16
     size = 4 if wide else 2
     filled = 0

@@ -62,9 +62,10 @@ FORMS = (
     ("bf16", "int8", "int4", "f32", "fp8") if LANES == 16 else ("bf16", "int8", "int4", "table", "f32", "fp8")
 )
 """Formats of weights that have inner loops. With AVX-512 the codes of int4 are always looked up in a table.
-Without it a look-up costs more than a conversion, so weights with a table have loops of their own."""
+Without AVX-512 a look-up costs more than a conversion, so weights with a table have loops of their own."""
 FP8_FACTOR = 256.0
-"""The loops read float8_e4m3fn as a float16 with three bits more of exponent: divided by 2**8."""
+"""The loops shift the bits of a float8_e4m3fn into a float16. The exponent biases are 7 and 15, so the value
+that they read is the true one divided by 2**8. This factor restores it."""
 
 
 def _looked_up(builder: ir.IRBuilder, packed: ir.Value, tables: ir.Value) -> ir.Value:
@@ -99,7 +100,7 @@ def _four_bits(builder: ir.IRBuilder, form: str, packed: ir.Value, place: int, t
 def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> Iterator[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as float32: one vector an input.
 
-    Each is built when it is asked for, so that registers hold a few of the eight at once.
+    Each vector is built when the caller takes it, so that registers hold only a few of the eight at once.
     """
     if form in ("int4", "table"):
         packed = loaded(builder, at, _ints)

@@ -19,7 +19,7 @@ from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 def nibbles(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(a, b, n) to (a, b, 2n): the low four bits of n bytes, then their high four bits.
 
-    The n bytes lie side by side, other strides are free.
+    The n bytes must be contiguous; the other strides may be anything.
     """
     out = np.empty((*data.shape[:2], 2 * data.shape[2]), np.uint8)
     assert data.strides[2] == 1
@@ -85,7 +85,8 @@ def lay_out(
     size: int,
     runs: int,
 ) -> None:
-    """The numbers in (panels * 16, bytes) to panels, (panels, bytes); see `kernels.weights.packed`.
+    """Write the numbers of `rows`, (panels * 16, bytes), to the panels `out`, (panels, bytes); see
+    `kernels.weights.packed`.
 
     The numbers lie in a row as `kernels.weights.rows.NumbersAt` says.
     """
@@ -97,7 +98,8 @@ def lay_out(
 
 @compiled(types.void(types.Array(types.uint64, 3, "C"), types.Array(types.uint32, 3, "C")))
 def lay_out_codes(codes, out):  # type: ignore[no-untyped-def]
-    """(panels, 16, inputs / 8) to (panels, inputs / 8, 16). The bytes of a code are inputs 8i to 8i + 7."""
+    """Pack `codes`, (panels, 16, inputs / 8), into `out`, (panels, inputs / 8, 16). Byte j of element i is
+    the code of input 8i + j."""
     panels, lanes, eights = codes.shape
     for panel in range(panels):
         for lane in range(lanes):

@@ -21,7 +21,8 @@ absent_capability: int | None = None
 
 
 def _take_scalars_as_indices() -> None:
-    """Triton 3.6 calls `int` on arrays of one number, which numpy 2.4 refuses; 3.7 drops their axis first."""
+    """Patch the interpreter of Triton 3.6: it calls `int` on arrays of one number, which numpy 2.4 refuses.
+    Triton 3.7 drops their axis first."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor

@@ -44,8 +44,8 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that a plan needs. Rates are shares of peaks, as in `figures_of`; the
-    defaults are an H100's.
+    """The properties of a device that a plan needs. Rates are those that attention is assumed to reach
+    (`figures_of`); the defaults are an H100's.
 
     processors : multiprocessors
     shared_bytes : of shared memory, of a program
@@ -75,8 +75,8 @@ CARDS = {
 
 
 def device_of(device: torch.device) -> Device:
-    """The properties of a CUDA device, or of the card in `CARDS` for which kernels are compiled where none is
-    there. The interpreter runs an H100's plans."""
+    """The properties of a CUDA device. For another device, those of the card in `CARDS` that kernels are
+    compiled for; in the interpreter, an H100's."""
     if device.type == "cuda":
         return _found(device)
     wanted = interpret.absent_capability or 90
@@ -95,19 +95,20 @@ def _found(device: torch.device) -> Device:
 _FLOPS = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 """Dense 16-bit operations of a multiprocessor a cycle, by compute capability (NVIDIA's white papers)."""
 _REACHED = 0.9, 0.4
-"""Shares of the peaks of memory and products that attention is taken to reach. Not measured: see
-docs/kernels.md."""
+"""The assumed shares of peak memory bandwidth and of peak tensor-core speed that attention reaches. Not
+measured: see docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Bytes from the L2 cache for each multiprocessor a cycle. Not measured either."""
+"""Bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured either."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
-    """The figures of a device, from the properties `found` of Triton's driver, with rates in kHz."""
+    """The figures of a device, from the properties `found` that Triton's driver reports, with clock rates in
+    kHz."""
     processors, cycles = found["multiprocessor_count"], 1e3 * found["sm_clock_rate"]
     memory = 2e3 * found["mem_clock_rate"] * found["mem_bus_width"] / 8  # two transfers a cycle
     plain = Device(processors, found["max_shared_mem"])
     if not memory or not cycles:
-        return plain  # a driver that does not say
+        return plain  # the driver reports no rates
     number = 10 * capability[0] + capability[1]
     flops = _FLOPS[max((known for known in _FLOPS if known <= number), default=80)]
     return dataclasses.replace(

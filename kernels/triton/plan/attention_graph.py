@@ -30,9 +30,9 @@ _FIELDS = int(ITEM_FIELDS)
 class Form(NamedTuple):
     """The launches of the plan of a step of decodes, their sizes rounded up.
 
-    level : the flat launch has room for 2 ** level items a sequence
+    level : the flat launch (without a cascade) has room for 2 ** level items a sequence
     merges : most tokens whose states are merged; 0: no merge is launched
-    listed : cascade's launches, each a tile and room for items, a power of two
+    listed : the launches of the cascade: each a tile and the most items, a power of two
     """
 
     level: int
@@ -45,7 +45,8 @@ class TokenForm(NamedTuple):
 
     launches : (tile, listed, items)
     listed_tokens : tokens of the listed items
-    states : of all tokens together, each with a row for each query head of a KV head; 0: none are merged
+    states : the states of all tokens together, each with a row for each query head of a KV head; 0: none are
+        merged
     """
 
     launches: tuple[tuple[Tile, bool, int], ...]
@@ -54,12 +55,12 @@ class TokenForm(NamedTuple):
 
 
 LEAST_ITEMS = 16
-"""The least room of a launch, so that small steps have few forms."""
+"""The least room of a launch, so that small steps share few forms."""
 
 
 def token_form_of(plan: Plan, tokens: int) -> TokenForm:
     """The smallest form that holds `plan`, of a step of up to `tokens` tokens. If any states are merged,
-    there is room for one a token at the least."""
+    there is room for at least one state a token."""
     group = plan.shape.heads // plan.shape.kv_heads
     states = 0
     if plan.merge is not None:
@@ -77,7 +78,8 @@ def rounded_up(count: int) -> int:
 
 
 def form_of(plan: Plan, sequences: int) -> Form:
-    """The smallest form of steps of `sequences` decodes that holds `plan`, made for no more of them.
+    """The smallest form of steps of `sequences` decodes that holds `plan`, a plan of at most `sequences`
+    decodes.
 
     With a cascade there is room to merge every token, as most have a state of a shared node.
     """
@@ -94,16 +96,17 @@ def form_of(plan: Plan, sequences: int) -> Form:
 
 
 def full_form(level: int, sequences: int) -> Form:
-    """The form of flat plans that can merge every token; at level 0, where no sequence is cut, none."""
+    """The form of plans without a cascade with room to merge every token. At level 0 no sequence is cut, so
+    nothing is merged."""
     return Form(level, sequences if level else 0)
 
 
 def highest_level(shape: Shape, sequences: int, positions: int) -> int:
     """The highest level of flat plans of up to `sequences` decodes over up to `positions` positions in all.
 
-    `attention_plan` makes one item a sequence and, by its balance of work and states, about
-    sqrt(positions * programs at once / (128 * KV heads)) more; this is room for twice the latter. The parts
-    of deterministic plans have at least CHUNK positions, and may be that short at any load.
+    `attention_plan` makes one item a sequence and, by its balance of work and states, about sqrt(positions *
+    programs at once / (128 * KV heads)) more. This level has room for twice that number of additional items.
+    The parts of deterministic plans have at least CHUNK positions, and may be that short at any load.
     """
     slots = shape.device.processors * PROGRAMS_A_PROCESSOR
     more = 2 * math.isqrt(positions * slots // (128 * shape.kv_heads) + 1)
@@ -136,7 +139,7 @@ class StaticPlan:
     tokens : most query tokens of the step
     forms : (tile, listed, items)
         The launches, and the most items of each.
-    listed_tokens : most tokens of cascade's nodes; a token counts once for each level of the tree
+    listed_tokens : most tokens of the cascade's nodes; a token counts once for each level of the tree
     states : most states of all tokens together; a state has a row for each query head of a KV head. 0: no
         states are left, and no merge is launched.
     merges : most tokens whose states are merged; None: all
@@ -177,7 +180,8 @@ class StaticPlan:
         self.plan = Plan(shape, launches, named, states * group, Merge(*merge) if states else None, space)
 
     def load(self, plan: Plan) -> bool:
-        """Copy `plan`, on the host, into the buffers. If it does not fit, change nothing and return False."""
+        """Copy `plan`, whose tensors are on the host, into the buffers. If it does not fit, change nothing
+        and return False."""
         found = {(launch.tile, launch.listed): launch.items for launch in plan.launches}
         none = torch.zeros(0, dtype=torch.int32)
         items = [found.pop((tile, listed), none) for tile, listed, _ in self._forms]

@@ -24,9 +24,10 @@ EVERY_POSITION = 1 << 30
 PROGRAMS_A_PROCESSOR = 2
 """Programs that run at once on a multiprocessor: more with small tiles, one with the largest."""
 STATE_BYTES = 256 << 20
-"""Most bytes of softmax states: the limit to how short parts are made."""
+"""The most bytes of a plan's softmax states, which limits how short its parts may be."""
 _SMALLEST = 256
-"""Positions of the shortest part. Its start and states are taken to cost a quarter of its time."""
+"""Positions of the shortest part. Starting it and handling its states are assumed to cost a quarter of its
+time."""
 _MERGE = 256
 """The cost of the merge's launch, in positions. Not measured: see docs/kernels.md."""
 
@@ -90,7 +91,7 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one batch is computed: for all layers of one step, and for the lengths of that step only.
+    """The plan of one batch. It serves all layers of one step, and the lengths of that step only.
 
     tokens : (N,) int32, the tokens of listed items
     state_rows : rows of softmax states that the launches leave for the merge
@@ -154,7 +155,8 @@ def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[tor
 
 
 def _ranges(counts: Ints) -> tuple[Ints, Ints]:
-    """Owner and index of each element of ranges: for counts (2, 3), (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
+    """For ranges of `counts` elements, each element's range and its index in that range. For counts (2, 3)
+    these are (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -178,10 +180,11 @@ def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
 
 
 def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
-    """Positions of a part, for each task: the whole range, or evened out from the power of two of least cost.
+    """The positions of a part, for each task: its whole range, or the length of equal parts that are about as
+    long as the power of two of least cost.
 
-    The cost is the bound of list scheduling: all work divided evenly, plus half of the longest item (the
-    bound has all of it, but is seldom met). A row of a state is taken to cost as much as 4 positions.
+    The cost is all work divided evenly, plus half of the longest item. (The bound of list scheduling adds the
+    whole longest item, but is seldom met.) A row of a state is assumed to cost as much as 4 positions.
     """
     span = np.maximum(tasks.end - tasks.begin, 1)
     length = cut.end - cut.begin
@@ -217,7 +220,8 @@ def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
 def _state_rows(
     tasks: Tasks, unit: Ints, tokens: Ints, owner: Ints, group: int, shape: Shape
 ) -> tuple[Ints, int]:
-    """The first row of each task's states, or -1 if its items write the output; and the number of rows."""
+    """The first row of each task's states, or -1 if its items write the output; and the number of rows of all
+    tasks."""
     span = tasks.end - tasks.begin
     parts = -(-span // unit)
     several = np.bincount(tokens)[tokens] > 1 if len(tokens) else np.zeros(0, bool)
@@ -250,8 +254,8 @@ def _items(cut: _Tiles, tasks: Tasks, unit: Ints, slots: Ints, group: int, shape
 def _merges(
     tasks: Tasks, unit: Ints, slots: Ints, tokens: Ints, owner: Ints, place: Ints, group: int, shape: Shape
 ) -> tuple[Ints, Ints, Ints]:
-    """Tokens with states; where the states of each begin in the index; and the index of state rows, in
-    ascending order of positions."""
+    """Three arrays: the tokens with states; where each token's states begin in the index; and the index, the
+    rows of the states in ascending order of positions."""
     leaves = slots[owner] >= 0
     tokens, owner, place = tokens[leaves], owner[leaves], place[leaves]
     position = tasks.position[owner] + place

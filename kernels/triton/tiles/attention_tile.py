@@ -13,7 +13,8 @@ from ramify.kernels.triton.launching.interpret import INTERPRETED, jit
 ITEM_FIELDS = tl.constexpr(9)
 """int32 fields of a work item, in the order in which `attend` loads them."""
 BY_FLOAT16 = tl.constexpr(triton.__version__.startswith("3.6.") and not INTERPRETED)
-"""Triton 3.6 converts float8 to bfloat16 by an instruction that GPUs before sm_90 lack: assembling fails."""
+"""Whether float8 is converted to float16 first on GPUs before sm_90. Triton 3.6 converts float8 to bfloat16
+by an instruction that these lack, so that assembling fails."""
 
 
 @jit
@@ -47,7 +48,8 @@ def fold(  # type: ignore[no-untyped-def]
 
 @jit
 def sink_state(sinks):  # type: ignore[no-untyped-def]
-    """Maximum, in base 2, and sum of weights of sinks: the state of a position whose value is 0."""
+    """The softmax state of sinks: the maximum, in base 2, and the sum of weights. A sink is a position whose
+    value is 0."""
     top = tl.load(sinks) * 1.4426950408889634
     return top, tl.full(top.shape, 1.0, tl.float32)
 
@@ -180,7 +182,7 @@ def attend(  # type: ignore[no-untyped-def]
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if SINKS:  # where states are left, the merge begins with the sink
+    if SINKS:  # if states are written, their merge begins with the sink
         sink, weight = sink_state(sink_ptr + q_head)
         top, total = tl.where(slot < 0, sink, top), tl.where(slot < 0, weight, total)
     lowest = begin

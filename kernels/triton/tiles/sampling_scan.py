@@ -38,8 +38,8 @@ LOG = 10
 CANDIDATES = 2**LOG
 """Most candidates of a row: as many as a sort in registers takes."""
 _CHUNKS, _GROUPS = 128, 2048
-"""Least sizes of a row's blocks of chunks and of groups. Vocabularies of up to 524288 and 65536 tokens have
-these, so that a kernel is not compiled for each."""
+"""The least sizes of the blocks that hold a row's chunks and a row's groups. Vocabularies of up to 524288 and
+65536 tokens share these sizes, so that kernels are not compiled for each vocabulary."""
 RANK = 512
 """The K of the threshold. Top-p of ordinary text needs a few hundred candidates; ties can add more."""
 
@@ -88,10 +88,11 @@ def threshold(  # type: ignore[no-untyped-def]
     options_ptr, group_ptr, threshold_ptr, count_ptr, rows, groups, rank,
     DRAWN: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The least `order` of a row's candidates; LOWEST if all tokens above -inf are candidates.
+    """Program r: the least `order` of row r's candidates; LOWEST if all tokens above -inf are candidates.
 
-    The K-th largest maximum of the groups, found bit by bit. K is `rank` or the row's top-k, but at most 5/8
-    of the groups with a token above -inf: then about as many tokens reach the threshold as there are groups.
+    It is the K-th largest maximum of the groups, found bit by bit. K is `rank`, or the row's top-k if that is
+    smaller, but at most 5/8 of the groups with a token above -inf. With 5/8, about as many tokens reach the
+    threshold as there are groups.
     """
     row = tl.program_id(0)
     tl.store(count_ptr + row, 0)
@@ -184,7 +185,7 @@ def scanned(
     """Run the passes.
 
     values : of `SamplingOptions`; None for candidates of all rows at temperature 1
-    mask_rows : given if `mask` is
+    mask_rows : must be given if `mask` is given
     rank : the K of the threshold; 0 for no candidates
     """
     rows, vocab = logits.shape

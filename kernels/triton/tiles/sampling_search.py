@@ -1,7 +1,8 @@
 """Sampling with top-k or top-p when the candidates are not enough: bounds found by a search over the row.
 
-For flat distributions, a top-k above the number of candidates, and logits with more ties than candidates.
-A bound is found digit by digit of its order. Each pass over the row tests the nine digits of one place:
+Needed for flat distributions, a top-k above the number of candidates, and logits with more ties than
+candidates. A bound is an `order`, found digit by digit. Each pass over the row tests the nine digits of one
+place:
 
     tokens of order 530, 528 and 190, each of weight 1; the bound of an amount of 2 is 528
     pass 1    100 200 … 500 600 …    amounts 3 2 2 2 2 0 …    two tokens reach 500
@@ -28,15 +29,16 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 )
 
 BASE = tl.constexpr(10)
-"""The base of the digits. A larger base takes fewer passes, but each adds BASE - 1 times in float64, of which
-many GPUs have few units. Not measured: see docs/kernels.md."""
+"""The base of the digits. A larger base takes fewer passes, but each pass makes BASE - 1 float64 additions
+for each token, for which many GPUs have few units. Not measured: see docs/kernels.md."""
 PASSES = tl.constexpr(10)
 """Digits of an order: BASE**PASSES is above 2**32."""
 
 
 @triton.jit
 def _in_thread(x, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A (SUBS, 32) block summed over its halves and over four neighbours, which one thread has loaded."""
+    """The sums of a (SUBS, 32) block over its two halves and over every four neighbours: numbers of one
+    thread."""
     return tl.sum(tl.sum(tl.reshape(x, [2, SUBS // 2, 8, 4]), axis=3), axis=0)
 
 
@@ -46,9 +48,9 @@ def _amounts(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
     """One pass: for each order `key + i * step`, i < KEYS, the float64 mass of the tokens of that order or
-    above; if `counting`, the number of those above -inf. A tuple of KEYS scalars.
+    above; if `counting`, the number of these tokens above -inf. Returns a tuple of KEYS scalars.
 
-    Every order has the same tree of additions, so that a larger one never has a larger amount.
+    All amounts are summed in the same tree of additions, so that a larger order never has a larger amount.
     """
     amounts = ()
     for _ in tl.static_range(KEYS):
@@ -96,7 +98,8 @@ def _bound(  # type: ignore[no-untyped-def]
     target, strict, counting, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The highest order at or above which the amount reaches (if `strict`, exceeds) the target.
+    """The highest order for which the amount of the tokens of that order or above reaches (if `strict`,
+    exceeds) the target.
 
     Returns the order, the amount above it, and the weight of a token of that order.
     """
@@ -121,7 +124,8 @@ def _nth(  # type: ignore[no-untyped-def]
     key, nth, logits_row, mask_row, masked, tops_row, temperature, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The token number `nth`, from 0, among the tokens of order `key`; the last one if there are fewer."""
+    """The token number `nth`, counted from 0, among the tokens of order `key`; the last one if there are
+    fewer."""
     token = tl.full([], 0, tl.int32)
     seen = tl.full([], 0, tl.int32)
     whole = tl.full([SUBS], 1, tl.int1)
@@ -142,7 +146,8 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. The tokens that can be sampled are a prefix of the descending order.
+    """Sample the token of one row. The tokens that can be sampled are the first of all tokens in descending
+    order.
 
     Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
     three copies of the search would take the compiler twice as long.

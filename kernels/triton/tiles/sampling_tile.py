@@ -14,11 +14,11 @@ CHUNK = 4096
 """Most tokens of a block: 256 threads with four loads of 16 bytes each, in float32."""
 
 LOWEST = tl.constexpr(-(2**31))
-"""Below the `order` of every logit."""
+"""A number below the `order` of every logit."""
 NOTHING = tl.constexpr(-(2**63))
-"""Below the `packed` entry of every token."""
+"""A number below the `packed` entry of every token."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
-"""Stands in for a maximum of -inf, from which -inf cannot be subtracted."""
+"""The number used instead of a maximum of -inf, because -inf minus -inf is NaN."""
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -105,7 +105,7 @@ def below(total):  # type: ignore[no-untyped-def]
 def first_beyond(mass, target, index, none):  # type: ignore[no-untyped-def]
     """The first index at which the cumulative mass passes `target`, and the mass before that index.
 
-    If rounding lets none pass, the last index with a mass above 0. `none` is above all indices.
+    If rounding lets none pass, the last index with a mass above 0. `none` is a number above all indices.
     """
     end = tl.cumsum(mass, 0)
     found = tl.min(tl.where((end > target) & (mass > 0.0), index, none), 0)
