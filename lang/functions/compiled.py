@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. Parameters with a value at compile time are gone."""
+    """Base of `Compiled` and `AsyncCompiled`. The signature lacks the parameters that were given a value at
+    compile time."""
 
     traced: Traced
 
@@ -34,7 +35,7 @@ class _Compiled(Program[P, R]):
         return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
-        """The same program, with arguments or options of `run` given."""
+        """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(given)
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
@@ -46,4 +47,4 @@ class Compiled(_Compiled[P, ProgramState], Function[P]):
 
 
 class AsyncCompiled(_Compiled[P, Coroutine[Any, Any, ProgramState]], AsyncFunction[P]):
-    """`Compiled` for the caller's event loop; made by `AsyncFunction.compile`."""
+    """An async program that runs as a graph; made by `AsyncFunction.compile`."""
