@@ -38,7 +38,7 @@ def words_but(words: Collection[str], first: str, others: str, begun: str = "") 
     """An expression for the rest of a word that begins with `begun` and is none of `words`. A word has one
     character of `first`, then any number of characters of `others`.
 
-    For all words of the letters a and b except "ab": "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*
+    For all words of the letters a and b except "ab":  "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*
     """
     following = {word[len(begun)] for word in words if word.startswith(begun) and word != begun}
     free = "".join(char for char in (others if begun else first) if char not in following)
