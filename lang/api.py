@@ -403,7 +403,7 @@ MODEL_TYPES = (
 
 def separate_reasoning(expr: str | Node | None = None, model_type: str | None = None) -> Node:
     """Make each `gen` in `expr` think, as SGLang's function of this name does. For a `gen` named ``NAME``,
-    the variable ``NAME_reasoning_content`` holds the thoughts. The variable ``NAME`` and the program's text
+    the variable ``NAME_reasoning_content`` holds the thoughts. The variable ``NAME`` and the streamed text
     hold the answer without the thoughts.
 
     `model_type` must be one of SGLang's names of reasoning parsers, but has no effect: the marks of thoughts

@@ -94,7 +94,7 @@ class CallTurn(msgspec.Struct, frozen=True):
     opening: str
     output: Output
     words: str
-    """The model's words beside its calls."""
+    """The model's words in the turn, without the calls."""
     written: WrittenCalls
     shown: tuple[str, ...]
     """The results, as the model is shown them."""
