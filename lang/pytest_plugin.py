@@ -39,7 +39,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def ramify_backend() -> Backend:
-    """The backend that `ramify_replay` records. A project defines its own, of any scope, in a conftest.py."""
+    """The backend that `ramify_replay` records. A project must define its own fixture of this name, of any
+    scope, in a conftest.py."""
     pytest.fail(
         "There is no backend to record. Define a fixture ramify_backend in conftest.py, which returns an "
         "Engine or a RuntimeEndpoint.",

@@ -51,7 +51,7 @@ class ChoicesDecision:
 
 
 class ChoicesSamplingMethod:
-    """Decides among scored choices. Ties go to the earlier choice."""
+    """A method that decides among scored choices. Ties go to the earlier choice."""
 
     requires_unconditional_logprobs = False
 
@@ -63,14 +63,14 @@ class ChoicesSamplingMethod:
 
 
 class TokenLengthNormalized(ChoicesSamplingMethod):
-    """Decides for the choice with the highest mean log-probability of its tokens."""
+    """The method that decides for the choice with the highest mean log-probability of its tokens."""
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
         return ChoicesDecision(_best([one.mean for one in scored]), {})
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
-    """Decides for the choice that greedy decoding would follow, token by token.
+    """The method that decides for the choice that greedy decoding would follow, token by token.
 
     The log-probabilities of a shorter choice are padded with their own mean up to the length of the longest
     choice. So a choice that is a prefix of another one can win.
@@ -87,8 +87,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """Decides for the choice whose tokens gain most log-probability, on average, from the prompt: the
-    difference between their log-probabilities with the prompt and without it."""
+    """The method that decides for the choice with the highest mean difference between the log-probabilities
+    of its tokens with the prompt and without it."""
 
     requires_unconditional_logprobs = True
 

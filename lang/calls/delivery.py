@@ -60,7 +60,7 @@ class Delivery:
         self.generated: list[TextChunk] = []
         """The chunks of the latest attempt that has received any."""
         self.received: list[TextChunk] = []
-        """The chunks of `generated`, with the thoughts apart from the answer."""
+        """The chunks of `generated`, with the thoughts separated from the answer."""
         self.split = self._splitter()
         self._reader_split = self._splitter()
         self._shown = ""

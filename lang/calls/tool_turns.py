@@ -46,7 +46,7 @@ def pieces_of(target: PromptModel) -> ToolPieces | None:
 
 
 class Describe(msgspec.Struct, frozen=True):
-    """The mark of `describe`."""
+    """The mark of the piece that `describe` appends."""
 
     tools: Tools
 

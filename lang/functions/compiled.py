@@ -30,7 +30,7 @@ class _Compiled(Program[P, R]):
         self.traced = traced
 
     def graph(self) -> GraphView:
-        """The graph, to print, draw and send."""
+        """The graph of the program, which can be printed, drawn and sent to a server."""
         local = {place: step.local() for place, step in self.traced.steps.items()}
         return GraphView(self.traced.graph, self.traced.lines, local)
 

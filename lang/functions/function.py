@@ -1,4 +1,5 @@
-"""Programs whose body is a plain function. It runs in the caller's thread, or streams from its own thread."""
+"""Programs whose body is a plain function. The body runs in the caller's thread, or with ``stream=True`` in a
+thread of its own."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ CAUGHT = f"{PREFIX}caught"
 
 
 def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[..., Any]:
-    """A copy of `body` with these expressions replaced. `caught` is called in each ``except`` block, and in
-    each ``try`` block with an ``except`` that calls ``recover``. `body` itself is returned if it cannot be
-    rewritten, for example because its source is missing."""
+    """A copy of `body` in which f-strings, `join` and `str` accept symbolic text. `caught` is called in each
+    ``except`` block, and in each ``try`` block with an ``except`` that calls ``recover``. `body` itself is
+    returned if it cannot be rewritten, for example because its source is missing."""
     if not inspect.isfunction(body):
         return body
     code = _rewritten(body.__code__, body.__code__.co_filename)

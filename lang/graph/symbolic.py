@@ -16,8 +16,8 @@ from ramify.lang.typed.static_type import StaticType, static_type
 
 
 class NotConcrete(BaseException):
-    """Raised by operations that need the concrete value of a symbolic value. It is not an `Exception`, so
-    that programs do not catch it."""
+    """The exception of operations that need the concrete value of a symbolic value. It is no subclass of
+    `Exception`, so that programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class Symbolic:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Refuses: `isinstance` reads this property when ``type(value)`` does not decide."""
+        """Refuse to tell the type. `isinstance` reads this property when ``type(value)`` does not decide."""
         refuse(self, "its type")
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -46,13 +46,13 @@ class GraphPrefix:
     """The steps of a program before its control flow first depends on a result."""
 
     graph: graph.Graph | None
-    """The graph of these steps; None where they contain no call."""
+    """The graph of these steps; None if they contain no call, or if the body itself raised."""
     steps: dict[int, ModelStep]
     """The steps with a call, as in `Traced`."""
     submitted: list[Submitted]
     """The steps as the body appended them."""
     error: CompileError
-    """The reason why the program has no whole graph."""
+    """The reason why the whole program cannot be a graph."""
 
 
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:

@@ -77,8 +77,8 @@ class Branch:
         """The variable that the running step sets; None if no step runs, or if the step sets none."""
         self.error: ProgramError | None = None
         self._failed: Statement | None = None
-        """The statement that raised `error`; None if the branch failed by an error from outside, such as one
-        of its parent or a cancellation."""
+        """The statement that raised `error`; None if the branch failed by an error from outside, such as an
+        error of its parent or a cancellation."""
         self._block: Statement | None = None
         """The innermost ``with`` block of this branch that the body is in."""
         self.limits: Limits = ()

@@ -52,7 +52,7 @@ def hint_of(
 def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
     """The places in the prompt after which later prompts of the program may differ from it.
 
-    One place is the fork of the branch, which only the first request of the branch has. The other is the
+    One place is the fork of the branch. Only the first request of the branch tells it. The other is the
     beginning of the thoughts, which are removed from later prompts.
     """
     target, found = view.target, []

@@ -68,7 +68,8 @@ OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
 class Interpreter:
-    """Runs the steps of one branch, in the task or thread that may change the branch's content."""
+    """The interpreter of one branch's steps. It runs in the task or thread that may change the branch's
+    content."""
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch

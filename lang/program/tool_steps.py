@@ -150,7 +150,7 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
 
 
 class ToolFailed(Exception):
-    """Raised for a tool that raised an exception, which is the cause."""
+    """The error of a tool that raised an exception, which is the cause."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(f"The tool {name} raised {call.error}")

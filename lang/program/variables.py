@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class UnknownVariable(ProgramError, KeyError):
-    """Raised when a variable is read that no step of the program sets."""
+    """The error of reading a variable that no step of the program sets."""
 
     code = "unknown_variable"
 
 
 class Skipped(ProgramError):
-    """Raised when a variable is read whose step was skipped, because the step's condition did not hold."""
+    """The error of reading a variable whose step was skipped, because the step's condition did not hold."""
 
     code = "skipped"
 

@@ -39,7 +39,7 @@ OPEN |= {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "$dynamicRef", "depende
 
 
 class ToolError(RamifyError):
-    """Raised when a tool of an MCP server reports an error. The model is shown the error."""
+    """An error that a tool of an MCP server reports. The model is shown the error."""
 
     code = "tool_error"
 

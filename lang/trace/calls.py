@@ -81,7 +81,7 @@ class Call:
     def child(
         self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None
     ) -> Call:
-        """A new call below this one."""
+        """Add a new call below this one, and return it."""
         call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
         call.priority, call.lora = self.priority, self.lora
         self.children.append(call)

@@ -39,7 +39,7 @@ class Partial(Generic[T]):
 
 
 class InvalidPart(ValueError):
-    """Raised for a closed value that is invalid. `path` has the keys and indices that lead to the value."""
+    """The error of a closed value that is invalid. `path` has the keys and indices that lead to the value."""
 
     def __init__(self, path: tuple[str | int, ...], problem: Exception) -> None:
         pointer = "".join(f"/{key}" for key in path)

@@ -53,7 +53,7 @@ class Schema:
 
 
 def schema_of(kind: Any) -> Schema:
-    """The schema of a Python type, of a JSON schema as a mapping, or of JSON text.
+    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text.
 
     Raises `InvalidConstraint` for a type without a JSON schema.
     """
