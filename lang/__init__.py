@@ -16,7 +16,7 @@
     common      the line of the user's code for errors, an event, refused names
 
 Layers, lowest first: common; typed; prompt; tools; grammars; trace; backends; calls; program; state; graph;
-batch; functions; the modules of this folder.
+batch; functions; own modules.
 
 `lang` imports the shared modules of `ramify` and `grammar`, and nothing of `runtime`.
 """
