@@ -95,7 +95,7 @@ class Limit:
 
     def hint(self, backend: Backend) -> LimitHint:
         """The limit as a hint for `backend`. The backend counts the cost of the limit's requests that it has
-        served, so its max_total_tokens are reduced only by the tokens spent on other backends."""
+        served, so the hint's max_total_tokens are reduced only by the tokens spent on other backends."""
         most = self.bounds.max_total_tokens
         return LimitHint(
             id=self.id,
@@ -206,7 +206,7 @@ def deadline(limits: Limits) -> Deadline | None:
 
 
 class Allowance(NamedTuple):
-    """The limits of a request, and its options after the limits have cut them."""
+    """The limits of a request, and the request's options after the limits have cut them."""
 
     limits: Limits
     sampling: SamplingParams
