@@ -11,9 +11,9 @@
     trace       the tree of calls, as text and as a report
     prompt      the content of a branch, as a model reads it
     tools       functions that a model may call, and their calls as text
-    grammars    ready grammars as constraints
+    grammars    ready-made grammars as constraints
     typed       Python types as JSON schemas; values parsed from complete or partial JSON
-    common      the user's line for errors, an event, refused names
+    common      the line of the user's code for errors, an event, refused names
 
 Layers, lowest first: common; typed; prompt; tools; grammars; trace; backends; calls; program; state; graph;
 batch; functions; own modules.

@@ -100,34 +100,37 @@ def gen(
             holds the parsed value.
         dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
         regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
-        whitespace: Of JSON: "natural" (the default), "compact", or the most characters between two parts.
+        whitespace: The white space of JSON output: "natural" (the default), "compact", or the largest number
+            of white space characters between two tokens of JSON.
         any_order: True lets the properties that a schema names come in any order.
-        strict: True (the default) refuses a schema with a keyword that cannot be enforced; False ignores the
-            keyword; with "validate" the whole output is checked, and one that breaks it does not parse.
-        definitions: The schemas outside `schema` or `json_schema` that its references lead to: a mapping from
-            URI to schema, or the path of a folder of schemas. Nothing is fetched.
+        strict: True (the default) refuses a schema with a keyword that the grammar cannot enforce. False
+            ignores the keyword. "validate" ignores it during generation and validates the complete output; an
+            invalid output counts as one that does not parse.
+        definitions: The external schemas that ``$ref``s of `schema` or `json_schema` point to: a mapping from
+            URI to schema, or the path of a folder of schemas. Nothing is downloaded.
         grammar: A ready grammar (`grammars`) or another constraint of `ramify.constraint`; or the text of a
-            grammar, which is GBNF where it has ``::=``, else Lark. The variable holds text.
+            grammar, which is read as GBNF if it contains ``::=``, else as Lark. The variable holds text.
         choices, choices_method: As for `select`; with `choices` this function is `select`.
-        validate: Called with the value. It rejects the value with a ValueError (such as pydantic's errors)
-            or an AssertionError, which fails the step.
-        retries: Most further attempts after an output that does not parse or that `validate` rejects. The
-            model is shown the failed output and its error, and generates again. The program goes on with the
-            valid output alone, which is streamed once it is known to be valid.
-        keep_failed: Keep the failed attempts and their corrections in the program.
-        timeout: Seconds for the whole step, retries included. Then the request is aborted and the step fails
-            with `RequestTimeout` as the cause.
-        backend: The backend of this step, or its name in the `Router` that the program runs on. Its model is
-            shown the program so far in its own chat template and tokens.
-        priority: Of the requests of this step, between -100 and 100: higher goes first. By default that of
-            `run`, else that of the backend, else 0; in a batch -1.
-        lora: The LoRA adapter of this step, which the backend has loaded; "" for the model alone. By default
-            that of `run`, else that of the backend. The step reads the program so far with the adapter.
-        thinking: True or ``{"max_tokens": 256}``: the model thinks before it answers, for at most that many
-            tokens (unset: 1024), after which the answer is forced to begin. The variable holds the answer
-            alone; `max_tokens`, `stop` and the constraint are about it. `ProgramState.thinking` reads the
-            thoughts. False: the model does not think. None: as the chat template has it by default. A remote
-            model of OpenAI's may take ``{"effort": "low"}``.
+        validate: Called with the value. It rejects the value by raising ValueError (as pydantic's errors are)
+            or AssertionError. A rejected value fails the step unless `retries` are left.
+        retries: The largest number of further attempts after an output that does not parse or that `validate`
+            rejects. The model is shown the failed output and its error, and generates again. The program
+            continues with the valid output alone. No output is streamed before it is known to be valid.
+        keep_failed: Keep the failed attempts and the messages about their errors in the prompt.
+        timeout: Seconds for the whole step, retries included. When they are over, the request is aborted, and
+            the step fails with `RequestTimeout` as the cause.
+        backend: The backend of this step, or its name in the `Router` that the program runs on. The program
+            so far is written anew for that backend's model, with its chat template and tokenizer.
+        priority: The priority of this step's requests, between -100 and 100: higher goes first. The default
+            is the priority given to `run`, else that of the backend, else 0 (-1 in a batch).
+        lora: The name of the LoRA adapter of this step, which must be loaded on the backend; "" for the base
+            model. The default is the adapter given to `run`, else that of the backend. The prompt is also
+            computed with the adapter.
+        thinking: True, or a mapping such as ``{"max_tokens": 256}``: the model thinks before it answers.
+            After max_tokens tokens of thoughts (1024 by default) the answer is forced to begin. The variable
+            holds the answer without the thoughts, which `ProgramState.thinking` returns. `max_tokens`, `stop`
+            and the constraint apply to the answer only. False: the model does not think. None: the default of
+            the chat template. Remote OpenAI models may take ``{"effort": "low"}``.
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
@@ -182,7 +185,8 @@ GEN_ARGUMENTS = parameters_of(gen)
 
 
 def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
-    """The constraints that are not None; raises `InvalidConstraint` where there are several."""
+    """Return the constraint that is not None, by name, or an empty dict. Raises `InvalidConstraint` if
+    several are given."""
     found = {key: value for key, value in constraints.items() if value is not None}
     if len(found) > 1:
         raise InvalidConstraint(
@@ -199,7 +203,8 @@ def _scored(
     backend: Backend | str | None,
     line: str | None,
 ) -> Node:
-    """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
+    """The `select` that a `gen` with choices stands for; raises `UnsupportedField` for an option of `gen`
+    that a `select` lacks."""
     temperature = options.pop("temperature", None) or 0.0
     for extra, value in options.items():
         if value is not None:
@@ -229,10 +234,11 @@ def select(
     priority: int | None = None,
     lora: str | None = None,
 ) -> Node:
-    """Append the choice that the model finds most likely, scored by `choices_method`.
+    """Append the choice with the best score. `choices_method` computes the scores from the log-probabilities
+    of the tokens of each choice.
 
     After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend`, `priority` and
-    `lora` as in `gen`.
+    `lora` are the same as in `gen`.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
@@ -259,7 +265,8 @@ def _select(
 
 
 def _schema(given: Mapping[str, Any]) -> Schema:
-    """The constraint and the parser of the one argument in `given`; plain text without one."""
+    """The constraint and the parser of the only argument in `given`. If `given` is empty, a `Schema` of
+    unconstrained text."""
     for kind, value in given.items():
         return CONSTRAINTS[kind](value)
     return Schema(None, str)
@@ -296,18 +303,19 @@ def tool(
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Turn a function, plain or ``async``, into a tool that a model may call; see `ProgramState.call_tools`.
 
-    Every parameter must have a type, from which pydantic makes its JSON schema. The model is shown the
-    function's docstring, and each parameter's description under ``Args:`` (or as ``:param name:``).
+    Every parameter must have a type annotation, from which pydantic makes the parameter's JSON schema. The
+    model is shown the function's docstring, and the descriptions of the parameters, which are read from
+    ``Args:`` or from ``:param name:`` lines.
 
     Args:
         name: The name that the model is shown; by default the function's.
         description: Replaces the docstring.
-        strict: Refuse a keyword of the schema that cannot be enforced while the model writes. Without it the
-            keyword is left out, and told in the ``unenforced`` of the turn's `get_meta_info`; arguments are
-            validated in either case.
+        strict: True (the default) refuses a schema with a keyword that the grammar cannot enforce. With False
+            such a keyword is not enforced, and is listed in ``unenforced`` of the turn's `get_meta_info`. The
+            arguments are validated in either case.
         timeout: Seconds after which a call fails.
-        concurrency: Most calls of the tool that run at once, over all branches, rows and programs of this
-            process. The time that a call waits for its turn does not count for `timeout`.
+        concurrency: The largest number of calls of the tool that run at once, over all branches, rows and
+            programs of this process. The time that a call waits to start does not count towards `timeout`.
     """
     if function is None:
         return lambda function: make_tool(function, **options)
@@ -315,17 +323,18 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def system(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
-    """A system turn. With `tools` it ends with their descriptions."""
+    """A system turn. If `tools` are given, their descriptions are appended to `content`."""
     return _turn("system", content, tools)
 
 
 def user(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
-    """A user turn. `tools` as in `system`, for models whose template has no system turn or no tools."""
+    """A user turn. `tools` are described as in `system`; use it for models whose chat template has no system
+    turn or does not support tools."""
     return _turn("user", content, tools)
 
 
 def assistant(content: str | Node | None = None) -> Node:
-    """An assistant turn, usually of a `gen`."""
+    """An assistant turn; `content` is usually a `gen`."""
     return _turn("assistant", content)
 
 
@@ -363,18 +372,21 @@ def assistant_end() -> Node:
 def limit(
     *, timeout: float | None = None, max_total_tokens: int | None = None, max_calls: int | None = None
 ) -> AbstractContextManager[Limit]:
-    """A ``with`` block, in plain and in async code, that limits what the steps appended in it may spend.
+    """A ``with`` block that limits the time, tokens and calls of the steps appended in it. It is written
+    ``with`` in async code too.
 
     The limit also holds for branches that are forked in the block, and for runs that begin in it. Blocks may
-    be nested: all their limits hold. A step that would exceed one fails, with `BudgetExceeded` as the cause,
-    and requests in flight are ended; after `ProgramState.recover` the program goes on. The block's variable
-    has what was spent so far: `seconds`, `tokens` and `calls`.
+    be nested: all their limits hold. A step that would exceed a limit fails, with `BudgetExceeded` as the
+    cause, and the limit's requests in flight are stopped. The program can continue after
+    `ProgramState.recover`. The block's variable has the amounts spent so far: `seconds`, `tokens` and
+    `calls`.
 
     Args:
         timeout: Seconds of wall clock from the beginning of the block.
-        max_total_tokens: Prompt and completion tokens of all requests, as `Usage` counts them. Also those of
-            failed steps count.
-        max_calls: Requests to the model. A `select` is one, and so is each sample and each retry of a `gen`.
+        max_total_tokens: Prompt and completion tokens of all requests, as `Usage` counts them, including the
+            tokens of failed steps.
+        max_calls: Requests to the model. A `select` counts as one request, and so does each sample and each
+            retry of a `gen`.
     """
     bounds = Bounds(timeout, max_total_tokens, max_calls)
     if not bounds:
@@ -390,11 +402,13 @@ MODEL_TYPES = (
 
 
 def separate_reasoning(expr: str | Node | None = None, model_type: str | None = None) -> Node:
-    """SGLang's way to think: each `gen` in `expr` thinks, and its thoughts are the variable
-    ``NAME_reasoning_content``; the variable ``NAME`` and the text have the answer alone.
+    """Make each `gen` in `expr` think, as SGLang's function of this name does. For a `gen` named ``NAME``,
+    the variable ``NAME_reasoning_content`` holds the thoughts. The variable ``NAME`` and the streamed text
+    hold the answer without the thoughts.
 
-    `model_type` is one of SGLang's names of reasoning parsers. The marks are those of the model's own chat
-    template, whatever it is. A `gen` with max_tokens has as many for its thoughts again.
+    `model_type` must be one of SGLang's names of reasoning parsers, but has no effect: the marks of thoughts
+    always come from the model's chat template. If a `gen` sets max_tokens, its thoughts may take up to that
+    many tokens in addition.
     """
     if model_type not in MODEL_TYPES:
         raise UnsupportedField(

@@ -1,7 +1,7 @@
 """Fixtures for pytest, in every project that has Ramify installed: `ramify_replay` and `ramify_backend`.
 
-A test that uses `ramify_replay` as its backend records what `ramify_backend` answers, once, and replays that
-from then on.
+The first run of a test whose backend is `ramify_replay` records the answers of `ramify_backend`. Later runs
+replay the recording.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def ramify_backend() -> Backend:
-    """The backend that `ramify_replay` records. A project defines its own, of any scope, in a conftest.py."""
+    """The backend that `ramify_replay` records. A project must define its own fixture of this name, of any
+    scope, in a conftest.py."""
     pytest.fail(
         "There is no backend to record. Define a fixture ramify_backend in conftest.py, which returns an "
         "Engine or a RuntimeEndpoint.",
@@ -51,9 +52,10 @@ def ramify_backend() -> Backend:
 def ramify_replay(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A backend that answers as `ramify_backend` did when the test was recorded.
 
-    The recording is ``recordings/<module>/<test>.jsonl`` beside the test. It is made where it is missing, and
-    anew with ``--ramify-record``, and kept if the test passes. A missing one fails the test where the
-    environment variable CI is set. A request that was not recorded fails with the difference.
+    The recording is ``recordings/<module>/<test>.jsonl`` beside the test. The recording is made if it is
+    missing, and made again with ``--ramify-record``. A new recording is kept only if the test passes. If the
+    environment variable CI is set, a missing recording fails the test. A request that was not recorded fails
+    with an error that shows its difference from the recorded one.
     """
     from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
 
@@ -83,7 +85,8 @@ def ramify_replay(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 def recording_of(test: pytest.Item) -> Path:
-    """The path of a test's recording; a name that is no file name gets a hash."""
+    """The path of a test's recording. If the test's name cannot be a file name, the file name ends in a
+    hash."""
     name = ".".join(test.nodeid.split("::")[1:])
     plain = re.sub(r"[^\w.\[\]-]", "_", name)[:100]
     if plain != name:

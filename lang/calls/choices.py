@@ -1,4 +1,4 @@
-"""The methods of `select`, which decide among choices by the log-probabilities of their tokens.
+"""The methods of `select`: each decides among choices by the log-probabilities of the choices' tokens.
 
 The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
@@ -22,7 +22,8 @@ from ramify.messages import TokenLogprobs
 class Scored:
     """One choice with the log-probabilities of its tokens after the prompt.
 
-    `unconditional`: the log-probabilities without a prompt, where the method requires them.
+    `unconditional`: the log-probabilities of the same tokens without a prompt; None if the method does not
+    require them.
     """
 
     choice: str
@@ -31,12 +32,13 @@ class Scored:
 
     @property
     def logprobs(self) -> list[float]:
-        """Natural logs, one per token; the first token of a prompt has none and counts as 0."""
+        """Natural logarithms, one per token. The first token of a prompt has no log-probability and counts as
+        0."""
         return [value or 0.0 for value in self.tokens.logprobs]
 
     @property
     def mean(self) -> float:
-        """Mean over the tokens that have a log-probability; 0 for a choice of no tokens."""
+        """Mean over the tokens that have a log-probability; 0 if no token has one."""
         return _mean([value for value in self.tokens.logprobs if value is not None])
 
 
@@ -49,7 +51,7 @@ class ChoicesDecision:
 
 
 class ChoicesSamplingMethod:
-    """Decides among scored choices. Ties go to the earlier choice."""
+    """A method that decides among scored choices. Ties go to the earlier choice."""
 
     requires_unconditional_logprobs = False
 
@@ -61,17 +63,17 @@ class ChoicesSamplingMethod:
 
 
 class TokenLengthNormalized(ChoicesSamplingMethod):
-    """The highest mean token log-probability."""
+    """The method that decides for the choice with the highest mean log-probability of its tokens."""
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
         return ChoicesDecision(_best([one.mean for one in scored]), {})
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
-    """The choice that greedy decoding would follow, token by token.
+    """The method that decides for the choice that greedy decoding would follow, token by token.
 
-    A shorter choice is extended by its own mean up to the length of the longest, so that a choice which is a
-    prefix of another can win.
+    The log-probabilities of a shorter choice are padded with their own mean up to the length of the longest
+    choice. So a choice that is a prefix of another one can win.
     """
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
@@ -85,7 +87,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """The highest mean gain in log-probability that the prompt gives over the choice alone."""
+    """The method that decides for the choice with the highest mean difference between the log-probabilities
+    of its tokens with the prompt and without it."""
 
     requires_unconditional_logprobs = True
 
@@ -108,7 +111,7 @@ METHODS: dict[Method, ChoicesSamplingMethod] = {
     "greedy_token_selection": greedy_token_selection,
     "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
 }
-"""Name in the graphs of programs → method."""
+"""The name of a method in the graphs of programs → the method."""
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
-"""The chunks of one request, over several attempts where one breaks off by a failure that may pass.
+"""The chunks of one request. An attempt that breaks off by a transient failure is followed by another one.
 
-Where nobody has seen text of the broken attempt, the next one begins from nothing. Where a reader has, the
-output must be the same again, so it must be greedy or seeded:
+If no text of the broken attempt has been streamed to a reader, the next attempt may give any output. If text
+has been streamed, the next output must begin with that text, so the request must be greedy or seeded:
 
     attempt 1   "Once upon a"         shown, then the connection is lost
     attempt 2   "Once upon a time."   begins with what was shown; the reader gets " time."
@@ -32,15 +32,18 @@ from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, Toke
 from ramify.retry import IN_BATCH_S, Retry
 
 ABORT_S = 2.0
-"""Longest wait of a cancelled step, in seconds, for the last chunk of its request, which has the usage."""
+"""Longest time, in seconds, that a cancelled step waits for the last chunk of its request, which has the
+usage."""
 
 
 class Delivery:
     """One request of a run to `target`.
 
     Args:
-        show: Called with each chunk while it is generated; None where nobody reads.
-        marks: The marks of the thoughts with which the output begins; None for an output without thoughts.
+        show: Called with each new chunk, without the part that an earlier attempt has shown. None if the text
+            is not streamed to a reader.
+        marks: The marks around the thoughts at the beginning of the output; None for an output without
+            thoughts.
     """
 
     def __init__(
@@ -55,21 +58,21 @@ class Delivery:
         self._backend, self._info = target.backend, target.info
         self._marks = marks
         self.generated: list[TextChunk] = []
-        """The chunks of the last attempt from which chunks came."""
+        """The chunks of the latest attempt that has received any."""
         self.received: list[TextChunk] = []
-        """The chunks of `generated`, with the thoughts apart from the answer."""
+        """The chunks of `generated`, with the thoughts separated from the answer."""
         self.split = self._splitter()
         self._reader_split = self._splitter()
         self._shown = ""
-        """The longest text of a broken attempt, which the reader has been shown."""
+        """The text that the reader has been shown: the longest text of the broken attempts."""
         self._shown_ids = 0
 
     async def receive(self, request: Generate) -> str:
-        """Receive all chunks, and return the id of the attempt that gave them.
+        """Receive all chunks, and return the request id of the attempt that they came from.
 
-        Where the backend has a store of answers, the answer is looked up there first, and kept there at the
-        end. Raises the error of the last attempt, and `BackendError` where an attempt does not begin with
-        the text that the reader has been shown.
+        If the backend has a store of answers, the answer is looked up there first, and a new answer is added
+        to the store. Raises the error of the last attempt, and `BackendError` if the output of an attempt
+        does not begin with the text that the reader has been shown.
         """
         store: AnswerStore | None = getattr(self._backend, "answers", None)
         key = None if store is None else key_of(request, self._info, await self._revision(request))
@@ -85,7 +88,7 @@ class Delivery:
         rid = await self._attempts(request)
         finish = self.generated[-1].finish if self.generated else None
         ended = finish is not None and finish.reason != "abort" and finish.limit is None
-        # Another adapter may have been loaded under the name meanwhile.
+        # Another adapter may have been loaded under the same name during the request.
         if ended and key == key_of(request, self._info, await self._revision(request)):
             await asyncio.to_thread(store.put, key, self.generated, self._info.name)
         return rid
@@ -175,27 +178,29 @@ class Delivery:
 
 
 def _text(chunk: TextChunk) -> str:
-    """All text of a chunk, the thoughts included."""
+    """All text of a chunk, with its thoughts."""
     return chunk.reasoning + chunk.text
 
 
 def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
-    """`known`, with at least the tokens that have arrived. A text without ids counts as one token."""
+    """`known` with its completion_tokens raised, if necessary, to the number of tokens in `received`. A chunk
+    of text without token ids counts as one token."""
     tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
     return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
 def is_repeatable(request: Generate) -> bool:
-    """Whether the same request has the same answer: it is greedy, or has a seed."""
+    """Whether `request` gives the same answer each time: it is greedy, or has a seed."""
     return request.sampling.temperature == 0.0 or request.sampling.seed is not None
 
 
 def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
-    """The key of an answer in a store; None for a sample without a seed.
+    """The key of the answer of `request` in a store of answers; None if the request is sampled without a
+    seed.
 
     The key covers the model, the revision of the request's LoRA adapter (`lora`), the fields of the request
-    that change its answer, and the cache scope: no tenant gets another tenant's answers. Raises
-    `InvalidRequest` where the backend gives no fingerprint of its model.
+    that change its answer, and the cache scope, so that no tenant gets another tenant's answers. Raises
+    `InvalidRequest` if `info` has no fingerprint of the model.
     """
     if not is_repeatable(request):
         return None
@@ -230,9 +235,12 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
 
 
 async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
-    """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
-    chunks up to the last one, whose usage counts all that was computed. A request that the backend does not
-    have yet ends at once."""
+    """Call `take` with each chunk of the answer of `request`.
+
+    If this coroutine is cancelled, the backend aborts the request, and `take` is still called with the chunks
+    up to the last one, whose usage counts all computed tokens. If the backend does not have the request yet,
+    cancelling ends at once.
+    """
 
     async def read() -> None:
         chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))

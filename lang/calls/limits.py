@@ -3,8 +3,8 @@
     with rm.limit(max_total_tokens=500):     holds for the steps that are appended in the block,
         s += rm.gen("draft")                 and for those of branches that are forked in it
 
-A `Limit` counts what its steps have spent. The runtime is told of it with each request (`LimitHint`), as only
-the runtime knows what the requests that are in flight at the same time have cost.
+A `Limit` counts what its steps have spent. Each request carries its limits to the runtime (`LimitHint`),
+because only the runtime knows the cost of the requests that are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAMES = Bounds.__struct_fields__
 
 
 class Limit:
-    """A limit, and the spending of its steps. Its time begins when it is made; with `later`, with its first
-    step."""
+    """A limit, and what its steps have spent. Its time begins when the object is made, or with `later` when
+    its first step begins."""
 
     def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
@@ -46,7 +46,8 @@ class Limit:
         self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
-        """Raises where the figures are read while a program is traced; None outside of tracing."""
+        """A function that raises an error. It is called when `calls`, `tokens` or `seconds` is read while a
+        program is traced. None outside of tracing."""
         self._calls = self._tokens = 0
         self._tokens_on: Counter[Backend] = Counter()
         self._began = None if later else time.monotonic()
@@ -63,7 +64,7 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the limit's time began."""
         return self._elapsed() if self.refuse is None else self.refuse()
 
     def _elapsed(self) -> float:
@@ -93,7 +94,8 @@ class Limit:
         self._tokens_on[backend] += tokens
 
     def hint(self, backend: Backend) -> LimitHint:
-        """The limit as `backend` is told it, which itself sums the cost of the limit's requests there."""
+        """The limit as a hint for `backend`. The backend counts the cost of the limit's requests that it has
+        served, so the hint's max_total_tokens are reduced only by the tokens spent on other backends."""
         most = self.bounds.max_total_tokens
         return LimitHint(
             id=self.id,
@@ -113,7 +115,8 @@ class Limit:
         )
 
     def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
-        """`known`: the cost of the limit's requests in tokens, as the runtime counts it."""
+        """The error for a limit whose tokens are spent. `known` is the number of tokens that the runtime has
+        counted for the limit's requests."""
         most, spent = self.bounds.max_total_tokens, max(self._tokens, known)
         rest = ", and this step does not fit into the rest" if spent < (most or 0) else ""
         return BudgetExceeded(
@@ -139,12 +142,12 @@ Limits = tuple[Limit, ...]
 """Limits that hold at the same time, outermost first."""
 
 LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
-"""The limits of the blocks that the running code is in."""
+"""The limits of the ``with`` blocks around the running code."""
 
 
 @contextlib.contextmanager
 def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
-    """A ``with`` block whose steps have a limit more."""
+    """A ``with`` block whose steps have a new limit with these `bounds` in addition."""
     limit = Limit(bounds, where, remedy=LEAVE)
     with under((limit,)):
         yield limit
@@ -152,7 +155,7 @@ def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
 
 @contextlib.contextmanager
 def under(limits: Limits) -> Iterator[None]:
-    """A ``with`` block whose steps have these limits as well."""
+    """A ``with`` block whose steps have these limits in addition."""
     token = LIMITS.set((*LIMITS.get(), *limits))
     try:
         yield
@@ -161,12 +164,13 @@ def under(limits: Limits) -> Iterator[None]:
 
 
 def combined(outer: Limits, inner: Limits) -> Limits:
-    """The limits of both, each once."""
+    """The limits of `outer` and `inner`, each once."""
     return tuple(dict.fromkeys((*outer, *inner))) if outer and inner else outer or inner
 
 
 def tightest(limits: Limits) -> Bounds:
-    """The rest of all limits together: the least of each kind."""
+    """The bounds that remain under all limits together: for each kind, the smallest remaining amount, or None
+    if no limit bounds it."""
 
     def least(values: Iterable[float | None]) -> float | None:
         return min((value for value in values if value is not None), default=None)
@@ -182,14 +186,15 @@ def tightest(limits: Limits) -> Bounds:
 
 
 class Deadline(NamedTuple):
-    """The limit whose time is over next."""
+    """The limit whose time ends first, and the seconds until then."""
 
     seconds_left: float
     limit: Limit
 
 
 def deadline(limits: Limits) -> Deadline | None:
-    """The earliest deadline, with the innermost limit of that time; raises `BudgetExceeded` if it is past."""
+    """The earliest deadline of `limits`; None if no limit has a timeout. If two limits have the same
+    deadline, the inner one is returned. Raises `BudgetExceeded` if a deadline is past."""
     found: Deadline | None = None
     for limit in reversed(limits):
         left = limit.seconds_left
@@ -201,19 +206,21 @@ def deadline(limits: Limits) -> Deadline | None:
 
 
 class Allowance(NamedTuple):
-    """A request as its limits allow it."""
+    """The limits of a request, and the request's options after the limits have cut them."""
 
     limits: Limits
     sampling: SamplingParams
     thinking: Thinking | None
     cut: bool
-    """Whether the limits leave fewer tokens than the step wants."""
+    """Whether the limits have reduced the step's max_tokens."""
 
 
 def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | None = None) -> Allowance:
-    """Count a request for each limit. Its max_tokens are cut to the rest, those of its thoughts first.
+    """Count a request for each limit, and cut its max_tokens to what the limits leave. The max_tokens of
+    thoughts are cut before those of the answer.
 
-    Raises `BudgetExceeded` for the innermost limit that does not allow the request, and counts nothing then.
+    Raises `BudgetExceeded` for the innermost limit that does not allow the request. In that case no limit
+    counts it.
     """
     wanted, replace = sampling.max_tokens, msgspec.structs.replace
     if limits:
@@ -245,10 +252,10 @@ def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
 
 
 def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
-    """Raise `BudgetExceeded` for the innermost limit that an answer has exceeded. Call it once the answer is
-    counted.
+    """Raise `BudgetExceeded` for the innermost limit that an answer has exceeded. The usage of the answer
+    must have been counted.
 
-    `cut`: the answer ended at the max_tokens that `allow_call` set.
+    `cut` says that the answer was cut off at the max_tokens that `allow_call` has set.
     """
     reached = None if finish is None else finish.limit
     if reached is not None and reached.timed_out:
@@ -265,5 +272,6 @@ def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
 
 
 def _named(limits: Sequence[Limit], id: str) -> Limit:
-    """The limit with this id; the innermost for an unknown id, which is a limit of a server's own."""
+    """The limit with this `id`. An unknown id belongs to a limit that a server has set itself; for it the
+    innermost limit is returned."""
     return next((one for one in limits if one.id == id), limits[-1])

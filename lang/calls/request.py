@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Output:
-    """The joined chunks of one generation. `text` is the text of ``ids[:kept_ids]`` followed by `tail`."""
+    """The concatenated chunks of one generation. `text` is the text of ``ids[:kept_ids]`` followed by
+    `tail`."""
 
     rid: str
     target: Target
@@ -50,9 +51,10 @@ class Output:
     prompt_logprobs: TokenLogprobs | None
     choices: tuple[ChoiceScore, ...]
     thinking: str = ""
-    """The thoughts before the answer `text`. `ids` and `kept_ids` count the tokens of both."""
+    """The thoughts before the answer `text`. `ids` and `kept_ids` include the tokens of the thoughts."""
     thought: Thought | None = None
-    """The thoughts as a part of the content; None for a step without ``thinking=``."""
+    """The mark with which the thoughts are added to the branch's content; None for a step without
+    ``thinking=``."""
     enforcement: Enforcement | None = None
     violations: tuple[Violation, ...] | None = None
 
@@ -79,13 +81,13 @@ async def send(
     """Send `request` and record the result in `call`.
 
     Args:
-        allowance: The limits that the request counts for.
-        thinking: Whether the model was told to think, or not to.
-        show: Called with each chunk while it is generated, in a run that streams.
+        allowance: The limits that count the request.
+        thinking: The step's setting of thinking; None if the step has none.
+        show: Called with each chunk while it is generated; None if the text is not streamed to a reader.
 
-    A request that fails by an error that may pass is sent again, as the backend's `retry` says. Raises the
-    backend's errors, `Cancelled` where the backend aborts, `BudgetExceeded` for an answer that exceeds a
-    limit, and `BackendError` where the chunks end without a final one.
+    A request that fails by a transient error is sent again, as the backend's `retry` says. Raises the
+    backend's errors, `Cancelled` if the backend aborts the request, `BudgetExceeded` if the answer exceeds a
+    limit, and `BackendError` if the chunks end without a final one.
     """
     limits, cut = allowance.limits, allowance.cut
     marks = thinking_of(target.info) if request.preambles else None
@@ -152,9 +154,11 @@ def _thought(
 
 
 def _first_text_s(call: Call) -> float | None:
-    """Seconds from the start of the run to the first text, as the runtime generated it.
+    """Seconds from the start of the run to the moment when the runtime generated the first text; None if
+    there was none.
 
-    The text of a call that does not stream may be delivered late, so its first chunk is no measure.
+    The text of a call that does not stream may be delivered late, so the arrival of its first chunk may be
+    later than this moment.
     """
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
@@ -163,7 +167,8 @@ def _first_text_s(call: Call) -> float | None:
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all concurrently and return the results. Where one fails, the others are cancelled and awaited."""
+    """Run all of `work` concurrently and return the results in order. If one fails, the others are cancelled
+    and awaited."""
     tasks = [asyncio.ensure_future(one) for one in work]
     async with cancel_at_end(tasks):
         return await asyncio.gather(*tasks)

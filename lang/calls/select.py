@@ -1,7 +1,7 @@
 """The request of a `select`, which scores all choices after the prompt.
 
-A choice is scored by the log-probabilities of its tokens. Where the prompt ends in text, the first token of a
-choice may begin in the prompt: "Answer: " + "Yes" may be tokenized as ["Answer", ":", " Yes"].
+A choice is scored by the log-probabilities of its tokens. If the prompt ends in text, the first token of a
+choice may begin inside the prompt: "Answer: " + "Yes" may be tokenized as ["Answer", ":", " Yes"].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice made. `ids` are its tokens; empty where its first token begins in the prompt."""
+    """The chosen choice. `ids` are its tokens; empty if its first token begins inside the prompt."""
 
     text: str
     ids: tuple[int, ...]
@@ -30,16 +30,17 @@ class Choice:
 
 
 def scoring_of(choices: Sequence[str], method: ChoicesSamplingMethod) -> Choices:
-    """The choices of a request, with the log-probabilities that `method` requires."""
+    """The choices as a request scores them, with unconditional log-probabilities if `method` requires
+    them."""
     return Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
 
 
 def decide(
     found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """The choice that `method` decides for by the scores `found`, which are recorded in `step`.
+    """The choice that `method` decides for by the scores `found`. The scores are recorded in `step`.
 
-    Raises `BackendError` where the backend has returned no scores.
+    Raises `BackendError` if the backend has not returned all scores.
     """
     unconditional = method.requires_unconditional_logprobs
     if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):

@@ -1,4 +1,4 @@
-"""A run of a program as its requests see it."""
+"""The parts of a program's run that its requests need."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ class Session:
     def __init__(self, *, scope: str, stream: bool, in_batch: bool, started: float | None = None) -> None:
         self.program = uuid.uuid4().hex
         self.scope = scope
-        """The cache scope."""
+        """The cache scope of the run's requests."""
         self.stream = stream
         """Whether the caller may iterate over the text while the program runs."""
         self.in_batch = in_batch
-        """Whether the run is a row of a batch, or a part of one."""
+        """Whether the run is a row of a batch, or was started by such a run."""
         self.started: float = time.perf_counter() if started is None else started
-        """The start of the outermost program, from which all times of a trace count."""
+        """The start of the outermost program, as `time.perf_counter` gives it. All times of a trace are
+        counted from here."""
         self.heard_s = 0.0
-        """Time of the backend's last chunk, as `time.perf_counter` gives it."""
+        """The time at which the latest chunk of any request arrived, as `time.perf_counter` gives it."""
         self._numbers = itertools.count()
 
     def clock(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the outermost program began."""
         return time.perf_counter() - self.started
 
     def next_rid(self) -> str:

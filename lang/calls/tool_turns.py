@@ -1,9 +1,10 @@
-"""A turn of tool calls as text: the descriptions, the calls and the results, as each model reads them.
+"""The text of a turn of tool calls: the descriptions, the calls and the results, in the form that each model
+reads.
 
-In a chat the calls are an assistant turn. If the model's own template writes tools in a way that can be
-appended (`ChatFormat.tools`), calls and results follow the template, with a tool turn for each result. If
-not, they are in the generic format of `ramify.tool_calls`, with all results in one user turn. In a program
-without turns they are plain text in the generic format.
+In a chat the calls are an assistant turn. If the tools of the model's chat template can be written piece by
+piece (`ChatFormat.tools`), calls and results follow the template, with a tool turn for each result. Otherwise
+calls and results are in the generic format of `ramify.tool_calls`, with all results in one user turn. In a
+program without turns, calls and results are plain text in the generic format.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC
 
 RESULTS = "user"
-"""The role of the turn of results where the template has no tool turns."""
+"""The role of the turn that holds the results, if the chat template has no tool turns."""
 
 
 def form_of(target: PromptModel) -> CallForm:
-    """The form of calls for a model."""
+    """The form in which the model of `target` reads and writes calls."""
     if target.takes_messages:
         return JsonCalls()
     chat = target.info.chat_format
@@ -37,14 +38,15 @@ def form_of(target: PromptModel) -> CallForm:
 
 
 def pieces_of(target: PromptModel) -> ToolPieces | None:
-    """The texts of the model's own template for tools; None where its form of calls is generic."""
+    """The texts for tools of the chat template of `target`; None if its calls are in the generic format or in
+    JSON."""
     form, chat = form_of(target), target.info.chat_format
     native = isinstance(form, TaggedCalls) and form.form.native
     return chat.tools if native and chat is not None else None
 
 
 class Describe(msgspec.Struct, frozen=True):
-    """The mark of `describe`."""
+    """The mark of the piece that `describe` appends."""
 
     tools: Tools
 
@@ -77,7 +79,8 @@ def describe(
 
 
 def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
-    """`view` before the generation of calls: in a chat, with the assistant turn opened."""
+    """`view` with `opening` appended, after which the calls are generated. If `turns`, an assistant turn is
+    begun first."""
     dialogue, tail = view.dialogue, view.tail
     if turns:
         dialogue, tail = begin_turn(dialogue, tail, "assistant", view.target.info)
@@ -86,22 +89,22 @@ def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
 
 
 class CallTurn(msgspec.Struct, frozen=True):
-    """A turn of calls with its results: the mark of all of its pieces."""
+    """A turn of calls with its results. It is the mark of all pieces that the turn appends."""
 
     opening: str
     output: Output
     words: str
-    """The model's words beside its calls."""
+    """The model's words in the turn, without the calls."""
     written: WrittenCalls
     shown: tuple[str, ...]
     """The results, as the model is shown them."""
     turns: bool
-    """Whether the calls and the results are turns of a chat, not plain text."""
+    """Whether the calls and the results are chat turns; otherwise they are plain text."""
 
     def append(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """`write`, with this turn as the mark of the pieces that it appends."""
+        """Append the turn as `write` does, and set this object as the mark of the appended pieces."""
         dialogue, written = self.write(dialogue, tail, target)
         return dialogue, marked(written, tail, self)
 
@@ -129,7 +132,8 @@ class CallTurn(msgspec.Struct, frozen=True):
         return dialogue, tail
 
     def _append_calls(self, tail: Piece | None, target: PromptModel) -> Piece | None:
-        """Append the calls: as they were generated, or in the form of `target` where that is another."""
+        """Append the calls as they were generated, or, if `target` has another form of calls, in the form of
+        `target`."""
         output, form = self.output, form_of(target)
         if form != form_of(output.target):
             return append_text(tail, form.write(self.words, self.written))

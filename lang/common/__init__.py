@@ -1,1 +1,2 @@
-"""Helpers of all of `lang`: an event for threads and loops, the user's line for errors, refused names."""
+"""Helpers used by all of `lang`: an event for threads and event loops, the line of the user's code for error
+messages, and names that are refused."""

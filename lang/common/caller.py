@@ -13,7 +13,7 @@ STDLIB = sysconfig.get_path("stdlib")
 
 
 def caller_line() -> str | None:
-    """file:line of the nearest caller outside this package; None where all callers are inside."""
+    """``file:line`` of the nearest caller outside this package; None if all callers are inside it."""
     frame = _caller()
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -32,7 +32,8 @@ def _caller() -> FrameType | None:
 
 
 def raised_line(error: BaseException) -> str | None:
-    """file:line of the innermost frame of the user's code in the traceback of `error`."""
+    """``file:line`` of the innermost frame of the user's code in the traceback of `error`; None if there is
+    none."""
     line = None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if is_users(frame.f_globals.get("__name__", "")):
@@ -41,7 +42,8 @@ def raised_line(error: BaseException) -> str | None:
 
 
 def is_users(module: str) -> bool:
-    """Whether the module is the user's: not Python's, not of an installed package, and not of this one."""
+    """Whether the module belongs to the user: not to Python's standard library, an installed package, or this
+    package."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):

@@ -21,7 +21,8 @@ class Event(Future[None]):
         return self.done()
 
     def on_set(self, call: Callable[[], None]) -> None:
-        """Call `call` in the thread that sets the event; at once if it is set."""
+        """Call `call` when the event is set, in the thread that sets it. If the event is set already, call it
+        now."""
         self.add_done_callback(lambda _: call())
 
     def block(self) -> None:

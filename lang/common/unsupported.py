@@ -19,11 +19,11 @@ UNSUPPORTED = {
     "LiteLLM": OTHER_BACKEND,
     "VertexAI": OTHER_BACKEND,
 }
-"""Public name → what to do instead."""
+"""Public name → the remedy."""
 
 
 def unsupported(name: str, remedy: str) -> Callable[..., NoReturn]:
-    """A function that raises `UnsupportedField` when it is called."""
+    """A function `name` that raises `UnsupportedField`, with `remedy`, when it is called."""
 
     def call(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedField(f"{name} is not there.", field=name, remedy=remedy)

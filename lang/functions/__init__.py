@@ -1,6 +1,7 @@
-"""Decorated functions: programs as users hold, run, bind, compile and batch them.
+"""Decorated functions: the program objects that users run, bind, compile and run in batches.
 
-program      the base of both kinds: arguments, options, the start of a run
-function     a body that is a plain function; `async_function` one that is a coroutine function
-compiled     either of them as a graph
+program          the base of sync and async programs: arguments, options, the start of a run
+function         programs whose body is a plain function
+async_function   programs whose body is a coroutine function
+compiled         programs of both kinds that run as graphs
 """

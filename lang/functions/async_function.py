@@ -36,14 +36,14 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
     _graph_body = staticmethod(async_body_of)
 
     def compile(self, **given: Any) -> AsyncCompiled[...]:
-        """`Function.compile`. The body may await only its own steps."""
+        """Compile the program as `Function.compile` does. The body may await only its own steps."""
         from ramify.lang.functions.compiled import AsyncCompiled
 
         traced, left, bound = self._compile(given)
         return AsyncCompiled(traced, left, self.body, bound)
 
     def bind(self, **bound: Any) -> AsyncFunction[...]:
-        """The same program with some arguments, or options of `run`, given."""
+        """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(bound)
 
     async def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -85,7 +85,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> list[ProgramState] | BatchSummary | BatchEstimate:
-        """`Function.run_batch` in this event loop."""
+        """Run the program once for each row in this event loop, as `Function.run_batch` does."""
         writing = {
             "key": key,
             "look_ahead": look_ahead,
@@ -115,7 +115,8 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> AsyncIterator[ProgramState]:
-        """The states of `run_batch`, yielded in the order of the rows, which are read as they are needed."""
+        """Run the rows as `run_batch` does, and yield their states in the order of the rows. Rows are read
+        only as they are needed."""
         batch = self._batch(options, num_threads, concurrency, progress_bar, give_up_after)
         async for state in self._states(batch, rows):
             yield state
@@ -140,7 +141,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
 
 
 async def _execute(started: Started) -> None:
-    """Await the body and all steps; an exception ends the run and is raised."""
+    """Await the body and all steps. An exception of the body cancels the run and is raised."""
     run = started.run
     try:
         with placed(run, run.root.call):
@@ -154,7 +155,8 @@ async def _execute(started: Started) -> None:
 
 
 async def _stream(started: Started) -> None:
-    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
+    """Run as `_execute` does, but raise nothing: the run keeps an exception, and its states raise it when
+    they are read."""
     with contextlib.suppress(Exception):
         await _execute(started)
 
@@ -165,8 +167,10 @@ async def _info(backend: Backend) -> ModelInfo:
 
 
 def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """The future of `coroutine`, which starts on the background loop at once; cancelling it cancels that.
+    """The future of `coroutine`, which starts on the background loop at once. Cancelling the future cancels
+    the coroutine.
 
-    A task of the caller's loop would not do: `asyncio.run` cancels tasks at its end, some before they begin.
+    A task of the caller's loop is not used because `asyncio.run` cancels all tasks at its end, some before
+    they have begun.
     """
     return asyncio.wrap_future(submit(coroutine))

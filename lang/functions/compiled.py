@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. Parameters with a value at compile time are gone."""
+    """Base of `Compiled` and `AsyncCompiled`. The signature lacks the parameters that were given a value at
+    compile time."""
 
     traced: Traced
 
@@ -29,12 +30,12 @@ class _Compiled(Program[P, R]):
         self.traced = traced
 
     def graph(self) -> GraphView:
-        """The graph, to print, draw and send."""
+        """The graph of the program, which can be printed, drawn and sent to a server."""
         local = {place: step.local() for place, step in self.traced.steps.items()}
         return GraphView(self.traced.graph, self.traced.lines, local)
 
     def compile(self, **given: Any) -> Self:
-        """The same program, with arguments or options of `run` given."""
+        """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(given)
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
@@ -46,4 +47,4 @@ class Compiled(_Compiled[P, ProgramState], Function[P]):
 
 
 class AsyncCompiled(_Compiled[P, Coroutine[Any, Any, ProgramState]], AsyncFunction[P]):
-    """`Compiled` for the caller's event loop; made by `AsyncFunction.compile`."""
+    """An async program that runs as a graph; made by `AsyncFunction.compile`."""

@@ -1,4 +1,5 @@
-"""Programs whose body is a plain function. It runs in the caller's thread, or streams from its own thread."""
+"""Programs whose body is a plain function. The body runs in the caller's thread, or with ``stream=True`` in a
+thread of its own."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ class Function(Program[P, ProgramState]):
     _graph_body = staticmethod(body_of)
 
     def compile(self, **given: Any) -> Compiled[...]:
-        """The program as a graph, run without Python between its calls; see ``docs/compiled-programs.md``.
+        """Compile the program to a graph, which runs without Python code between its calls; see
+        ``docs/compiled-programs.md``.
 
-        The body is called once, with placeholders for results. Its arguments are those in `given`, the
-        defaults of its parameters, and placeholders for the rest, which each run of the graph is given as
-        text. `given` may also hold options of `run`. Raises `CompileError`, with the line, where the body
-        branches on a placeholder.
+        The body is called once, with placeholders for the results of its steps. Parameters get their values
+        from `given`, else their defaults, else placeholders. The arguments for these placeholders are given
+        to each run of the graph. `given` may also hold options of `run`. Raises `CompileError`, which names
+        the line, if the body branches on a placeholder.
         """
         from ramify.lang.functions.compiled import Compiled
 
@@ -49,7 +51,7 @@ class Function(Program[P, ProgramState]):
         return Compiled(traced, left, self.body, bound)
 
     def bind(self, **bound: Any) -> Function[...]:
-        """The same program with some arguments, or options of `run`, given."""
+        """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(bound)
 
     def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -99,32 +101,35 @@ class Function(Program[P, ProgramState]):
     ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary | BatchEstimate:
         """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
 
-        Returns the states in the order of the rows. An exception in one row does not end the others: the
-        state of that row has it as `error()` and raises it where a variable is read. The same holds for a row
-        that does not fit the program's parameters. With `generator_style` the states are yielded in order,
-        and rows are read only as they are needed.
+        Returns the states in the order of the rows. If one row raises an exception, the other rows still run
+        to their end. `error()` of the failed row's state returns the exception, and reading a variable of
+        that state raises it. A row that does not fit the program's parameters fails in the same way. With
+        `generator_style` the states are yielded in order, and rows are read only as they are needed.
 
         A row that fails transiently (`ramify.errors.is_transient`) runs again, after a pause in which no row
-        starts (`ramify.lang.batch.breaker`). When nothing has been answered for `give_up_after` seconds
-        (None: no limit), the batch stops: the states of the rows that are left have an error whose
-        `transient` is true, or, with `out`, the summary has `stopped`.
+        starts (`ramify.lang.batch.breaker`). If no request has been answered for `give_up_after` seconds
+        (None: no limit), the batch stops. The states of the remaining rows then have an error whose
+        `transient` is true; with `out`, the summary has `stopped`.
 
         With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
         finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
-        so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`); rows
-        that failed transiently run again. A file ``NAME.parquet`` is written at the end, from
-        ``NAME.jsonl``. ``"-"`` is standard output; in it, in a pipe and in a device no call goes on. A value
-        that is not JSON fails its row, whose others are kept; NaN and infinities are written as texts.
-        Raises `RamifyError` where the file cannot be written, such as on a full disk.
+        so a repeated call continues a batch that was stopped or killed (`ramify.lang.batch.checkpoint`); rows
+        that failed transiently run again. A file ``NAME.parquet`` is written at the end, from ``NAME.jsonl``.
+        ``"-"`` is standard output. A batch whose `out` is standard output, a pipe or a device cannot be
+        continued. A value that cannot be written as JSON fails its row, but the row's other values are
+        written; NaN and infinities are written as strings. Raises `RamifyError` if the file cannot be
+        written, for example on a full disk.
 
-        `key` names a column that is copied into each line, and by which rows are known; without it they are
-        known by their content. The file says what was run (`ramify.lang.batch.fingerprint`): a changed
-        program, or other options, raise `InvalidRequest` with the difference, unless `rerun` has
-        ``"changed"`` (run rows again that are not up to date) or ``"missing"`` (keep them). ``"failed"``
-        runs failed rows again; several words are separated by commas.
+        `key` names the column that identifies a row, and is copied into the row's line; without `key` a row
+        is identified by its content. The file records the program and its options
+        (`ramify.lang.batch.fingerprint`). If they have changed since, `InvalidRequest` with the difference is
+        raised, unless `rerun` is ``"changed"`` (rows that were run before the change run again) or
+        ``"missing"`` (the results of these rows are kept). ``"failed"`` runs failed rows again. `rerun` may
+        hold several of these words, separated by commas.
 
         `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
-        prefix run together. `trace` is the path of an HTML report of the first `trace_rows` rows (16).
+        prefix run together. `trace` is the path at which an HTML report of the first `trace_rows` rows
+        (default: 16) is written.
 
         With `dry_run` at most 8 rows run, nothing is written, and an estimate for all rows that have no
         result is returned (`ramify.lang.batch.estimate`).
@@ -160,7 +165,7 @@ class Function(Program[P, ProgramState]):
 
 
 def _execute(started: Started) -> None:
-    """Call the body and wait for all steps; an exception ends the run and is raised."""
+    """Call the body and wait for all steps. An exception of the body cancels the run and is raised."""
     run = started.run
     try:
         with placed(run, run.root.call):
@@ -174,7 +179,8 @@ def _execute(started: Started) -> None:
 
 
 def _stream(started: Started) -> None:
-    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
+    """Run as `_execute` does, but raise nothing: the run keeps an exception, and its states raise it when
+    they are read."""
     with contextlib.suppress(Exception):
         _execute(started)
 

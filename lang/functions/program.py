@@ -30,17 +30,17 @@ from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-"""The result of `run`: a state, or a coroutine of one."""
+"""The type that `run` returns: a state, or a coroutine that returns a state."""
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
-"""Arguments of `run`, which no program can have as parameters."""
+"""Arguments of `run` that no program can have as parameters of its own."""
 
 NO_PARAMETERS = inspect.Signature()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `run` beside the program's own."""
+    """The arguments of `run` other than the program's own arguments."""
 
     options: dict[str, Any]
     backend: Backend
@@ -48,9 +48,9 @@ class Settings:
     scope: str
     compiled: bool
     bounds: Bounds
-    """The bounds of each run."""
+    """The bounds given to `run`, which hold for each run."""
     limits: Limits
-    """The limits of the blocks that the call stands in."""
+    """The limits of the ``with`` blocks around the call of `run`."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class Started:
 
     run: Run
     state: ProgramState
-    """The caller's handle of the run."""
+    """The state that the caller gets."""
     body: Callable[[], Any]
-    """Calls the program's body; raises TypeError or `InvalidRequest` where its arguments do not fit."""
+    """Calls the program's body. Raises TypeError or `InvalidRequest` if the arguments do not fit the body's
+    parameters."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,16 @@ class Batch:
 
     settings: Settings
     common: Mapping[str, Any]
-    """The program's arguments that are the same for all rows."""
+    """The program's arguments that are the same for all rows, by name."""
     limit: int
     """Most rows that run at once."""
     progress: bool
     give_up_after: float | None
     plan: results.Plan | None
-    """The way to write the results file; None without one."""
+    """The results file and the options for writing it; None for a batch without a results file."""
     place: Place | None = None
-    """The place in another program whose trace the rows belong to; None for a batch with a results file."""
+    """The place in the program that started the batch; the rows become part of that program's trace. None
+    outside of programs, and for a batch with a results file."""
 
     def in_order(self, rows: Iterable[Any]) -> runs.Batch:
         return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
@@ -88,7 +90,7 @@ class Program(Generic[P, R]):
     """The base of sync and async programs: a body, its signature, and bound arguments."""
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
-    """Makes a body that runs the graph."""
+    """Makes a body that runs a traced graph: `body_of` or `async_body_of`."""
     traced: Traced | None = None
     """The graph of a compiled program."""
 
@@ -122,8 +124,11 @@ class Program(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """`run`. With the state of another program as the first argument: append this program's steps to that
-        state, on `backend` if it is given, and return the result of the body."""
+        """Run the program, as `run` does.
+
+        If the first argument is the state of another program, append this program's steps to that state
+        instead, and return the result of the body. `backend`, if given, is the backend of these steps.
+        """
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
         return self.run(*args, **kwargs)
@@ -147,15 +152,18 @@ class Program(Generic[P, R]):
     @overload
     def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> R: ...
     def run(self, *args: Any, **kwargs: Any) -> R:
-        """Run the program and wait for all its steps: in this thread, or in this event loop if it is async.
+        """Run the program and wait for all its steps. The body runs in this thread, or in this event loop if
+        it is async.
 
-        Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread or task
-        and return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
-        be traced is called once more and runs as it is), `timeout`, `max_total_tokens` and `max_calls` (as
-        `limit`, for the run; a parameter of the program goes before an option of that name), and default
-        sampling options for every `gen`.
-        An exception of the body, Ctrl-C, or cancelling an async run, cancels the requests in flight and is
-        raised. The error of a step is raised where its variable is read.
+        In addition to the program's own arguments, `run` takes `backend`, `stream` (run the body in a new
+        thread or task and return at once), `cache_scope`, and default sampling options for every `gen`. With
+        `compiled`, the body is traced and its graph runs; a body that cannot be traced is called a second
+        time, and its steps run as they are appended. `timeout`, `max_total_tokens` and `max_calls` limit the
+        run, as in `limit`. If the program has a parameter of one of these three names, the argument is for
+        that parameter.
+
+        If the body raises an exception, on Ctrl-C, or if an async run is cancelled, the requests in flight
+        are aborted and the exception is raised. The error of a step is raised when its variable is read.
         """
         return self._run(*args, **kwargs)
 
@@ -163,7 +171,8 @@ class Program(Generic[P, R]):
         raise NotImplementedError
 
     def with_options(self, **options: Any) -> Self:
-        """The same program with a backend or sampling options; keeps its parameters' types."""
+        """A copy of the program with a default backend or default sampling options. The types of its
+        parameters stay the same."""
         return self._with(options)
 
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
@@ -178,10 +187,10 @@ class Program(Generic[P, R]):
         return Settings(options, find_backend(backend), stream, scope, compiled, bounds, LIMITS.get()), own
 
     def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
-        """Refuse a name that is no parameter of the program and no option of `of`.
+        """Refuse a name in `own` that is neither a parameter of the program nor an option of the method `of`.
 
-        Raises TypeError, as Python does for functions; for a batch, whose rows give the parameters,
-        `UnsupportedField`.
+        Raises TypeError, as Python does for function calls. For `run_batch`, whose rows give the parameters,
+        raises `UnsupportedField`.
         """
         parameters = self._signature.parameters.values()
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
@@ -198,8 +207,8 @@ class Program(Generic[P, R]):
                 )
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Call the body on the state of another program, with the bound arguments added. Its steps run on
-        `backend`, if that is given."""
+        """Call the body on the `state` of another program, with the bound arguments added. If `backend` is
+        given, the steps of the body run on it."""
         given = {**self.bound, **kwargs}
         backend = given.pop("backend", None)
         for name in given:
@@ -215,7 +224,8 @@ class Program(Generic[P, R]):
         return self.body(state._on(backend), *bound.args, **bound.kwargs)
 
     def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
-        """The traced program, the signature of the arguments still to be given, and the bound options."""
+        """The traced program, the signature of the parameters that still need arguments, and the bound
+        options of `run`."""
         bound = self._bind(given)
         own = {name: bound.pop(name) for name in self.arg_names if name in bound}
         return *compile_body(self.body, self._signature, own), bound
@@ -239,8 +249,8 @@ class Program(Generic[P, R]):
         asynchronous: bool = False,
         in_batch: bool = False,
     ) -> Started:
-        """Begin a run, at `place` in another program. `arguments` returns the body's arguments; the run fails
-        with the errors that it raises."""
+        """Begin a run. `place` is the place in the program that starts this one; None outside of programs.
+        `arguments` returns the body's arguments; an error that it raises makes the run fail."""
         around = None if place is None else place.run()
         limits = settings.limits if around is None else combined(around.limits, settings.limits)
         if settings.bounds:
@@ -280,7 +290,7 @@ class Program(Generic[P, R]):
     def _refused_row(
         self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
     ) -> ProgramState:
-        """The state of a row that is not run, with `error`."""
+        """The state of a row that was not run because of `error`."""
         started = self._start_row(batch, info, row, asynchronous=asynchronous)
         started.run.reject(error)
         return started.state
@@ -295,7 +305,8 @@ class Program(Generic[P, R]):
         out: str | os.PathLike[str] | None = None,
         **writing: Any,
     ) -> Batch:
-        """The arguments of `run_batch`, checked before any row runs. `writing` needs `out`."""
+        """The arguments of `run_batch`, checked before any row runs. The arguments in `writing` may be given
+        only with `out`."""
         settings, common = self._sort(options, "run_batch")
         if "stream" in options:
             raise InvalidRequest("A batch does not stream.", field="stream")
@@ -324,7 +335,7 @@ class Program(Generic[P, R]):
         return Batch(settings, common, limit, progress, give_up_after, plan)
 
     def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
-        """The record of the program and its arguments for the results file."""
+        """The fingerprint of the program and its arguments, as the results file records it."""
         settings = batch.settings
         return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 

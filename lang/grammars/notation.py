@@ -1,4 +1,4 @@
-"""Grammars in GBNF, written from Python."""
+"""Functions that write GBNF expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ramify.constraint import Constraint, ebnf
 
 
 def quoted(text: str) -> str:
-    """`text` as a literal."""
+    """A literal that matches `text`."""
     return '"' + "".join(map(_spelled, text)) + '"'
 
 
@@ -19,26 +19,26 @@ def _spelled(char: str) -> str:
 
 
 def either(*options: str) -> str:
-    """One of `options`, in parentheses; empty options are left out."""
+    """The alternation of `options`, in parentheses if there are several; empty options are left out."""
     kept = [option for option in options if option]
     return kept[0] if len(kept) == 1 else f"({' | '.join(kept)})" if kept else ""
 
 
 def texts(options: Iterable[str]) -> str:
-    """One of these texts."""
+    """An alternation of literals, one for each of `options`."""
     return either(*map(quoted, options))
 
 
 def listed(item: str, separator: str = ", ") -> str:
-    """`item` once or more, with `separator` between."""
+    """A repetition: `item` once or more, with `separator` between the items."""
     return f"{item} ({quoted(separator)} {item})*"
 
 
 def words_but(words: Collection[str], first: str, others: str, begun: str = "") -> str:
-    """The rest of a word behind `begun`, so that the word is none of `words`. A word has one character of
-    `first`, then any number of `others`.
+    """An expression for the rest of a word that begins with `begun` and is none of `words`. A word has one
+    character of `first`, then any number of characters of `others`.
 
-    For words of the letters a and b but "ab":  "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*
+    For all words of the letters a and b except "ab":  "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*
     """
     following = {word[len(begun)] for word in words if word.startswith(begun) and word != begun}
     free = "".join(char for char in (others if begun else first) if char not in following)
@@ -48,7 +48,7 @@ def words_but(words: Collection[str], first: str, others: str, begun: str = "") 
 
 
 def _class(chars: str) -> str:
-    """One of `chars`, which are letters, digits or ``_``, with ranges."""
+    """A character class of `chars`, which are letters, digits or ``_``. Adjacent characters become ranges."""
     runs: list[list[str]] = []
     for char in sorted(chars):
         if runs and ord(char) == ord(runs[-1][-1]) + 1:
@@ -59,5 +59,5 @@ def _class(chars: str) -> str:
 
 
 def grammar(rules: Mapping[str, str]) -> Constraint:
-    """The constraint of `rules` by name, with a rule ``root``."""
+    """The constraint of a GBNF grammar. `rules` maps names to expressions, and must have a rule ``root``."""
     return ebnf("".join(f"{name} ::= {body}\n" for name, body in rules.items()))

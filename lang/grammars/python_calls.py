@@ -1,13 +1,14 @@
-"""Calls of Python functions with literals as arguments: their grammar, and reading them without running them.
+"""Calls of Python functions with literals as arguments: a grammar for such calls, and a reader that runs
+nothing.
 
 def weather(city: str, days: int = 1): …
 
 call0         ::= "weather(" call0-first ")"
-call0-first   ::= str call0-given1 | call0-named0    # an argument without a name, or all have names
+call0-first   ::= str call0-given1 | call0-named0    # positional first argument, or keyword arguments only
 call0-given1  ::= ", " int call0-given2 | call0-more1
 call0-given2  ::= ""
 call0-named0  ::= "city=" str call0-more1
-call0-more1   ::= (", days=" int)? call0-more2       # the parameters from the second on, by name
+call0-more1   ::= (", days=" int)? call0-more2       # keyword arguments from the second parameter on
 call0-more2   ::= ""
 """
 
@@ -56,7 +57,7 @@ COMMON = {
 }
 
 ANY_DEPTH = 3
-"""Most lists and dicts inside each other in a value of any type. Python reads up to 200 brackets."""
+"""Most nested lists and dicts in a value of any type. Python itself reads up to 200 nested brackets."""
 
 for _depth in range(ANY_DEPTH):
     COMMON[f"any{_depth + 1}"] = (
@@ -67,18 +68,19 @@ for _depth in range(ANY_DEPTH):
 def python_call(functions: Functions) -> Constraint:
     """One call of one of `functions`, as a Python expression: ``weather("Paris", days=3)``.
 
-    The arguments are literals of the annotated types: first those without a name, then those with one, both
-    in the order of the parameters. ``ast.parse`` reads the text, ``inspect.Signature.bind`` takes the
-    arguments, and `read_call` returns them.
+    The arguments are literals of the annotated types: first positional arguments, then keyword arguments,
+    both in the order of the parameters. The output can be parsed with ``ast.parse``, its arguments fit
+    ``inspect.Signature.bind``, and `read_call` returns them.
 
     Args:
-        functions: A function or tool (`tool`), several of them, or signatures by name. Parameters may be
-            annotated with int, float, str, bool, None, Literal, Enum (written as its value), list, tuple,
-            set, dict, Optional and unions of these, and with dataclasses, TypedDicts and pydantic models,
-            which are written as dicts. Without an annotation, and with Any, any of these literals may come.
-            ``*args`` and ``**kwargs`` are given nothing.
+        functions: A function or tool (`tool`), a list of these, or a mapping from names to functions or
+            signatures. Parameters may be annotated with int, float, str, bool, None, Literal, Enum (written
+            as its value), list, tuple, set, dict, Optional and unions of these, and with dataclasses,
+            TypedDicts and pydantic models, which are written as dicts. A parameter without an annotation, or
+            of type Any, takes any literal. Nothing is written for ``*args`` and ``**kwargs``.
 
-    Raises `InvalidConstraint` for a function or a type that cannot be written so.
+    Raises `InvalidConstraint` for a function that cannot be called by name with literals, or a type without
+    literals.
     """
     rules = {"root": "", **COMMON}
     signatures = _signatures(functions)
@@ -88,9 +90,10 @@ def python_call(functions: Functions) -> Constraint:
 
 
 def read_call(text: str, functions: Functions) -> ToolCall:
-    """The name and the arguments of a call in `text`, with the types of their parameters; nothing is run.
+    """The name and the arguments of the call in `text`. The arguments are converted to the types of their
+    parameters. Nothing is run.
 
-    Raises ValueError for a text that is no call of one of `functions` with literals that fit.
+    Raises ValueError if `text` is not a call of one of `functions` with literals that fit its parameters.
     """
     signatures = _signatures(functions)
     try:
@@ -171,7 +174,7 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _named(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """The parameters but ``*args`` and ``**kwargs``."""
+    """The parameters except ``*args`` and ``**kwargs``, by name."""
     parameters = signature.parameters.items()
     return {name: one for name, one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
@@ -206,8 +209,8 @@ def _call(rule: str, name: str, signature: inspect.Signature) -> dict[str, str]:
 
 
 def _members(rule: str, members: Sequence[_Member]) -> dict[str, str]:
-    """The rules of members with names, in order: ``named0`` of all, and ``more3`` of those from the fourth
-    on, each after a comma."""
+    """The rules for `members`, written in order with their names. ``named0`` is the rule for all members.
+    ``more3`` is the rule for the members from the fourth on, each after a comma."""
     found = {f"{rule}-named{len(members)}": '""', f"{rule}-more{len(members)}": '""'}
     for i, one in enumerate(members):
         written = f"{quoted(one.name)} {one.value}"
@@ -223,7 +226,7 @@ def _members(rule: str, members: Sequence[_Member]) -> dict[str, str]:
 
 
 class _Values:
-    """The notation of literals of types; `rules` has the types with members."""
+    """The GBNF expressions for literals of types. `rules` collects the rules of types that have members."""
 
     def __init__(self, prefix: str) -> None:
         self.rules: dict[str, str] = {}
@@ -302,7 +305,8 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def _plain(kind: Any, where: str) -> Any:
-    """`kind` without aliases and descriptions. Raises `InvalidConstraint` for conditions on its values."""
+    """`kind` without NewType, type aliases and annotations of text. Raises `InvalidConstraint` for an
+    annotation that restricts the values."""
     while True:
         if isinstance(kind, typing.NewType):
             kind = kind.__supertype__

@@ -1,14 +1,14 @@
-"""SQL statements over given tables, as SQLite reads them.
+"""A grammar for SQLite statements over given tables.
 
-Which columns a statement may name depends on its FROM clause, which comes after the SELECT list. So there are
-rules for each set of tables that a statement may join, numbered in the order of `_scopes`:
+The columns that a statement may name depend on its FROM clause, which comes after the SELECT list. So the
+grammar has rules for each set of tables that a statement may join, numbered in the order of `_scopes`:
 
-    root      ::= select0 | select1 | select2             # users; orders; both
+    root      ::= select0 | select1 | select2             # FROM users; FROM orders; FROM both
     select0   ::= "SELECT " … number0 … " FROM users" …
     number0   ::= "id" | "age"
-    number2   ::= "users.id" | "users.age" | "orders.id"  # qualified where there are several tables
+    number2   ::= "users.id" | "users.age" | "orders.id"  # qualified because there are several tables
 
-The compiler reads the alternatives side by side until the text decides between them.
+The compiled grammar follows all alternatives in parallel until the output excludes all but one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Statement = Literal["select", "insert", "update", "delete"]
 Columns = Mapping[str, Any] | Sequence[str]
 
 MAX_SCOPES = 40
-"""Most sets of tables that are joined; the compiler takes about 40 ms for each."""
+"""Most sets of tables that the grammar has rules for. Compiling the rules of one set takes about 40 ms."""
 
 _WORDS = """
 abort action add after all alter always analyze and as asc attach autoincrement before begin between by
@@ -45,7 +45,8 @@ row rows savepoint select set table temp temporary then ties to transaction trig
 unique update using vacuum values view virtual when where window with without
 """
 KEYWORDS = frozenset(_WORDS.split())
-"""https://sqlite.org/lang_keywords.html, and true and false. As names they are written in quotes."""
+"""The keywords of https://sqlite.org/lang_keywords.html, and true and false. Names that are keywords are
+written in quotes."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 NUMBER, TEXT, TRUTH, ANY = KINDS = ("number", "text", "truth", "any")
@@ -81,21 +82,22 @@ def sql(
     """SQL statements that SQLite prepares without an error on a database with these tables.
 
     A SELECT has columns, arithmetic, aggregates, WHERE with subqueries, JOIN, GROUP BY, HAVING, ORDER BY and
-    LIMIT. A name stands for a column of a table in its FROM clause, which is qualified where that joins
-    tables. UPDATE and DELETE have a WHERE clause; INSERT gives all columns in their order. Keywords are in
-    capitals, with one space between words; a semicolon may end the statement.
+    LIMIT. A SELECT names only columns of the tables in its FROM clause. If the clause joins tables, the names
+    are qualified. UPDATE and DELETE have a WHERE clause. INSERT gives values for all columns, in the order of
+    the columns. Keywords are in capitals, with one space between words; a semicolon may end the statement.
 
     Args:
-        tables: The columns of each table: names; or types by name (Python types, or SQL's as strings), so
-            that numbers are compared with numbers and texts with texts. Or ``CREATE TABLE`` statements.
+        tables: ``CREATE TABLE`` statements, or a mapping from each table to its columns. The columns are a
+            list of names, or a mapping from names to types (Python types, or SQL types as strings). With
+            types, numbers are compared only with numbers, and texts only with texts.
         statements: The kinds of statements that may be written.
         joins: Pairs of columns such as ``("orders.user_id", "users.id")`` on which tables may be joined. By
-            default the foreign keys of ``CREATE TABLE`` statements if there are any, else any two columns of
-            one type.
+            default the foreign keys of the ``CREATE TABLE`` statements; without foreign keys, all pairs of
+            columns of the same type.
         most_tables: Most tables that a SELECT joins, each once.
 
-    Raises `InvalidConstraint` for tables, columns or joins that cannot be used, and where more than
-    `MAX_SCOPES` sets of tables may be joined.
+    Raises `InvalidConstraint` for tables, columns or joins that cannot be used, and if there are more than
+    `MAX_SCOPES` sets of tables that a statement may join.
     """
     known, keys = _created(tables) if isinstance(tables, str) else (_typed(tables), [])
     _check(known)
@@ -113,10 +115,11 @@ def sql(
 # --- tables ---------------------------------------------------------------------------------------
 
 Tables = dict[str, dict[str, str]]
-"""(table, column) → its kind of value, one of `KINDS`."""
+"""Table → column → the kind of the column's values, one of `KINDS`."""
 
 Joins = dict[tuple[str, str], list[tuple[list[str], list[str]]]]
-"""(table, other table) → groups of columns that a join may set equal, one of each table."""
+"""(table, other table) → pairs of lists of columns. A join may equate any column of the first list, which
+belongs to the table, with any column of the second, which belongs to the other table."""
 
 
 def _typed(tables: Mapping[str, Columns]) -> Tables:
@@ -140,7 +143,8 @@ def _typed(tables: Mapping[str, Columns]) -> Tables:
 
 
 def _kind(kind: Any) -> str:
-    """The kind of a Python type, or of SQL's type as text by the rules of SQLite's column affinity."""
+    """The kind of values of a Python type, or of an SQL type given as text. For SQL types it follows SQLite's
+    rules of column affinity."""
     if isinstance(kind, str):
         name = kind.upper()
         affine = [one for one, parts in _AFFINITIES.items() if any(part in name for part in parts)]
@@ -157,7 +161,8 @@ def _kind(kind: Any) -> str:
 
 
 def _created(script: str) -> tuple[Tables, list[tuple[str, str]]]:
-    """The tables that the statements create, and their foreign keys as pairs of columns."""
+    """The tables that the statements in `script` create, and the foreign keys as pairs of qualified
+    columns."""
     tables: Tables = {}
     database = sqlite3.connect(":memory:")
     try:
@@ -230,7 +235,7 @@ def _pairs(tables: Tables, pairs: Sequence[tuple[str, str]]) -> Joins:
 
 
 Scope = tuple[str, ...]
-"""The tables that a statement joins, in the order in which they are given."""
+"""The tables that a statement joins, in the order of the tables in `Tables`."""
 
 
 def _scopes(tables: Tables, joins: Joins, most_tables: int) -> list[Scope]:
@@ -252,7 +257,8 @@ def _scopes(tables: Tables, joins: Joins, most_tables: int) -> list[Scope]:
 
 
 def _join(joins: Joins, scope: Scope, table: str) -> str:
-    """The expression of ``ON``: a column of `scope` equals one of `table`. Empty where none may."""
+    """The GBNF expression for the condition of ``JOIN table ON``: a column of `scope` equals a column of
+    `table`. Empty if `joins` allows no such pair."""
     return either(
         *(
             f'{texts(_name(one, column) for column in left)} " = " {texts(_name(table, c) for c in right)}'
@@ -298,7 +304,8 @@ def _rules(
 
 
 def _subqueries(tables: Tables) -> dict[str, str]:
-    """Subqueries of one table: a number, or the values of a column. Their WHERE has no subquery."""
+    """The rules for subqueries over one table, which select one number or the values of one column. The WHERE
+    clause of a subquery has no subqueries."""
     numbers: list[str] = []
     rows: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for i, (table, columns) in enumerate(tables.items()):
@@ -312,7 +319,8 @@ def _subqueries(tables: Tables) -> dict[str, str]:
 
 
 def _exists(tables: Tables, scopes: Sequence[Scope], scope: Scope) -> str:
-    """A correlated subquery of each table that may be joined with the only one of `scope`."""
+    """The GBNF expression for ``EXISTS`` with a correlated subquery over a table that may be joined with the
+    table of `scope`. Empty if `scope` has several tables."""
     wider = [(i, set(other) - {*scope}) for i, other in enumerate(scopes) if len(other) == 2 > len(scope)]
     return either(
         *(
@@ -324,7 +332,8 @@ def _exists(tables: Tables, scopes: Sequence[Scope], scope: Scope) -> str:
 
 
 def _expressions(i: int, tables: Tables, scope: Scope, exists: str) -> dict[str, str]:
-    """The values and conditions over the columns of `scope`, in rules that end with `i`."""
+    """The rules for values and conditions over the columns of `scope`. The names of the rules end with
+    `i`."""
     rules = {}
     columns = dict.fromkeys(KINDS, "")
     for kind in KINDS:

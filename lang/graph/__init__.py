@@ -1,1 +1,1 @@
-"""Programs as graphs: tracing a body to a graph, showing the graph, running it."""
+"""Programs as graphs: tracing a body to a graph, showing graphs, and running graphs."""

@@ -1,4 +1,5 @@
-"""A traced program as a body: calling it runs the graph, remotely where the backend is a server."""
+"""Bodies that run the graph of a traced program. The graph runs on the server if the backend is a server that
+runs graphs, else in this process."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ from ramify.lang.state.state import ProgramState
 def compile_body(
     body: Callable[..., Any], signature: inspect.Signature, given: Mapping[str, Any]
 ) -> tuple[Traced, inspect.Signature]:
-    """`body` traced with the arguments in `given`, and the signature of the remaining arguments.
+    """Trace `body` with the arguments in `given` and the defaults of its parameters. Returns the traced
+    program and the signature of the remaining parameters.
 
-    Raises TypeError for arguments that the body does not take, and `CompileError`.
+    Raises TypeError for arguments that the body does not take, and `CompileError` if the body cannot be
+    traced.
     """
     bound = signature.bind_partial(**given)
     bound.apply_defaults()
@@ -34,7 +37,8 @@ def compile_body(
 
 
 def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
-    """A body that runs the graph of `like`, and returns the same as `like`."""
+    """A body that runs the graph of `traced`, and returns what `like`, the body that was traced, would
+    return. `left` is the signature of the arguments that it takes."""
 
     @functools.wraps(like)
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +54,8 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
 
 
 def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
-    """`body_of` for the caller's event loop."""
+    """A coroutine function that does the same as the function returned by `body_of`, in the caller's event
+    loop."""
 
     @functools.wraps(like)
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +77,8 @@ def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., 
 
 
 def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
-    """Submit the whole graph: here, and to the backend if it runs graphs itself."""
+    """Submit the whole graph with the arguments in `row`. If the backend runs graphs, the graph is also
+    submitted to the backend, whose answers the steps in this process then get."""
     traced.graph.check_row(row, "arguments")
     root = s._branch
     run = root.run
@@ -97,22 +103,24 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
 
 
 BEFORE_THE_NEXT = {"backend", "choices_method", "retries"}
-"""Arguments of a step that this process honours before the next request of the branch is sent."""
+"""Arguments of a step that only this process can apply, before it sends the branch's next request."""
 
 
 def runs_graphs(backend: Backend) -> TypeGuard[RunsPrograms]:
-    """Whether the backend takes graphs. With a store of answers, each request is sent by itself."""
+    """Whether graphs are submitted to `backend` as a whole. A backend with a store of answers gets each
+    request separately."""
     return isinstance(backend, RunsPrograms) and getattr(backend, "answers", None) is None
 
 
 def stays_here(steps: Mapping[int, ModelStep]) -> bool:
-    """Whether a step names a backend, or needs a function of this process before the next request."""
+    """Whether the graph must run in this process: a step names a backend, or has another argument in
+    `BEFORE_THE_NEXT`."""
     return any(BEFORE_THE_NEXT & step.local().keys() for step in steps.values())
 
 
 def _read(traced: Traced, execution: Execution) -> Iterator[tuple[Variable, bool]]:
-    """(variable that the body reads, whether under a condition), in order. Reading the variable of a failed
-    step ends the program."""
+    """The reads of the traced body in order: (variable of this run, whether the read is under a condition).
+    The caller reads each variable, so that a failed step ends the program as it would end the body."""
     for variable, conditional in traced.reads:
         for part in _parts(variable):
             source = traced.sources.get(part)
@@ -129,7 +137,8 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """The return value of the traced body, with a run's results in place of symbolic values."""
+    """The return value of the traced body, in which symbolic values are replaced by the results of one
+    run."""
 
     def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
         self._traced, self._execution, self._row = traced, execution, row
@@ -162,7 +171,7 @@ class _Result:
         return self._outcome(part).read()
 
     def _outcome(self, part: ResultRef) -> ResultRef:
-        """`part`, with this run's variable in place of that of the trace."""
+        """A copy of `part` that refers to this run's variable instead of the trace's."""
         source = self._traced.sources[part.variable]
         assert isinstance(source, Result)
         return replace(part, variable=self._execution.outcomes[source.node])

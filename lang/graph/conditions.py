@@ -1,4 +1,5 @@
-"""Conditions and bounded loops: nodes with conditions in a graph, Python where a program is not compiled."""
+"""Conditions and bounded loops. In a compiled program they become nodes with conditions; otherwise Python
+evaluates them."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ Outcome = str | bool | int
 
 @suggests
 def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | None = None) -> Node:
-    """The case that `value` chooses: text, turns, and calls to append.
+    """The item of `cases` that `value` chooses, as a node to append.
 
         s += rm.user("A bug or a question?") + rm.assistant(rm.select("kind", ["bug", "question"]))
         s += rm.when(s["kind"], {"bug": rm.user("Which version?") + rm.assistant(rm.gen("version"))})
 
     Args:
-        value: The result of a `select`, a field of type str, bool or Literal, or an argument. It is compared
-            with the cases as text, as `str` writes both; in a compiled program by the server.
-        cases: What to append for each value.
-        default: What to append for any other value; None for nothing.
+        value: The result of a `select`, a field of type str, bool or Literal, or an argument. ``str(value)``
+            is compared with ``str(case)``. In a compiled program the server compares.
+        cases: Value → the text or node to append.
+        default: The text or node to append for any other value; None appends nothing.
 
-    A variable that only a case not taken sets cannot be read. Raises `InvalidRequest` for a case that is no
-    str, bool or int.
+    A variable cannot be read if the only steps that set it belong to cases that were not chosen. Raises
+    `InvalidRequest` for a case that is no str, bool or int, and for two cases with the same text.
     """
     texts = [str(case) for case in cases]
     for case in cases:
@@ -53,7 +54,7 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
 
 @suggests
 def repeat(s: ProgramState, body: Callable[[ProgramState], Any], *, until: Any, at_most: int) -> Any:
-    """Call ``body(s)``, which appends to `s`, until it returns `until`; at most `at_most` times.
+    """Call ``body(s)``, which appends to `s`, until it returns `until`, but at most `at_most` times.
 
         def improve(s):
             s += rm.user("Improve it.") + rm.assistant(rm.gen("draft"))
@@ -63,12 +64,13 @@ def repeat(s: ProgramState, body: Callable[[ProgramState], Any], *, until: Any, 
         rm.repeat(s, improve, until="yes", at_most=3)
 
     Args:
-        body: A function, plain or ``async``; of an ``async`` one, await the call of `repeat`.
-        until: A value, or several in a tuple, list or set. In a compiled program the server compares.
-        at_most: The number of rounds of the compiled graph.
+        body: A function, plain or ``async``. If it is ``async``, await the call of `repeat`.
+        until: A value, or a tuple, list or set of values that each end the loop. In a compiled program the
+            server compares.
+        at_most: The largest number of rounds. The graph of a compiled program contains this number of rounds.
 
-    Returns nothing: read the variables that the last round has set. Raises `InvalidRequest` where `at_most`
-    is below 1.
+    Returns nothing: read the variables that the last round has set. Raises `InvalidRequest` if `at_most` is
+    below 1.
     """
     if at_most < 1:
         raise InvalidRequest(f"at_most is {at_most}; it must be at least 1.", field="at_most")
@@ -93,7 +95,8 @@ async def _repeat_async(rounds: Any, body: Callable[[ProgramState], Any], s: Pro
 
 
 def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
-    """A generator of rounds: it is sent the value that a round returned, and ends after the last round."""
+    """A generator that yields before each round and ends after the last round. The value that a round
+    returned is sent to it."""
     branch = s._branch
     guards: tuple[Guard, ...] = ()
     for _ in range(at_most):
@@ -109,7 +112,7 @@ def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
 
 
 def _source(value: Any) -> ResultRef | None:
-    """The result or argument that a symbolic value stands for; None for any other value."""
+    """The result or argument that `value` stands for; None if `value` is not symbolic."""
     if not issubclass(type(value), Symbolic):
         return None
     text = value.as_text() if type(value) is SymbolicValue else value

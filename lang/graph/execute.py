@@ -1,4 +1,5 @@
-"""Runs a graph: all nodes are submitted to branches as steps before the first step begins."""
+"""Running a graph in this process. All nodes are submitted to branches as steps before the first step
+begins."""
 
 from __future__ import annotations
 
@@ -15,24 +16,25 @@ from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.tools.tool import Tool
 
 Row = Mapping[str, Any]
-"""The arguments of one run, as JSON."""
+"""The arguments of one run: name → JSON value."""
 
 MAX_TEXT = 1 << 26
-"""Most characters that one run takes from its arguments and results: about six for each token of the largest
-context, of 10 million tokens. A reference of 30 bytes in a graph stands for a text of any length."""
+"""Most characters that one run may insert into its texts from arguments and results. The number is large
+enough for a context of 10 million tokens. The limit is needed because a small graph can refer to a long text
+many times."""
 
 
 @dataclass
 class Execution:
-    """A running graph: its branches by number, and its variables."""
+    """A running graph: its branches by number, and the results of its nodes."""
 
     branches: dict[int, Branch]
     outcomes: dict[int, Variable] = field(default_factory=dict)
-    """Variables by the index of their node in the graph."""
+    """Index of a node in the graph → the variable of its result."""
 
     @property
     def failed(self) -> bool:
-        """Whether a step of some branch has failed."""
+        """Whether a step of any branch has failed."""
         return any(branch.error is not None for branch in self.branches.values())
 
 
@@ -46,13 +48,16 @@ def execute(
     values: Iterable[tuple[int, int, str, Any]] = (),
     blocks: Sequence[str] = (),
 ) -> Execution:
-    """Submit the nodes of `made` to `root`, which is idle. Returns at once.
+    """Submit the nodes of `made` to `root`, which must be idle, and to branches forked from it. Returns at
+    once.
 
     Args:
-        steps: Node index → step, which has the Python types and functions that a node lacks.
+        steps: Node index → the step of the traced program, with the Python types and functions that a node
+            cannot hold.
         lines: Node index → source line.
-        values: Variables that the program sets: (index of the next node, branch, name, value).
-        blocks: How errors name the limits of the graph.
+        values: Variables that the program sets itself, in order: (index of the node before which the variable
+            is set, branch, name, value).
+        blocks: The names of the graph's limits in error messages.
     """
     if root.run.options.get("n", 1) != 1:
         raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
@@ -141,7 +146,8 @@ class _Submitter:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
     def _guards(self, when: tuple[graph.Guard, ...]) -> tuple[nodes.Guard, ...] | None:
-        """The conditions on results; None where a condition on an argument does not hold."""
+        """The conditions in `when` that depend on results. None if a condition on an argument does not hold,
+        so that the step is skipped."""
         guards: list[nodes.Guard] = []
         for guard in when:
             if isinstance(guard.value, graph.Argument):
@@ -187,7 +193,7 @@ class _Submitter:
 
 
 def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
-    """A tool that the client runs (`Backend.tool_results`)."""
+    """A tool whose calls the client runs (`Backend.tool_results`). Its own function raises `BackendError`."""
 
     def call(**arguments: Any) -> NoReturn:
         raise BackendError(f"No one here runs the tool {tool.name}.")

@@ -1,13 +1,13 @@
 """Speculative submission: a program's first steps run at the server as a graph, while its body runs here.
 
-A body that branches on a result has no whole graph. The steps before that are known from tracing, and are
-submitted at once. The body is then called as ever:
+A body that branches on a result has no graph of all its steps. Tracing finds the steps before that branch,
+and the graph of these steps is submitted to the server at once. Then the body is called as usual:
 
     graph at the server    text, gen a, gen b
     steps of the body      text, gen a, gen b, (reads b) gen c
-    requests               a, b: answered from the graph's results; c: sent by itself
+    requests               a, b: answered from the graph's results; c: sent separately
 
-From the first step that differs from the graph, requests are sent one by one.
+From the first step on that differs from the graph, requests are sent one by one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
 
 
 def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
-    """Submit `prefix` for the run of `s` if its backend is a server that runs graphs; returns `s`."""
+    """Submit `prefix` for the run of `s`, if the run's backend is a server that runs graphs. Returns `s`."""
     run = s._branch.run
     graph = prefix.graph
     if graph is None or not runs_graphs(run.backend) or stays_here(prefix.steps):
         return s
     try:
         graph.check()
-    except InvalidRequest:  # too large for one graph: the body runs without
+    except InvalidRequest:  # too large for one graph: the body runs without a submitted prefix
         return s
     submission = Submission(graph, {}, run.submitted_options, run.scope, tightest(run.limits), run.stream)
     run.backend = _PrefixBackend(run, prefix, run.backend, submission)
@@ -60,15 +60,15 @@ class _PrefixBackend(Wrapper):
         self._backend = cast(Backend, backend)
         self._server = backend.submit_program(submission, self._is_other)
         self._ahead = deque(prefix.submitted)
-        """Steps of the graph that the body has not reached."""
+        """The steps of the graph that the body has not reached yet."""
         self._parted = False
         self._same: list[Variable] = []
-        """Variables of the body's steps that match a step of the graph."""
+        """The variables of those steps of the body that match a step of the graph."""
         self._of: dict[Variable, Variable] = {}
         """Variable of the trace → variable of the body's matching step."""
         self._lock = threading.Lock()
         self._goes_on = False
-        """Whether a request was sent outside the graph."""
+        """Whether any request was sent separately, outside the graph."""
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:
@@ -102,13 +102,14 @@ class _PrefixBackend(Wrapper):
         """Does nothing: the caller who opened the backend closes it."""
 
     def _is_answered(self, call: Call | None) -> bool:
-        """Whether the request belongs to a step that matched the graph."""
+        """Whether the request of `call` belongs to a step that matches the graph, so that the graph's results
+        answer it."""
         while call is not None and call.parent is not None and call.parent.kind not in ("program", "fork"):
             call = call.parent
         return any(variable.call is call for variable in self._same)
 
     def _is_other(self) -> bool:
-        """Whether the program took another course than the graph, or failed."""
+        """Whether the body's steps differ from the graph, or a step has failed."""
         return self._parted or bool(self._ahead) or _has_failed(self._run.root)
 
     def _watch(self, branch: Branch, step: Step, variable: Variable | None) -> None:
@@ -122,7 +123,7 @@ class _PrefixBackend(Wrapper):
                 self._same.append(variable)
 
     def _is_same(self, node: Step, step: Step) -> bool:
-        """Whether the body's step makes the same request as the graph's."""
+        """Whether `step` of the body makes the same request as `node` of the graph."""
         if isinstance(node, Interpolated):
             return isinstance(step, Text) and step.value == self._text(node)
         return type(node) is type(step) and all(
@@ -132,7 +133,8 @@ class _PrefixBackend(Wrapper):
         )
 
     def _text(self, node: Interpolated) -> str | None:
-        """A text of the graph with its results filled in; None while one is missing."""
+        """The text of `node` with the results that it refers to; None if a result is missing or its step has
+        failed."""
         parts = [
             part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
             for part in node.parts
@@ -146,8 +148,8 @@ class _PrefixBackend(Wrapper):
 
 
 def _comparable(value: Any) -> Any:
-    """`value` with branches replaced by their keys, which are the same in every run, and tools by their
-    descriptions."""
+    """`value` in a form that can be compared between runs. Branches are replaced by their keys, and tools by
+    their descriptions."""
     match value:
         case tuple():
             return list(map(_comparable, value))

@@ -1,4 +1,4 @@
-"""Tracing: a traced program's branches add their steps to a graph instead of running them."""
+"""Branches for tracing: they add their steps to a graph instead of running them."""
 
 from __future__ import annotations
 
@@ -74,34 +74,38 @@ class Submitted(NamedTuple):
 
 
 class GraphBuilder(Run):
-    """The run of a traced program, without a backend: the graph so far, with its lines, steps and reads."""
+    """The run of a program that is being traced. It has no backend. It holds the graph so far, and the lines,
+    steps and reads that belong to the graph."""
 
     def __init__(self, name: str) -> None:
         self.branches, self.name = 0, name
         self._limits_outside = LIMITS.get()
         self.blocks: dict[Limit, int] = {}
-        """The limit of a block of the body → its index in the graph."""
+        """Limit of a ``with`` block of the body → index of the limit in the graph."""
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
         self.steps: dict[int, ModelStep] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[tuple[Variable, bool]] = []
-        """(variable that the body read, whether under a condition), in order."""
+        """The reads of the body in order: (variable, whether the read is under a condition)."""
         self.sources: dict[Variable, Source] = {}
         self.setters: dict[Variable, VariableStep] = {}
-        """Variable of a result → its step, or for an `Either` the step of its first node."""
+        """Variable of a result → the step that sets the variable. For an `Either`, the step of its first
+        source."""
         self.submitted: list[Submitted] = []
-        """The steps before the first refusal, of all branches, in the order of the program."""
+        """The steps of all branches before the first refusal, in the order in which the body appended
+        them."""
         self.refused: NotConcrete | None = None
         """The first refusal, even if the program caught it."""
         self.known = 0
         """Number of nodes at the first refusal."""
         self.guards: tuple[graph.Guard, ...] = ()
-        """The conditions of the steps that are added now."""
+        """The conditions under which the next steps run."""
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
-        """`step` with the backend that it names, else `backend`; names are looked up when the graph runs."""
+        """`step` with the backend that it names, else with `backend`. Names of backends are looked up only
+        when the graph runs."""
         if isinstance(step, Guarded):
             return replace(step, step=self.resolved(step.step, backend))
         if isinstance(step, ModelStep) and step.backend is None:
@@ -120,20 +124,22 @@ class GraphBuilder(Run):
 
     def refuse(self, error: NotConcrete) -> None:
         if self.body_done.is_set():
-            # A function that the program defined is called in a run, and still holds a symbolic value.
+            # Tracing has ended: a function that the body defined is called in a run, with a symbolic value.
             raise ProgramError(error.message)
         if self.refused is None:
             self.refused, self.known = error, len(self.nodes)
 
     def made(self, arguments: tuple[str, ...] = (), nodes: int | None = None) -> graph.Graph:
-        """The graph of the first `nodes` nodes, or of all."""
+        """The graph of the first `nodes` nodes (None: of all nodes). `arguments` are the names of its
+        arguments."""
         limits = tuple(limit.bounds for limit in self.blocks)
         return graph.Graph(
             name=self.name, arguments=arguments, limits=limits, nodes=tuple(self.nodes[:nodes])
         )
 
     def limits_of(self, limits: Limits) -> tuple[int, ...]:
-        """The indices of the limits that the body has set, which it cannot read from now on."""
+        """The indices in the graph of those `limits` that the body has set. From now on, the body cannot read
+        the amounts that these limits have spent."""
         own = [limit for limit in limits if limit not in self._limits_outside]
         for limit in own:
             limit.refuse = self._refuse_spent
@@ -143,17 +149,18 @@ class GraphBuilder(Run):
         self.refuse_node("What a limit's steps have spent is not known before the program runs.")
 
     def caught(self) -> None:
-        """Refuse a program that catches an exception, which tracing itself may have caused."""
+        """Refuse a program that catches an exception. The exception may have been caused by tracing
+        itself."""
         self.refuse_node("The program catches an exception, which a graph cannot do.")
 
     def refuse_node(self, message: str) -> NoReturn:
-        """Raise `NotConcrete` for an operation that no graph has."""
+        """Raise `NotConcrete`, with `message`, for an operation that a graph cannot express."""
         error = NotConcrete(message, BY_STEPS)
         self.refuse(error)
         raise error
 
     def add_node(self, node: graph.AnyNode, line: str | None = None) -> int:
-        """Append a node under the conditions of its place in the program; returns its index."""
+        """Append a node under the current conditions. Returns the index of the node."""
         place = len(self.nodes)
         if self.guards and not isinstance(node, graph.Either):
             if isinstance(node, graph.Fork | graph.Join):
@@ -165,7 +172,8 @@ class GraphBuilder(Run):
         return place
 
     def thoughts_of(self, step: Gen, variable: Variable) -> Any:
-        """The symbolic thoughts that the program reads of the variable of `step`."""
+        """The symbolic thoughts that the program gets when it reads the thoughts of `variable`, which `step`
+        sets. A list for a step with several outputs."""
         about = About(f"What the model thinks before {step.variable!r}", APPENDED, self.refuse)
         several = _samples(step)
         texts = [
@@ -175,7 +183,8 @@ class GraphBuilder(Run):
         return texts[0] if several == 1 else texts
 
     def value_of(self, step: VariableStep, variable: Variable) -> Any:
-        """The symbolic value that the program gets when it reads the variable of `step`."""
+        """The symbolic value that the program gets when it reads `variable`, which `step` sets. A list for a
+        step with several outputs."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.variable!r}" if step.variable else f"The result of a {kind}"
 
@@ -192,12 +201,12 @@ class GraphBuilder(Run):
 
 
 def _samples(step: VariableStep) -> int:
-    """Outputs of the step: `n` of a gen."""
+    """The number of outputs of the step: `n` for a gen, else 1."""
     return resolve_options(step.wire.options).n if isinstance(step, Gen) else 1
 
 
 def _kind_of(step: VariableStep) -> tuple[str, object]:
-    """The type of the step's values, as a value to compare."""
+    """The type of the step's value, in a form that can be compared with that of other steps."""
     if not isinstance(step, Gen):
         return ("calls" if isinstance(step, CallTools) else "text"), None
     several = _samples(step)
@@ -224,7 +233,7 @@ class RecordedBranch(Branch):
         self._busy = False
         self._recorder = Recorder(self)
         self._conditional: dict[str, list[Variable]] = {}
-        """Variables that the steps of one `when` have set, by name."""
+        """Name → the variables of this name that steps under conditions have set since the last merge."""
 
     def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
         before = dict(self.variables)
@@ -249,7 +258,7 @@ class RecordedBranch(Branch):
                 self._merge(name, [variable, *filter(None, [before.get(name)])])
 
     def _merge(self, name: str, variables: Sequence[Variable]) -> None:
-        """Let `name` stand for the first of `variables` whose step is not skipped."""
+        """Set the variable `name` to the first of `variables` whose step is not skipped."""
         builder = self.builder
         of: dict[int, None] = {}
         for variable in variables:
@@ -310,14 +319,14 @@ def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
 
 
 class Done:
-    """The awaitable that steps return while tracing: done at once."""
+    """An awaitable that is done at once. Steps return it while a program is traced."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
 
 
 class Recorder:
-    """Adds each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
+    """A `ramify.lang.program.nodes.Visitor` that adds each step of one branch to the graph as a node."""
 
     def __init__(self, branch: RecordedBranch) -> None:
         self._branch = branch
@@ -362,7 +371,8 @@ class Recorder:
         return graph.Argument(name=source.name, then=part.then, path=part.path)
 
     def _append(self, parts: Sequence[str | Source]) -> None:
-        """Add text, merged with a text node of the same branch right before."""
+        """Append a text node. If the last node is a text node of the same branch with the same conditions,
+        extend that node instead."""
         nodes = self._builder.nodes
         last = nodes[-1] if nodes else None
         guards = self._builder.guards
@@ -432,7 +442,7 @@ class Recorder:
 
 
 def _inside(cell: CellType) -> object:
-    """The value of a closure cell; None while it is empty."""
+    """The value of a closure cell; None if the cell is empty."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -1,12 +1,12 @@
 """A program's body with f-strings, `join` and `str` that accept symbolic text.
 
-Python's f-strings make finished strings. So a traced body is compiled again from its source, with these
-expressions replaced by functions of `ramify.lang.graph.symbolic`:
+An f-string of Python always makes a plain string. So a traced body is compiled again from its source, with
+these expressions replaced by calls of functions of `ramify.lang.graph.symbolic`:
 
     f"{x} and {y!r}"   ->   joined(piece(x, "", ""), " and ", piece(y, "r", ""))
 
-For concrete values the functions return what Python returns. Lines, names, closures and globals stay as they
-are.
+For values that are not symbolic, the functions return the same as Python's own. Line numbers, names, closures
+and globals of the body do not change.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ HELPERS: dict[str, Callable[..., Any]] = {
     f"{PREFIX}call": symbolic.call,
 }
 CAUGHT = f"{PREFIX}caught"
-"""Name of the function that the body calls first in each ``except``, and in each ``try`` that recovers."""
+"""Name of the function that a rewritten body calls at the beginning of each ``except`` block, and of each
+``try`` block with an ``except`` that calls ``recover``."""
 
 
 def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[..., Any]:
-    """`body` rewritten, with `caught` called in each ``except`` and in each ``try`` whose ``except`` calls
-    ``recover``; `body` itself where its source is missing."""
+    """A copy of `body` in which f-strings, `join` and `str` accept symbolic text. `caught` is called in each
+    ``except`` block, and in each ``try`` block with an ``except`` that calls ``recover``. `body` itself is
+    returned if it cannot be rewritten, for example because its source is missing."""
     if not inspect.isfunction(body):
         return body
     code = _rewritten(body.__code__, body.__code__.co_filename)
@@ -50,7 +52,8 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
 
 @functools.lru_cache(maxsize=256)
 def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
-    """The rewritten code of a function; None where the source is missing or has changed since."""
+    """The rewritten code of a function; None if its source is missing, has changed since it was compiled, or
+    is not a ``def`` that can be rewritten."""
     try:
         if not _is_of(code, _compile("".join(linecache.getlines(path)), code)):
             return None
@@ -71,7 +74,8 @@ def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
 
 
 def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
-    """Whether `module` contains `code`: the source has not changed since `code` was compiled."""
+    """Whether `module`, compiled from the present source, contains `code`. If not, the source has changed
+    since `code` was compiled."""
     inner = [constant for constant in module.co_consts if isinstance(constant, types.CodeType)]
     return code in inner or any(_is_of(code, one) for one in inner)
 
@@ -79,7 +83,7 @@ def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
 def _compiled(
     function: ast.FunctionDef | ast.AsyncFunctionDef, like: types.CodeType, free: Sequence[str]
 ) -> types.CodeType:
-    """The code of `function` with the closure variables `free`."""
+    """The compiled code of `function`, in which the names in `free` are closure variables."""
     outer = _factory(function, free)
     module = _compile(ast.fix_missing_locations(ast.Module([outer], [])), like)
     return _inner(_inner(module, outer.name), function.name)
@@ -94,7 +98,8 @@ def _compile(source: str | ast.Module, like: types.CodeType) -> types.CodeType:
 
 
 def _factory(function: ast.stmt, free: Sequence[str]) -> ast.FunctionDef:
-    """A function around `function` whose parameters are the closure variables of `function`."""
+    """A function that contains `function` and has the names in `free` as parameters, so that they are closure
+    variables of `function`."""
     made = ast.parse(f"def {PREFIX}outer({', '.join(free)}): pass").body[0]
     assert isinstance(made, ast.FunctionDef)
     made.body = [function]

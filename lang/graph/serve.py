@@ -1,4 +1,4 @@
-"""Runs graphs on behalf of a client, as a server does, and emits events about their progress."""
+"""Running graphs in a server on behalf of a client, with events about their progress."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ MAX_TURNS = 4096
 """Most turns of tool calls of one run."""
 
 Events = Literal["nodes", "requests", "chunks"]
-"""The events of a run. nodes: the result of each node. requests: the chunks of each request, when it has
-ended. chunks: the chunks of each request as they come."""
+"""The kind of events that a run emits. nodes: the result of each node. requests: the chunks of each request,
+all at its end. chunks: each chunk of each request when it arrives."""
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A graph and how to run it, any number of times."""
+    """A graph and the options of its runs."""
 
     graph: Graph
     backend: Backend
     info: ModelInfo
     options: Mapping[str, Any]
-    """Sampling options for every gen that does not set its own, as fields of `SamplingParams`."""
+    """Default sampling options of every gen, as fields of `SamplingParams`."""
     scope: str
     events: Events
     bounds: Bounds = field(default_factory=Bounds)
@@ -52,7 +52,8 @@ class Job:
 
 
 class ToolResults:
-    """The results of tools that the client runs, by the place of their turn; either end may come first."""
+    """The results of tools that the client runs, by the place of the turn of calls. For each place, `wait`
+    and `put` may be called in either order."""
 
     def __init__(self) -> None:
         self._results: dict[str, asyncio.Future[list[str]]] = {}
@@ -61,16 +62,18 @@ class ToolResults:
         return self._results.setdefault(place, asyncio.get_running_loop().create_future())
 
     async def wait(self, place: str, count: int) -> list[str]:
-        """The `count` results of the turn at `place`; raises `InvalidRequest` for another number."""
-        results = await asyncio.shield(self._at(place))  # results may come after the wait is over
+        """Wait for the results of the turn at `place`. Raises `InvalidRequest` if there are not `count`
+        results."""
+        results = await asyncio.shield(self._at(place))  # `put` may come after this wait was cancelled
         if len(results) != count:
             raise InvalidRequest(f"{len(results)} results for {count} calls at {place}.", field="results")
         return results
 
     def put(self, place: str, results: list[str]) -> None:
-        """Give the results of a turn. The same results may come again, from a client that lost the answer.
+        """Set the results of the turn at `place`. The same results may be set again: a client repeats its
+        call if it has lost the answer.
 
-        Raises `InvalidRequest` where other results were given before.
+        Raises `InvalidRequest` if other results have been set for `place`.
         """
         if place not in self._results and len(self._results) >= MAX_TURNS:
             raise InvalidRequest(f"Results of more than {MAX_TURNS} turns.", field="tools")
@@ -82,10 +85,12 @@ class ToolResults:
 
 
 async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = None) -> dict[str, Any]:
-    """Run the graph once in this event loop, calling `emit` with each event.
+    """Run the graph of `job` once in this event loop, with the arguments in `row`. Calls `emit` with each
+    event.
 
-    `tools` receives the results of tool calls. Returns the summary of the row. Cancelling the coroutine
-    cancels the requests. Raises `RamifyError` for arguments that the graph cannot be run with.
+    The client's results of tool calls are put into `tools`. Returns the last event of the run, which has the
+    summary if the events are those of nodes. Cancelling the coroutine aborts the requests. Raises
+    `RamifyError` for arguments with which the graph cannot run.
     """
     nodes = job.events == "nodes"
     backend = _Emitting(job, emit, tools or ToolResults())
@@ -113,7 +118,7 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
                     emit(results[place])
 
                 variable.ready.on_set(done)
-        # A task of its own: it begins after the tasks that `execute` has started.
+        # `finish` runs in a new task, which begins after the tasks that `execute` has started.
         await asyncio.create_task(run.finish())
     finally:
         await asyncio.shield(run.cancel())
@@ -126,7 +131,7 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
 
 
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
-    """The event about one node that has ended."""
+    """The event for the node at index `place`, whose step has ended."""
     node = graph.nodes[place]
     assert isinstance(node, WITH_RESULT)
     event: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
@@ -159,14 +164,15 @@ def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON: tool calls as their names and results."""
+    """`value` as plain data for JSON. Tool calls become their names and results."""
     if isinstance(value, ToolCalls):
         return [{"name": call.name, "result": call.shown} for call in value]
     return value
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """The error that made a step fail, with the message of `error`, which names the step."""
+    """The error that caused `error`, the error of a step. Its message is that of `error`, which names the
+    step."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__
@@ -176,8 +182,9 @@ def problem_of(error: RamifyError) -> RamifyError:
 
 
 class _Emitting(Wrapper):
-    """The backend of a job. Emits ``{"request": place, "chunks": […]}`` for the answers, unless the events
-    are those of nodes, and ``{"tools": place, "calls": […]}`` where it waits for results."""
+    """The backend that a job's steps run on. It emits ``{"request": place, "chunks": […]}`` for the answers,
+    unless the job's events are those of nodes. It emits ``{"tools": place, "calls": […]}`` when it waits for
+    results of tool calls."""
 
     def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:
         self._backend, self._emit, self._tools = job.backend, emit, tools

@@ -1,7 +1,7 @@
-"""Symbolic values: placeholders, in a traced program, for results and arguments that only a run has.
+"""Symbolic values: placeholders in a traced program for results and arguments, which are known only in a run.
 
 Symbolic text can be concatenated and appended, and fields of typed results can be read. Every other operation
-raises `NotConcrete`: a program that depends on its outcome has a control flow that no graph has.
+raises `NotConcrete`, because a graph cannot express a control flow that depends on such an operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ramify.lang.typed.static_type import StaticType, static_type
 
 
 class NotConcrete(BaseException):
-    """Raised by operations that need the value of a symbol. No `Exception`: programs do not catch it."""
+    """The exception of operations that need the concrete value of a symbolic value. It is no subclass of
+    `Exception`, so that programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -28,7 +29,7 @@ class About:
     """The description of a symbolic value in errors."""
 
     what: str
-    """The name shown in messages."""
+    """The name of the value in messages."""
     remedy: str
     """The remedy of the error."""
     report: Callable[[NotConcrete], None]
@@ -36,14 +37,14 @@ class About:
 
 
 class Symbolic:
-    """A value that only a run has."""
+    """A placeholder for a value that is known only in a run."""
 
     def __init__(self, about: About) -> None:
         self._about = about
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """`isinstance` reads it when `type` alone does not decide."""
+        """Refuse to tell the type. `isinstance` reads this property when ``type(value)`` does not decide."""
         refuse(self, "its type")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -51,7 +52,7 @@ class Symbolic:
 
 
 def refuse(unknown: Symbolic, question: str) -> NoReturn:
-    """Raise `NotConcrete`: the program asks `question` of a symbol."""
+    """Raise `NotConcrete`, because the program asks `question` of the symbolic value `unknown`."""
     about = unknown._about
     error = NotConcrete(
         f"{about.what} is not known before the program runs, and this line asks for {question}.",
@@ -78,7 +79,7 @@ QUESTIONS = {
     ),
     "a call of it": ("call", "await", "enter", "aenter", "aiter"),
 }
-"""A question, as messages name it → the special methods that ask it."""
+"""A question, in the words of the error messages → the special methods that ask it."""
 
 
 def _refusing(question: str) -> Callable[..., NoReturn]:
@@ -108,7 +109,7 @@ class SymbolicText(Symbolic, Node):
         return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
 
     def __getattr__(self, name: str) -> Any:
-        """The methods of `str` in `Change`, for text that is a single result or argument."""
+        """The methods of `str` that `Change` lists, for text that consists of a single result or argument."""
         part = self.parts[0] if len(self.parts) == 1 else None
         if name not in get_args(Change) or part is None or isinstance(part, str):
             refuse(self, f"its {name}")
@@ -129,7 +130,8 @@ class SymbolicText(Symbolic, Node):
 
 
 class SymbolicArgument(SymbolicText):
-    """An argument, or a value in it: any JSON, which is put into text as Python's `str` writes it."""
+    """An argument, or a value inside an argument. The value may be any JSON; text contains it as Python's
+    `str` writes it."""
 
     def __getitem__(self, key: Any) -> SymbolicArgument:
         (part,) = self.parts
@@ -141,8 +143,8 @@ class SymbolicArgument(SymbolicText):
 class SymbolicValue(Symbolic):
     """A typed result, or a part of one.
 
-    It can be returned. Fields that every value of its type has can be read; a field that is a str, int, float
-    or bool can be put into text.
+    The value can be returned by the program. A field can be read if every value of the type has it. A field
+    that is a str, int, float or bool can be put into text.
     """
 
     # A field of the result may have any name, so attributes of this class begin with an underscore.
@@ -161,7 +163,8 @@ class SymbolicValue(Symbolic):
         return self._part(key, None if shape is None else shape.item(key), "its items")
 
     def as_text(self) -> SymbolicText | None:
-        """The value as `str` would give it; None for types other than str, int, float and bool."""
+        """The symbolic text that stands for ``str`` of the value; None for types other than str, int, float
+        and bool."""
         shape = self._of_type()
         scalar = None if shape is None else shape.scalar
         if scalar is None:
@@ -182,7 +185,7 @@ class SymbolicValue(Symbolic):
 
 
 class SymbolicCalls(SymbolicValue):
-    """The calls of a turn of tools: they can be awaited and returned."""
+    """The calls of a turn of tool calls. They can be awaited and returned."""
 
     def __await__(self) -> Generator[Any, None, SymbolicCalls]:
         return self
@@ -200,7 +203,7 @@ CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 def piece(value: Any, conversion: str, spec: Any) -> Any:
-    """One piece of an f-string: a string or symbolic text."""
+    """The text of one replacement field of an f-string: a string, or symbolic text."""
     if conversion in ("", "s") and type(spec) is str and not spec:
         value = _text_of(value)
         if issubclass(type(value), SymbolicText):
@@ -211,18 +214,18 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 
 def _text_of(value: Any) -> Any:
-    """The symbolic text of a scalar symbolic value; other values unchanged."""
+    """The symbolic text of `value` if it is a symbolic scalar; otherwise `value` itself."""
     text = value.as_text() if type(value) is SymbolicValue else None
     return value if text is None else text
 
 
 def joined(*pieces: Any) -> Any:
-    """The pieces of an f-string as one text."""
+    """The concatenation of the pieces of an f-string."""
     return _put_together("", pieces)
 
 
 def join(separator: Any, items: Any) -> Any:
-    """``separator.join(items)``."""
+    """The same as ``separator.join(items)``, but `items` may contain symbolic text."""
     if type(separator) is not str or issubclass(type(items), Symbolic | str):
         return separator.join(items)
     return _put_together(separator, list(items))
@@ -240,7 +243,8 @@ def _put_together(separator: str, items: Iterable[Any]) -> Any:
 
 
 def call(function: Any, value: Any) -> Any:
-    """``function(value)``, where the function may be `str` or `type`."""
+    """The same as ``function(value)``, for a function named ``str`` or ``type``. If it is Python's `str`, a
+    symbolic value becomes symbolic text; if it is `type`, a symbolic value is refused."""
     if function is str:
         value = _text_of(value)
         if issubclass(type(value), SymbolicText):

@@ -1,5 +1,5 @@
-"""Symbolic tracing: a program's body is called once, on a state that adds its steps to a graph and runs
-none."""
+"""Symbolic tracing: a program's body is called once, on a state that adds the steps to a graph and does not
+run them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Traced:
     steps: dict[int, ModelStep]
     """Node index → the step as written, with its Python types and functions."""
     blocks: list[str]
-    """The names of the graph's limits in errors."""
+    """The names of the graph's limits in error messages."""
     values: list[tuple[int, int, str, Any]]
-    """Variables that the program set: (index of the next node, branch, name, value)."""
+    """Variables that the body set itself, in order: (index of the node before which the variable is set,
+    branch, name, value)."""
     reads: list[tuple[Variable, bool]]
-    """(variable that the program read, whether under a condition), in order."""
+    """The reads of the body in order: (variable, whether the read is under a condition)."""
     sources: dict[Variable, Source]
     """Variable of the trace → the argument or node that it stands for."""
     returned: Any
@@ -42,22 +43,24 @@ class Traced:
 
 @dataclass(frozen=True)
 class GraphPrefix:
-    """The steps of a program before the first one that depends on a result."""
+    """The steps of a program before its control flow first depends on a result."""
 
     graph: graph.Graph | None
-    """The graph of these steps; None where they contain no call."""
+    """The graph of these steps; None if they contain no call, or if the body itself raised."""
     steps: dict[int, ModelStep]
     """The steps with a call, as in `Traced`."""
     submitted: list[Submitted]
     """The steps as the body appended them."""
     error: CompileError
-    """The reason why the program has no whole graph."""
+    """The reason why the whole program cannot be a graph."""
 
 
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
-    """The graph of `body`, called once with `arguments`; those named in `unknown` are given by each run.
+    """The graph of `body`, which is called once with `arguments`. The parameters named in `unknown` get their
+    arguments in each run.
 
-    Raises `CompileError`, with the line, where its control flow depends on a result or on such an argument.
+    Raises `CompileError`, which names the line, if the control flow of `body` depends on a result or on an
+    unknown argument.
     """
     traced = trace_prefix(body, arguments, unknown)
     if isinstance(traced, GraphPrefix):
@@ -68,7 +71,8 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
 def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
 ) -> Traced | GraphPrefix:
-    """The graph of `trace`; where `trace` would raise, the steps before that line."""
+    """The graph that `trace` returns. If `trace` would raise `CompileError`, the steps before the line of the
+    error."""
     builder = GraphBuilder(body.__name__)
     arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:
@@ -99,7 +103,7 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
     refused.__cause__ = error
     known = [place for place in builder.steps if place < builder.known]
     made: graph.Graph | None = None
-    # After an exception of the body's own, side effects outside its steps are unknown: no prefix.
+    # If the body itself raised, there is no prefix: the side effects of calling it are unknown.
     if known and builder.refused is not None:
         made = builder.made(nodes=max(known) + 1)
     return GraphPrefix(made, builder.steps, builder.submitted, refused)
@@ -108,7 +112,8 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
 def _call(
     body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, builder: GraphBuilder
 ) -> Any:
-    """The return value of the body. A coroutine may wait for its own steps only, which are done at once."""
+    """Call the body and return its result. A coroutine may await only its own steps, which are done at
+    once."""
     result = body(state, *arguments.args, **arguments.kwargs)
     if type(result) is not CoroutineType:
         return result
@@ -126,7 +131,8 @@ PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def _check_returned(value: Any, builder: GraphBuilder) -> None:
-    """Refuse a return value that may hide symbolic values: only lists, tuples and dicts are searched."""
+    """Refuse a return value that may hold symbolic values outside of lists, tuples and dicts, because only
+    these are searched for them."""
     kind = type(value)
     if issubclass(kind, Symbolic | TracedState) or kind in PLAIN:
         return
@@ -140,8 +146,8 @@ def _check_returned(value: Any, builder: GraphBuilder) -> None:
 
 
 class TracedState(ProgramState):
-    """The state of a traced body. Reading a result gives a symbolic value; other waiting methods are
-    refused."""
+    """The state of a body that is traced. Reading a result gives a symbolic value. Other methods that wait
+    for steps are refused."""
 
     _branch: RecordedBranch
 
@@ -206,7 +212,8 @@ def _compile_error(error: BaseException, code: CodeType) -> CompileError:
 
 
 def _line_of(traceback: TracebackType | None, code: CodeType) -> str | None:
-    """The innermost line that lies in the file of the program."""
+    """``file:line`` of the innermost frame whose code is in the file of the program; None if there is
+    none."""
     found = None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == code.co_filename:

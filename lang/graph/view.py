@@ -1,4 +1,4 @@
-"""A graph as text, a line a node, and as a Mermaid flowchart of its calls."""
+"""Views of a graph: text with a line for each node, and a Mermaid flowchart of the graph's calls."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ramify.graph import (
 from ramify.text import shortened
 
 MAX_TEXT = 40
-"""Characters of a constant text that are shown."""
+"""Most characters that are shown of a constant text."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
 """Escapes within a label of Mermaid."""
 
 
 class GraphView:
-    """A graph. ``print`` shows its nodes, a line each, indented by branch."""
+    """A graph to look at. ``print`` shows a line for each node, indented by branch."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class GraphView:
         self._graph = graph
         self._lines = lines or {}
         self._local = local or {}
-        """Node index → the arguments of its step that a graph has no field for."""
+        """Node index → those arguments of its step for which a graph has no field."""
 
     @property
     def graph(self) -> Graph:
-        """The body of `POST /v1/programs`. Raises `UnsupportedNode` for an argument of a step that only the
-        program's own process honours: ``backend``, ``retries``, ``validate``, a `select` with its own
-        ``choices_method``, and ``errors="raise"`` of `call_tools`."""
+        """The graph itself, as `POST /v1/programs` takes it. Raises `UnsupportedNode` for an argument of a
+        step that only the program's own process can apply: ``backend``, ``retries``, ``validate``, a `select`
+        with its own ``choices_method``, and ``errors="raise"`` of `call_tools`."""
         for place, arguments in self._local.items():
             for name, value in arguments.items():
                 raise UnsupportedNode(
@@ -91,10 +91,11 @@ class GraphView:
         return f"[{node.branch}] " if node.branch else ""
 
     def mermaid(self) -> str:
-        """A flowchart for Mermaid (https://mermaid.js.org): the calls, and which others each waits for.
+        """A flowchart for Mermaid (https://mermaid.js.org) of the calls. Arrows lead to each call from the
+        calls that it waits for.
 
-        A solid arrow leads from a call that comes before, in the same branch or across a fork or join.
-        A dashed arrow leads from a call of another branch whose result is put into the text, or is tested.
+        A solid arrow comes from an earlier call in the same branch, or across a fork or join. A dashed arrow
+        comes from a call of another branch whose result is inserted into the text or tested by a condition.
         """
         lines = ["flowchart TD"]
         for place, node in enumerate(self._graph.nodes):
@@ -106,11 +107,11 @@ class GraphView:
         return "\n".join(lines) + "\n"
 
     def _waits(self) -> Iterator[tuple[int, int, str]]:
-        """(call, call that waits for it, Mermaid's arrow), for all calls."""
+        """The arrows of the flowchart: (call, call that waits for it, Mermaid's arrow)."""
         pending: dict[int, dict[int, str]] = {0: {}}
-        """Branch → the calls that its next call waits for."""
+        """Branch → {call that the branch's next call waits for: Mermaid's arrow}."""
         before: dict[int, set[int]] = {0: set()}
-        """Branch → all calls that come before its next call."""
+        """Branch → all calls that come before the branch's next call."""
         for place, node in enumerate(self._graph.nodes):
             waits = pending[node.branch]
             used = [guard.value for guard in node.when]
@@ -135,7 +136,7 @@ class GraphView:
                     before[node.branch].add(place)
 
     def _calls(self, place: int) -> set[int]:
-        """The calls whose result node `place` may have."""
+        """The calls that the result of node `place` may come from."""
         node = self._graph.nodes[place]
         if isinstance(node, Either):
             return {call for earlier in node.of for call in self._calls(earlier)}
@@ -198,7 +199,8 @@ class GraphView:
 
 
 def _shown(value: object) -> str:
-    """A name or number as it is written; the type of a backend, the name of a function."""
+    """The short form of an argument: a string or number as it is written, the name of a function, the type of
+    a backend."""
     if isinstance(value, str | int):
         return repr(value)
     return getattr(value, "__name__", type(value).__name__)

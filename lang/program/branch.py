@@ -57,27 +57,30 @@ class Branch:
         """The keys of the forks that the branch comes from, outermost first."""
         self.tail: Piece | None = None
         self.fork_point: Piece | None = None
-        """`tail` at the fork. Later pieces belong to this branch alone."""
+        """The last piece before the fork. Pieces after it belong to this branch alone. None for a branch that
+        was not forked."""
         self.fork_told = False
-        """A request's hint has told the runtime of the fork."""
+        """Whether a request of this branch has told the runtime where the fork is in the prompt."""
         self._prompt = EMPTY
-        """The last prompt sent to the run's own model; the next one continues it."""
+        """The last prompt sent to the run's own model. The next prompt to that model is built from it."""
         self._views: dict[Target, View[Target]] = {}
-        """Model → the content as it reads it, up to its last step. The run's own model has none."""
+        """Model → the content as that model reads it, up to the model's last step. The run's own model has no
+        entry."""
         self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
         self.children: list[Branch] = []
         self.feed: list[str] = []
-        """All text in order of arrival, kept only in runs that stream."""
+        """All text in the order in which it arrived; only in runs that stream."""
         self.running: Variable | None = None
-        """The variable of the step that runs now."""
+        """The variable that the running step sets; None if no step runs, or if the step sets none."""
         self.error: ProgramError | None = None
         self._failed: Statement | None = None
-        """The statement that raised `error`; None where the branch was made to fail from outside."""
+        """The statement that raised `error`; None if the branch failed by an error from outside, such as an
+        error of its parent or a cancellation."""
         self._block: Statement | None = None
-        """The innermost ``with`` block that the body is in."""
+        """The innermost ``with`` block of this branch that the body is in."""
         self.limits: Limits = ()
         """The limits of the step that runs now."""
         self._inherited_limits = run.limits if parent is None else parent._limits_here()
@@ -88,21 +91,23 @@ class Branch:
         self._queue: deque[tuple[Step, Variable | None, Statement]] = deque()
         self._lock = threading.RLock()
         self._busy = parent is not None
-        """Whether a task runs the queue, or will: also while the parent has not reached the fork."""
+        """Whether a task runs the queue or will run it. True also before the parent has reached the fork."""
         self._idle: Event | None = None
 
     # --- submitting steps ---
 
     def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
-        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's variable.
+        """Submit the steps of `node`, which run after all earlier steps. Returns at once, with the variable
+        of the last step, or None if that step sets none.
 
-        Steps that name no backend run on `backend`.
+        `backend` is the backend of steps that name none.
         """
         return self._submit_all(node, Statement(self._block, self._limits_here()), backend)
 
     @contextlib.contextmanager
     def block(self, begin: Node, end: Node) -> Iterator[None]:
-        """Submit `begin`, and at the end of the ``with`` block `end`. The whole block is one statement."""
+        """A ``with`` block, which submits `begin` at its beginning and `end` at its end. For `recover`, the
+        whole block is one statement."""
         block = self._block = Statement(self._block, self._limits_here(), block=True)
         self._submit_all(begin, block)
         try:
@@ -126,7 +131,8 @@ class Branch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Queue the steps submitted in the block, and start them at its end. The branch must be idle."""
+        """A ``with`` block in which submitted steps are only queued. They start at the end of the block. The
+        branch must be idle."""
         self._busy = True
         try:
             yield
@@ -134,7 +140,8 @@ class Branch:
             self.run.loop.call_soon_threadsafe(self._start)
 
     def _declare(self, step: Step) -> Variable | None:
-        """Make the variable that `step` sets; raises `ProgramError` where the branch has ended."""
+        """Make the variable that `step` sets; None if it sets none. Raises `ProgramError` if the branch has
+        ended."""
         if self.joined or self.run.body_done.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
         variable = Variable(step.variable) if step.sets else None
@@ -171,7 +178,8 @@ class Branch:
         return variable
 
     def fork(self, size: int) -> list[Branch]:
-        """`size` branches that begin with the content of this one after its steps so far."""
+        """Fork into `size` branches, which begin with the content that this branch has after its steps so
+        far."""
         with self._lock:
             forks = (*self.forks, self.run.fork_key(size))
             children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
@@ -180,7 +188,8 @@ class Branch:
         return children
 
     def start_at_fork(self, parent: Branch) -> None:
-        """Called when the parent has reached the fork: take its content and start."""
+        """Take the content of `parent`, and start the queued steps. Called when the parent has reached the
+        fork."""
         with self._lock:
             self.tail = self.fork_point = parent.tail
             self._prompt, self.dialogue = parent._prompt, parent.dialogue
@@ -194,7 +203,8 @@ class Branch:
                 self._become_idle()
 
     def gather(self, children: Iterable[Branch]) -> None:
-        """Close the children. Each variable that they set becomes the list of its values in this branch."""
+        """Close the children. For each variable that they have set, this branch gets a variable of the same
+        name with the list of the values."""
         children = list(children)
         for child in children:
             child.close()
@@ -209,7 +219,7 @@ class Branch:
             self.run.notify()
 
     def splice(self, children: Iterable[Branch]) -> None:
-        """Close the children, and append the content that each of them added."""
+        """Close the children, and append to this branch the content that each child has added, in order."""
         children = tuple(children)
         for child in children:
             child.close()
@@ -277,7 +287,8 @@ class Branch:
             self.run.end_branch(self)
 
     def returns_to(self, target: Target) -> bool:
-        """Whether a later step of the queue calls `target`, or steps are queued that call no model at all."""
+        """Whether the branch is expected to call `target` soon: a queued step calls `target`, or there are
+        queued steps and none of them calls a model."""
         own = None if target is self.run.home else target.backend
         with self._lock:
             others = False
@@ -296,7 +307,8 @@ class Branch:
     # --- failing ---
 
     def fail(self, error: Exception) -> None:
-        """Fail this branch and all branches forked from it, unless they have failed before."""
+        """Fail this branch and all branches forked from it with `error`. A branch that has failed before
+        keeps its error."""
         with self._lock:
             if self.error is None:
                 self._fail(_as_program_error(error, None), None)
@@ -318,10 +330,10 @@ class Branch:
             self._become_idle()
 
     def recover(self) -> ProgramError:
-        """Go back to before the statement that failed, and return its error.
+        """Reset the branch's content to that before the statement that failed, and return the error.
 
-        Raises `ProgramError` where nothing has failed, where the branch has ended, and where it was made to
-        fail from outside.
+        Raises `ProgramError` if nothing has failed, if the branch has ended, or if it failed by an error from
+        outside.
         """
         with self._lock:
             if self.joined or self.run.body_done.is_set():
@@ -341,7 +353,8 @@ class Branch:
             return error
 
     def unnoticed_error(self) -> ProgramError | None:
-        """The first error, in branches forked from this one, that was not raised in the program's body."""
+        """The first error of the branches forked from this one that was neither raised nor returned in the
+        program's body; None without one."""
         for child in self.children:
             if child.error is not None and not child.error.noticed:
                 return child.error
@@ -350,7 +363,8 @@ class Branch:
         return None
 
     def _failed_gather(self) -> ProgramError:
-        """The error of a joined variable. Such a join leaves the content of this branch as it was."""
+        """The error of the first variable whose join failed. A failed join of variables does not change the
+        content of this branch. Raises `ProgramError` if no such variable has failed."""
         for variable in self.variables.values():
             if isinstance(variable, GatheredVariable) and variable.error is not None:
                 variable.error.notice()
@@ -379,9 +393,10 @@ class Branch:
     def view(
         self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None
     ) -> View[Target]:
-        """The content up to `tail`, with the turns in `dialogue`, as `target` reads it; by default all of it.
+        """The content up to `tail` (None: all of it) as `target` reads it. `dialogue` has the turns up to
+        `tail`; None stands for those of the branch.
 
-        Raises as `extended`.
+        Raises the errors of `extended`.
         """
         tail = self.tail if tail is None else tail
         if target is self.run.home:
@@ -389,7 +404,8 @@ class Branch:
         return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
 
     def remember(self, view: View[Target], prompt: Prompt) -> None:
-        """Keep `view` and the prompt that is sent: the next prompt for its model continues it."""
+        """Keep `view` and `prompt`, which is sent now. The next prompt for the model of `view` is built from
+        them."""
         if view.until is not self.tail:
             return
         if view.target is self.run.home:
@@ -398,7 +414,7 @@ class Branch:
             self._views[view.target] = view._replace(prompt=prompt)
 
     def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
-        """The turns and the content after `output` was appended to `dialogue` and `tail`."""
+        """`dialogue` and `tail` with `output` appended."""
         home, ids, text, kept_ids = self.run.home, output.ids, output.text, output.kept_ids
         thought = output.thought
         if thought is not None:
@@ -412,7 +428,7 @@ class Branch:
     # --- reading ---
 
     def idle(self) -> Event:
-        """An event that is set when all steps so far are done."""
+        """An event that is set when all steps submitted so far are done."""
         with self._lock:
             if self._idle is not None:
                 return self._idle
@@ -430,16 +446,17 @@ class Branch:
 
     @property
     def ended(self) -> bool:
-        """Whether no step runs, and none will be submitted."""
+        """Whether no step runs, and no further step can be submitted."""
         return not self._busy and (self.joined or self.run.body_done.is_set())
 
     def is_final(self, name: str) -> bool:
-        """Whether the variable `name` is set, or will never be."""
+        """Whether the variable `name` is set or failed, or will never be made because the body has ended."""
         variable = self.variables.get(name)
         return self.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def variable(self, name: str) -> Variable:
-        """The variable `name`; raises `UnknownVariable`, or the error of the program's body."""
+        """The variable `name`. If there is none, raises the error of the program's body, else
+        `UnknownVariable`."""
         found = self.variables.get(name)
         if found is not None:
             return found

@@ -1,4 +1,5 @@
-"""The hint that goes with each request: its program and branch, and when its KV pages are needed again."""
+"""The hint that each request carries: its program and branch, and when the request's KV pages are needed
+again."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ if TYPE_CHECKING:
     from ramify.lang.trace.calls import Call
 
 LEASE_S = 60.0
-"""Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
+"""Length in seconds of the lease on the pages of a branch that may continue. The lease ends earlier if the
+program ends."""
 
 
 def hint_of(
     branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
 ) -> ProgramHint:
-    """The hint of a request.
+    """The hint of the request of `call`.
 
     Args:
         view: The content before the request.
-        opened: `view` with the mark that begins the thoughts, where the model is to think.
-        next_use: The time at which the branch continues, from a step that knows it.
+        opened: `view` after `open_answer`; the same as `view` if the request has no setting of thinking.
+        next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
     """
     run, target = branch.run, view.target
     if branch.is_last_step:
@@ -48,8 +50,11 @@ def hint_of(
 
 
 def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
-    """The places in the prompt at which later prompts part from it: the fork of the branch, told with its
-    first request, and the beginning of thoughts, which leave the prompt later."""
+    """The places in the prompt after which later prompts of the program may differ from it.
+
+    One place is the fork of the branch. Only the first request of the branch tells it. The other is the
+    beginning of the thoughts, which are removed from later prompts.
+    """
     target, found = view.target, []
     if target is not branch.run.home or target.takes_messages:
         return ()

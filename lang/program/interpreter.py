@@ -1,4 +1,4 @@
-"""The effect of each node on a branch. Double dispatch: a node calls the method of its own class."""
+"""The interpreter of a program's steps. Each kind of node calls the method for its kind (double dispatch)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
 class Interpreter:
-    """Runs the steps of one branch, in the task or thread that may change the branch's content."""
+    """The interpreter of one branch's steps. It runs in the task or thread that may change the branch's
+    content."""
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
@@ -166,7 +167,7 @@ class Interpreter:
     async def _attempts(
         self, call: Call, target: Target, sampling: SamplingParams, node: Gen, variable: Variable
     ) -> None:
-        """Generate with retries. Only the valid output is streamed."""
+        """Generate with retries, and append the valid output. Only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
         valid = await attempt(self._branch, call, target, sampling, node)
@@ -189,7 +190,7 @@ class Interpreter:
     async def _outputs(
         self, call: Call, view: View[Target], sampling: SamplingParams, node: Gen, variable: Variable
     ) -> list[Output]:
-        """n independent generations, of which the first is streamed and appended."""
+        """The outputs of n independent generations. Only the first output is streamed."""
         wire = node.wire
         if sampling.n == 1:
             sent = send(
@@ -306,13 +307,15 @@ class Interpreter:
         self._branch.tail = tail
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
-        """Show the text after `since` to readers of a run that streams; they have `shown` of it."""
+        """Show readers the text after `since` up to `tail`, if the run streams. `shown` is the beginning of
+        this text that they have already been shown."""
         if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
     @contextlib.contextmanager
     def _step(self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable) -> Iterator[Call]:
-        """The call of a step. Errors become a `ProgramError` with the step's line, prompt and output."""
+        """A ``with`` block with the call of a step. An error in the block is raised as a `ProgramError` with
+        the step's line, prompt and output."""
         branch = self._branch
         call = branch.call.child(kind, node.variable or "", branch.tail, self._run.clock(), line=node.line)
         variable.call = call
@@ -330,7 +333,8 @@ class Interpreter:
             call.end_s = self._run.clock()
 
     async def _view(self, node: ModelStep, call: Call) -> View[Target]:
-        """The content of the branch as the model of a step reads it."""
+        """The content of the branch as the model of the step `node` reads it. Sets the fields of `call` that
+        depend on the model."""
         target = await self._run.target(node)
         view = self._branch.view(target)
         call.model, call.prompt_end = target.name, view.tail
@@ -340,8 +344,8 @@ class Interpreter:
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
-    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no timeout. Where the time of a
-    limit ends earlier, raise `BudgetExceeded` then."""
+    """A ``with`` block that is cancelled after `seconds` and then raises `RequestTimeout`; None sets no
+    timeout. If the time of a limit ends earlier, the block is cancelled then and raises `BudgetExceeded`."""
     until = deadline(limits)
     first = until is not None and (seconds is None or until.seconds_left < seconds)
     try:
@@ -360,7 +364,7 @@ async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
 
 
 def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
-    """`error` with the step's name, line, prompt and partial output."""
+    """`error` as a `ProgramError` with the step's name, line, prompt and partial output."""
     step = f"{call.kind} {node.variable!r}" if node.variable else f"A {call.kind}"
     where = f" at {node.line}" if node.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Visitor(Protocol):
-    """Runs nodes. The methods for nodes that wait return an awaitable."""
+    """An interpretation of nodes, with a method for each kind. The methods for nodes that wait return an
+    awaitable."""
 
     def text(self, node: Text) -> None: ...
     def role_begin(self, node: RoleBegin) -> None: ...
@@ -47,7 +48,7 @@ class Node:
     """Whether the node waits for the backend or for other branches."""
 
     def steps(self) -> Iterator[Step]:
-        """The steps, in order."""
+        """The steps of the node, in order."""
         raise NotImplementedError
 
     def __add__(self, other: object) -> Node:
@@ -68,14 +69,14 @@ class Step(Node):
     """A single step."""
 
     sets: ClassVar[bool] = False
-    """Whether the step has a result, which is kept in a variable, with or without a name."""
+    """Whether the step has a result. The result is kept in a variable, which may have no name."""
 
     def steps(self) -> Iterator[Step]:
         yield self
 
     @property
     def variable(self) -> str | None:
-        """The name of the variable that the step sets."""
+        """The name of the variable that the step sets; None without a variable or a name."""
         return None
 
     @property
@@ -92,20 +93,20 @@ class Step(Node):
 
 @dataclass(frozen=True)
 class VariableStep(Step):
-    """A step whose result is kept in a variable, with or without a name."""
+    """A step with a result. The result is kept in a variable, which may have no name."""
 
     sets: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ModelStep(VariableStep):
-    """A step that calls a model: its node of a graph, and the arguments that no graph can hold."""
+    """A step that calls a model: its node in a graph, and the arguments that a graph cannot hold."""
 
     waits: ClassVar[bool] = True
     wire: graph.Gen | graph.Select | graph.CallTools
-    """The options of the step, as a graph has them."""
+    """The options of the step in the form of a graph's node."""
     backend: Backend | str | None = field(default=None, kw_only=True)
-    """The backend that the step names. In a step of a run, None stands for the run's own."""
+    """The backend that the step names. None stands for the run's own backend."""
     line: str | None = field(default=None, kw_only=True)
 
     @property
@@ -113,7 +114,7 @@ class ModelStep(VariableStep):
         return self.wire.name
 
     def local(self) -> dict[str, object]:
-        """Argument → value, of the arguments that a graph has no field for."""
+        """Argument → value, for the arguments that a graph has no field for."""
         return {} if self.backend is None else {"backend": self.backend}
 
 
@@ -142,7 +143,7 @@ class Interpolated(Step):
     waits: ClassVar[bool] = True
     parts: tuple[str | ResultRef, ...]
     count: Callable[[str], None] | None = field(default=None, compare=False)
-    """Called with the text of each result; raises `InvalidRequest` where the run has too much text."""
+    """Called with the text of each result. Raises `InvalidRequest` if the run has inserted too much text."""
 
     def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.interpolated(self)
@@ -152,7 +153,8 @@ class Interpolated(Step):
 class ResultRef:
     """A reference to a variable's value, or to a part of it.
 
-    `read` and `value` need a variable that is ready. They raise the error of its step.
+    `read` and `value` may be called only when the variable is ready. They raise the error of the step that
+    sets it.
     """
 
     variable: Variable
@@ -160,10 +162,10 @@ class ResultRef:
     """The index of one output of a step with ``n`` > 1."""
     then: tuple[Change, ...] = ()
     type: Scalar | None = None
-    """The type of the value at `path`, where the variable's text is JSON."""
+    """The type of the value at `path`, if the variable's text is JSON; else None."""
     path: tuple[str | int, ...] = ()
     thinking: bool = False
-    """Whether it is the thoughts in front of the value."""
+    """Whether the reference is to the thoughts before the value, not to the value."""
 
     def read(self) -> str:
         """The value as text, changed by the methods in `then`."""
@@ -202,7 +204,8 @@ class RoleEnd(Step):
 
 @dataclass(frozen=True)
 class ScopeBegin(Step):
-    """Begin a scope: the text up to the `ScopeEnd` of the same name becomes the variable's value."""
+    """Begin a scope. The text from here to the `ScopeEnd` of the same name becomes the value of the variable
+    `name`."""
 
     name: str
 
@@ -229,15 +232,16 @@ class Gen(ModelStep):
 
     wire: graph.Gen
     parse: Callable[[str], Any] | None = None
-    """Parses the text to the value; None keeps the text. Any exception fails the step."""
+    """Parses the generated text to the value; None keeps the text as the value. Any exception fails the
+    step."""
     kind: Any = None
-    """The schema as the user gave it; None without one."""
+    """The schema of the value, as the user gave it; None without a schema."""
     validate: Callable[[Any], object] | None = None
     """Called with the value; rejects it with a ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
     separate: bool = False
-    """Whether the thoughts are a variable as well: NAME_reasoning_content."""
+    """Whether the thoughts are also set as a variable of their own, NAME_reasoning_content."""
 
     def local(self) -> dict[str, object]:
         own = {"validate": self.validate, "retries": self.retries or None}
@@ -254,7 +258,7 @@ class Select(ModelStep):
 
     wire: graph.Select
     own_method: ChoicesSamplingMethod | None = None
-    """A method without a name in graphs; None: the method that `wire` names."""
+    """A method for which graphs have no name; None if the method is the one that `wire` names."""
 
     @property
     def method(self) -> ChoicesSamplingMethod:
@@ -298,7 +302,7 @@ class CallTools(ModelStep):
 
 @dataclass(frozen=True)
 class Fork(Step):
-    """Start the children with the content of the branch."""
+    """Start the children, which take the content of the branch."""
 
     children: tuple[Branch, ...]
 
@@ -323,7 +327,7 @@ class Splice(Step):
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition: the text of `value` is one of `among`, or with `negated` is none of them."""
+    """A condition: the text of `value` is one of `among`. With `negated`: it is none of them."""
 
     value: ResultRef
     among: tuple[str, ...]
@@ -332,7 +336,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Guarded(Step):
-    """A step that is skipped unless all conditions hold."""
+    """A step that is skipped unless all conditions in `guards` hold."""
 
     waits: ClassVar[bool] = True
     step: Step
@@ -375,7 +379,8 @@ class Either(VariableStep):
 
 
 def as_node(item: object) -> Node:
-    """A string as a `Text`, a node as itself; TypeError for anything else."""
+    """`item` as a node: a string becomes a `Text`, and a node is returned unchanged. Raises TypeError for
+    anything else."""
     if isinstance(item, Node):
         return item
     if isinstance(item, str):

@@ -1,4 +1,4 @@
-"""The program whose code runs now: programs that this code starts belong to its trace."""
+"""The program whose code is running. Programs that this code starts belong to the program's trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """A running program, and the call of its trace below which new programs stand. Weak references."""
+    """Weak references to a running program and to a call of its trace. Programs that are started here become
+    children of that call."""
 
     call: weakref.ref[Call]
     run: weakref.ref[Run]
@@ -27,7 +28,7 @@ PLACE: ContextVar[Place | None] = ContextVar("ramify_place", default=None)
 
 @contextlib.contextmanager
 def placed(run: Run, call: Call) -> Iterator[None]:
-    """A ``with`` block whose code belongs to `run`, within `call`."""
+    """A ``with`` block whose code belongs to `run`: programs that it starts become children of `call`."""
     token = PLACE.set(Place(weakref.ref(call), weakref.ref(run)))
     try:
         yield

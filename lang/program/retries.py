@@ -1,11 +1,11 @@
-"""Retries of a `gen`: the model is shown an invalid output with its error, and generates again.
+"""Retries of a `gen`: the model is shown an invalid output and the error of that output, and generates again.
 
     assistant: Answer: {"age": "x"}            the invalid output ends its turn
     user: That is not valid. age: Input …      the correction
     assistant: Answer: {"age": 3}              a new turn, which begins like the first one
 
-Outside of an assistant turn the correction is plain text. By default the branch drops the failed attempts and
-their corrections once an output is valid, and continues as if that had been the first one.
+Outside of an assistant turn the correction is plain text. By default, once an output is valid, the branch
+drops the failed attempts and their corrections, and continues as if the valid output had been the first.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
 """The user turn after an invalid output."""
 PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
-"""The text after an invalid output where there are no turns."""
+"""The text after an invalid output outside of an assistant turn."""
 MAX_PROBLEM = 600
-"""Longest error that the model is shown, in characters."""
+"""Most characters of an error that the model is shown."""
 MAX_SHOWN = 200
-"""Longest rejected value in an error, in characters."""
+"""Most characters of a rejected value in an error message."""
 
 
 @dataclass(frozen=True)
 class Attempted:
-    """A valid output, its value, and the content of the branch after it."""
+    """A valid output, its value, and the content of the branch after the output."""
 
     output: Output
     value: Any
@@ -51,7 +51,8 @@ class Attempted:
 async def attempt(
     branch: Branch, step: Call, target: Target, sampling: SamplingParams, node: Gen
 ) -> Attempted:
-    """Generate up to ``1 + node.retries`` times; raises the error of the last output."""
+    """Generate until an output is valid, at most ``1 + node.retries`` times. Raises the error of the last
+    output if none is valid."""
     tail, dialogue = branch.tail, branch.dialogue
     opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
     for left in range(node.retries, -1, -1):
@@ -77,7 +78,7 @@ async def attempt(
 
 
 def read_value(node: Gen, text: str) -> Any:
-    """The value of an output; raises the errors of its schema's parser and of `node.validate`."""
+    """The value of the output `text`. Raises the errors of `node.parse` and of `node.validate`."""
     value = text if node.parse is None else node.parse(text)
     if node.validate is not None:
         node.validate(value)
@@ -85,7 +86,8 @@ def read_value(node: Gen, text: str) -> Any:
 
 
 def final_value(node: Gen, text: str) -> Any:
-    """`read_value`; an error says what was rejected."""
+    """The value that `read_value` returns. Its errors become a `ProgramError` that quotes the rejected output
+    or value."""
     try:
         return read_value(node, text)
     except (ValueError, AssertionError) as error:
@@ -104,7 +106,7 @@ def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
 
 
 def describe(error: Exception) -> str:
-    """An error as the model is shown it: pydantic's errors by path, without links."""
+    """The text of an error for the model. pydantic's errors are listed with their paths, without links."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         text = "; ".join(

@@ -1,4 +1,4 @@
-"""One run of a program: its backend, options and branches, and its end."""
+"""The run of a program: its backend, options and branches, and its end."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ _default_backend: Backend | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Set the backend of every run that is given none."""
+    """Set the default backend, which every run without a backend of its own uses; None unsets it."""
     global _default_backend
     _default_backend = None if backend is None else _checked(backend)
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default one. A name is looked up in `router`, else in the router of the surrounding
-    program, else in the default backend: the result is that router with the name as its default.
+    """`backend`, or the default backend for None. A name is looked up in `router`, else in the router of the
+    surrounding program, else in the default backend. For a name, the result is a copy of that router whose
+    default is the named backend.
 
-    Raises `InvalidRequest` where there is none.
+    Raises `InvalidRequest` if there is no such backend.
     """
     if isinstance(backend, str):
         place = PLACE.get()
@@ -81,7 +82,8 @@ def _checked(backend: Backend) -> Backend:
 
 
 def call_backend(backend: Backend | None, method: str) -> Any:
-    """Call a method that only some backends have, and wait for its result; raises `UnsupportedField`."""
+    """Call a method that only some backends have, and wait for its result. Raises `UnsupportedField` if the
+    backend lacks the method."""
     found = find_backend(backend)
     function = getattr(found, method, None)
     if function is None:
@@ -118,39 +120,39 @@ class Run(Session):
             started=None if around is None else around.started,
         )
         self.router = backend if isinstance(backend, Router) else None
-        """The backends that steps may choose by name."""
+        """The router whose backends steps may choose by name; None without a router."""
         own = default_of(backend)
         self.home = self._target(own, info)
-        """The model of all steps that name no other. Branches keep their content as this model reads it."""
+        """The model of all steps that name no backend. Branches keep their content as this model reads it."""
         self._own = own
         self._targets = {own: self.home}
         self.options = options
         self.limits = limits
         """The limits of all steps."""
         self.asynchronous = asynchronous
-        """Whether the body is a coroutine, in which no read may block."""
+        """Whether the body is a coroutine. No read in it may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
         """The event loop of the body and of its async tools."""
         self.loop = loop or background_loop()
         """The event loop of the steps and of the backend."""
         self.tasks: set[asyncio.Task[None]] = set()
-        """A task for each branch that has steps to run; used on `loop` only."""
+        """One task for each branch that has steps to run. Used only on `loop`."""
         self.error: ProgramError | None = None
-        """A `ProgramError` with the exception of the body as its cause."""
+        """The exception of the body as a `ProgramError`; None without an exception."""
         self.body_done = Event()
-        """Set when the body has ended: no further step is appended."""
+        """Set when the body has ended. After that no step can be appended."""
         self.finished = Event()
         """Set when all steps are done."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
         self._queued_calls: Counter[Target | Backend | str | None] = Counter()
-        """Steps in the queues of all branches that will call a model, by `backend` of the step."""
+        """Number of queued steps of all branches that will call a model, by the `backend` of the step."""
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
-        """Called with each step when it is appended."""
+        """Called with each step when the step is appended; None for no such call."""
         call = Call(kind="program", name=name, start_s=self.clock(), parent=parent)
         if parent is not None:
             parent.children.append(call)
@@ -172,7 +174,8 @@ class Run(Session):
     # --- the models of its steps ---
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
-        """`step` with the backend that it names, else `backend`; None stands for the run's own.
+        """`step` with the backend that it names, else with `backend`. If that is the run's own backend, the
+        step's field is None.
 
         Raises `InvalidRequest` for an unknown name.
         """
@@ -187,7 +190,7 @@ class Run(Session):
         return replace(step, backend=None if found is self._own else found)
 
     async def target(self, step: ModelStep) -> Target:
-        """The model that a resolved step runs on."""
+        """The model that `step` runs on. The step must have been resolved."""
         backend = step.backend
         if backend is None:
             return self.home
@@ -206,7 +209,8 @@ class Run(Session):
 
     @property
     def submitted_options(self) -> Mapping[str, Any]:
-        """The options for a graph that a backend runs, its priority and its adapter included."""
+        """The sampling options for a graph that the backend runs, with the backend's default priority and
+        LoRA adapter."""
         own = {"priority": self.home.priority, "lora": self.home.lora}
         return {**{name: value for name, value in own.items() if value}, **self.options}
 
@@ -227,9 +231,10 @@ class Run(Session):
         return key
 
     def end_branch(self, branch: Branch) -> None:
-        """Note that `branch` will not be extended, and with its last branch a fork.
+        """Note that `branch` will not be extended any more. The end of a fork's last branch also ends the
+        fork.
 
-        The hint of the next request carries their keys.
+        The hint of the next request tells the runtime the keys of ended branches and forks.
         """
         with self._lock:
             ended = [branch.key]
@@ -242,32 +247,34 @@ class Run(Session):
                 target.ended.extend(ended)
 
     def take_ended(self, target: Target) -> tuple[str, ...]:
-        """The keys of the branches and forks that have ended since the last call for `target`."""
+        """The keys of the branches and forks that have ended since the last call of this method for
+        `target`."""
         with self._lock:
             ended, target.ended = tuple(target.ended), []
         return ended
 
     def count_queued(self, step: Step, change: Literal[1, -1]) -> None:
-        """Count a step that was queued or taken out, if it calls a model."""
+        """Count a step that was put into a queue (`change` 1) or taken out (-1), if the step calls a
+        model."""
         if isinstance(bare := step.bare, ModelStep):
             with self._lock:
                 self._queued_calls[bare.backend] += change
 
     def queued_calls(self, target: Target) -> int:
-        """Steps in the queues of all branches that will call the model of `target`."""
+        """Number of queued steps of all branches that will call the model of `target`."""
         return self._queued_calls[None if target is self.home else target.backend]
 
     # --- the end ---
 
     def end_body(self, error: BaseException | None = None) -> None:
-        """Called when the body has returned or has raised `error`."""
+        """Note that the body has ended. `error` is the exception that it raised; None if it returned."""
         if error is not None and self.error is None:
             self.error = body_error(error)
         self.body_done.set()
         self.notify()
 
     async def finish(self) -> None:
-        """Wait for all steps, then end the program on the backend. Runs on `loop`."""
+        """Wait for all steps, then tell the backends that the program has ended. Runs on `loop`."""
         while self.tasks:
             await asyncio.wait(self.tasks)
         if not self._end_sent:
@@ -283,13 +290,13 @@ class Run(Session):
             self.notify()
 
     def reject(self, error: ProgramError) -> None:
-        """End the run with `error`, before its body is called."""
+        """End the run with `error`. Its body must not have been called."""
         self.end_body(error)
         self.root.fail(error)
         self.finished.set()
 
     async def cancel(self) -> None:
-        """Abort the requests in flight; unset variables fail with `cancel_error`. Runs on `loop`.
+        """Abort the requests in flight. Variables that are not set fail with `cancel_error`. Runs on `loop`.
 
         Does nothing once the run has finished.
         """
@@ -314,7 +321,7 @@ class Run(Session):
         asyncio.run_coroutine_threadsafe(self.cancel(), self.loop)
 
     def check_may_block(self) -> None:
-        """Raise RuntimeError where blocking would stop the body's event loop."""
+        """Raise RuntimeError if blocking would stop the event loop of an async body."""
         if self.asynchronous and not self.finished.is_set():
             raise RuntimeError(
                 "This would block the event loop of an async program; there, "
@@ -325,7 +332,8 @@ class Run(Session):
 
     @contextlib.contextmanager
     def listening(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call `wake` after every change in the block. It must be quick and thread-safe."""
+        """A ``with`` block during which `wake` is called after every change of the run. `wake` must be quick
+        and thread-safe."""
         with self._lock:
             self._listeners = [*self._listeners, wake]
         try:
@@ -339,7 +347,7 @@ class Run(Session):
             wake()
 
     def changes(self) -> Iterator[None]:
-        """Yield at once and after every change; blocks in between. Ctrl-C cancels the run."""
+        """Yield at once and then after every change of the run. Blocks in between. Ctrl-C cancels the run."""
         self.check_may_block()
         event = threading.Event()
         with self.listening(event.set):
@@ -354,7 +362,7 @@ class Run(Session):
                     raise
 
     async def async_changes(self) -> AsyncGenerator[None, None]:
-        """`changes` for any event loop."""
+        """Yield at once and then after every change of the run, in any event loop."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -369,7 +377,8 @@ class Run(Session):
 
 
 def body_error(error: BaseException) -> ProgramError:
-    """The exception of a program's body as a `ProgramError`, of which it is the cause."""
+    """A `ProgramError` whose cause is `error`, the exception of a program's body. A `ProgramError` is
+    returned as it is."""
     if isinstance(error, ProgramError):
         return error
     raised = ProgramError(f"The program raised {type(error).__name__}: {error}", line=raised_line(error))

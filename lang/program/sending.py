@@ -1,4 +1,4 @@
-"""The request of a step: the prompt of its branch, its hint, its limits, priority and adapter."""
+"""The request of a step, with its prompt, hint, limits, priority and LoRA adapter."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ async def send(
     choices: Choices | None = None,
     thinking: Thinking | None = None,
 ) -> Output:
-    """Generate after `view`, or score `choices` there, and record the result in `call`.
+    """Generate after `view`, or score `choices` after it, and record the result in `call`.
 
     Args:
-        follow: The variable that receives each chunk while it is generated, if the run streams.
-        next_use: The time at which the branch continues from here, where the step knows it.
-        thinking: Whether the model thinks before it answers.
+        follow: The variable that receives each chunk while it is generated, if the run streams; None for no
+            such variable.
+        next_use: The next use of the branch's pages, if the step knows it.
+        thinking: The step's setting of thinking; None if the step has none.
 
-    Raises as `ramify.lang.calls.request.send`, and `BudgetExceeded` where a limit does not allow the request.
+    Raises the errors of `ramify.lang.calls.request.send`, and `BudgetExceeded` if a limit does not allow the
+    request.
     """
     run, target = branch.run, view.target
     opened = view
@@ -82,9 +84,9 @@ async def send(
 def _prompt(
     branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
 ) -> dict[str, Any]:
-    """Fields of `Generate`: the prompt as segments, or as messages for a backend that takes messages only.
+    """The fields of `Generate` for the prompt: segments, or messages for a backend that takes only messages.
 
-    `opened` is `view` with the mark that begins the thoughts.
+    `opened` is `view` after `open_answer`, or the same as `view` without a setting of thinking.
     """
     target, dialogue = view.target, view.dialogue
     if not target.takes_messages:
@@ -108,8 +110,8 @@ def _priority(branch: Branch, call: Call, target: Target) -> int:
 
 
 def _lora(branch: Branch, call: Call, target: Target) -> str:
-    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter is for the
-    run's own backend alone."""
+    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter applies only
+    to steps on the run's own backend."""
     own = branch.run.options.get("lora") if target is branch.run.home else None
     for given in (call.lora, own):
         if given is not None:

@@ -1,4 +1,5 @@
-"""A statement of a program's body: `recover` takes a branch back to before the one that failed."""
+"""Statements of a program's body: `recover` resets a branch to the content before the statement that
+failed."""
 
 from __future__ import annotations
 
@@ -21,34 +22,37 @@ class Content(NamedTuple):
 
 
 class Statement:
-    """The steps that are appended at once, as ``s += a + b`` and ``s.user(...)``, or a ``with`` block.
+    """The steps that are appended together, as by ``s += a + b`` or ``s.user(...)``, or all steps of a
+    ``with`` block.
 
     with s.assistant():       a block
         s += "Plan: "         a statement in the block
-        s += gen("plan")      fails; inside the block the branch goes back to here,
-    s["plan"]                 and after it to before the block
+        s += gen("plan")      a statement in the block, which fails
+        s.recover()           in the block: the content before s += gen("plan")
+    s.recover()               after the block: the content before the block
     """
 
     __slots__ = ("before", "limits", "open", "outer")
 
     def __init__(self, outer: Statement | None, limits: Limits, *, block: bool = False) -> None:
         self.outer = outer
-        """The block that the statement stands in."""
+        """The innermost block around the statement; None outside of blocks."""
         self.limits = limits
         """The limits of the statement's steps."""
         self.open = block
-        """Whether it is a block that the body has not left."""
+        """Whether this is a block that the body has not left yet."""
         self.before: Content | None = None
         """The branch's content before the first step; None until that step runs."""
 
     def note_before(self, branch: Branch) -> None:
-        """Called before each step: keep the branch's content before the first one."""
+        """Keep the branch's content, if this is the statement's first step. Called before each step."""
         branch.limits = self.limits
         if self.before is None:
             self.before = Content(branch.tail, branch.dialogue, dict(branch.scopes))
 
     def closed(self) -> Statement:
-        """The outermost block around the statement that the body has left; without one, the statement."""
+        """The outermost block around this statement that the body has left; this statement if there is
+        none."""
         found = self
         block = self.outer
         while block is not None:

@@ -1,4 +1,5 @@
-"""A turn of tool calls: the model writes the calls, the functions run concurrently, results are appended."""
+"""The parts of a `call_tools` step: the model writes the calls, the functions run concurrently, and the
+results are appended."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHOWN_ERROR = "Error: {kind}: {message}"
-"""The result of a failed tool."""
+"""The result of a failed call, as the model is shown it."""
 
 _warned: set[tuple[str, str | None]] = set()
-"""Program and line of each `call_tools` that a warning was given for."""
+"""The program and line of each `call_tools` about which a warning was logged."""
 
 
 def in_turns(branch: Branch) -> bool:
-    """Whether the branch is a chat. Raises `InvalidRequest` inside an open turn."""
+    """Whether the calls are written as chat turns: the model has a chat template, and the branch has turns or
+    is empty. Raises `InvalidRequest` inside an open turn."""
     dialogue = branch.dialogue
     if dialogue.role is not None:
         raise InvalidRequest(
@@ -49,8 +51,8 @@ def in_turns(branch: Branch) -> bool:
 
 
 def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
-    """Warn, once for each program and line, of tools that no turn has described to the model. In a program
-    without turns, a tool counts as described if its name is in the text."""
+    """Log a warning about tools that no turn has described to the model, once for each program and line.
+    Without `turns`, a tool counts as described if its name is in the text."""
     place = (branch.run.root.call.name, node.line)
     untold = [tool.name for tool in node.tools if tool.name not in branch.dialogue.tools]
     if not untold or place in _warned:
@@ -77,7 +79,8 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """`send` for the calls of `node`. Errors and reports about a schema name the tool that has it."""
+    """Send the request in which the model writes the calls of `node`. An error or report about a schema names
+    the tool that the schema belongs to."""
     described = [tool.described for tool in node.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
@@ -95,8 +98,8 @@ async def send_calls(
 async def run_calls(
     branch: Branch, node: CallTools, target: Target, call: Call, written: WrittenCalls
 ) -> list[ToolCall]:
-    """Run the calls that `target` has written in `call` concurrently and return them in order. With
-    `node.raises` the first error is raised."""
+    """Run the calls in `written` concurrently, and return them with their results in the same order. `call`
+    is the request in which the model of `target` wrote them. If `node.raises`, the first error is raised."""
     await_tools = getattr(target.backend, "await_tools", None)
     if await_tools is not None and written:
         await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
@@ -147,7 +150,7 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
 
 
 class ToolFailed(Exception):
-    """A tool raised an exception, which is the cause."""
+    """The error of a tool that raised an exception, which is the cause."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(f"The tool {name} raised {call.error}")

@@ -1,4 +1,5 @@
-"""The results of steps. Readers wait for a result; reading one of a failed step raises its error."""
+"""The results of steps. Readers wait for a result. Reading the result of a failed step raises the step's
+error."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class UnknownVariable(ProgramError, KeyError):
-    """A variable was read that no step of the program sets."""
+    """The error of reading a variable that no step of the program sets."""
 
     code = "unknown_variable"
 
 
 class Skipped(ProgramError):
-    """A variable was read whose step was skipped, because its condition did not hold."""
+    """The error of reading a variable whose step was skipped, because the step's condition did not hold."""
 
     code = "skipped"
 
@@ -35,15 +36,16 @@ class Variable:
         self.ready = Event()
         self.value: Any = None
         self.text: str | None = None
-        """The generated text, from which `value` was parsed; None for a value that was not parsed."""
+        """The generated text that `value` was parsed from; None if `value` was not parsed from text."""
         self.thinking: Any = None
-        """The thoughts, a list of them where `value` is a list; None where no thinking was asked for."""
+        """The thoughts; a list of thoughts if `value` is a list. None if the step has no setting of
+        thinking."""
         self._meta: Any = None
         self.error: ProgramError | None = None
         self.chunks: list[TextChunk] = []
         """The chunks that have arrived so far."""
         self.kind: Any = None
-        """The schema of its `gen`, as the user gave it."""
+        """The schema of the `gen` that sets the variable, as the user gave it; None without a schema."""
         self.call: Call | None = None
         """The call of the step that sets the variable; None before the step has begun."""
 
@@ -58,7 +60,7 @@ class Variable:
 
     @property
     def meta(self) -> Any:
-        """The result of `get_meta_info`, made at the first read."""
+        """The result of `get_meta_info`, which is computed at the first read."""
         if callable(self._meta):
             self._meta = self._meta()
         return self._meta
@@ -75,7 +77,8 @@ class Variable:
         return self.value
 
     def read_thinking(self) -> Any:
-        """The thoughts; raises as `read` does, and `InvalidRequest` where no thinking was asked for."""
+        """The thoughts. Raises the errors of `read`, and `InvalidRequest` if the step has no setting of
+        thinking."""
         self.read()
         if self.thinking is None:
             raise InvalidRequest(
@@ -87,11 +90,12 @@ class Variable:
 
 
 THOUGHTS = "_reasoning_content"
-"""The suffix of a variable's name that names the variable of its thoughts, as in SGLang."""
+"""The suffix of the variable that holds the thoughts of another variable, as in SGLang:
+NAME_reasoning_content for NAME."""
 
 
 class ThoughtsVariable(Variable):
-    """The thoughts of `source` as a variable of its own."""
+    """A variable whose value is the thoughts of `source`."""
 
     __slots__ = ("source",)
 

@@ -1,1 +1,1 @@
-"""The content of a branch: text and token ids, chat turns, thoughts, and the prompt that a model reads."""
+"""The content of a branch: text and token ids, chat turns, and thoughts; and the prompts that models read."""

@@ -1,7 +1,7 @@
-"""Chat turns as text that is only ever appended.
+"""Chat turns, written by appending text.
 
-`ChatFormat` holds the text that the model's template writes before and after the content of each role. A turn
-appends that text around its content, so no template is rendered while a program runs.
+`ChatFormat` holds the texts that the model's chat template writes before and after the content of a turn of
+each role. A turn appends these texts around its content, so no template is rendered while a program runs.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
 
 
 class Dialogue(msgspec.Struct, frozen=True):
-    """The turns so far. Frozen, so that forks share it."""
+    """The turns of a branch so far. The object is frozen, so that forks can share it."""
 
     messages: tuple[ChatMessage, ...] = ()
     """Finished turns."""
     role: str | None = None
     """The role of the open turn; None between turns."""
     start: Piece | None = None
-    """The piece before the open turn's content."""
+    """The last piece before the open turn's content; None between turns."""
     asked: Piece | None = None
-    """The piece before the latest user turn. Some templates keep the thoughts behind it, and drop others."""
+    """The last piece before the latest user turn. Some templates keep only the thoughts after this piece."""
     thought: bool = False
-    """Whether thoughts, or marks of thoughts, stand behind `asked`."""
+    """Whether there are thoughts, or marks of thoughts, after `asked`."""
     reasoning: str = ""
-    """The thoughts of the open turn."""
+    """The thoughts of the open turn, for backends that take messages."""
     pending: str = ""
-    """Text at the beginning of the next user turn, where some templates describe the tools."""
+    """Text to write at the beginning of the next user turn: the descriptions of tools, for templates that put
+    them there."""
     tools: frozenset[str] = frozenset()
-    """The names of the tools that the turns describe."""
+    """The names of the tools that the turns so far describe."""
 
     @property
     def previous(self) -> str:
@@ -47,7 +48,7 @@ class Dialogue(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The mark of `begin_turn`."""
+    """The mark of the piece that `begin_turn` appends."""
 
     role: str
     tools: bool
@@ -59,7 +60,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The mark of `end_turn`."""
+    """The mark of the piece that `end_turn` appends."""
 
     role: str
 
@@ -75,9 +76,10 @@ _begin, _end = functools.cache(Begin), functools.cache(End)
 def begin_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, tools: bool = False
 ) -> tuple[Dialogue, Piece | None]:
-    """Open a turn; raises `InvalidRequest` where the model's template has no such turn.
+    """Begin a turn of `role`. Raises `InvalidRequest` if a turn is open, or if the model's template has no
+    such turn here.
 
-    `tools` is set for a turn that describes tools.
+    `tools` says that the turn will describe tools.
     """
     if dialogue.role is not None:
         raise InvalidRequest(
@@ -105,18 +107,19 @@ def begin_turn(
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The mark of a model's thoughts, which other models are not shown."""
+    """The mark of the piece with a model's thoughts. Other models are not shown the thoughts."""
 
     by: PromptModel
     thinking: Thinking
     thoughts: str
-    """The thoughts without marks, and without white space around them."""
+    """The thoughts without marks and without surrounding white space."""
     text: str
-    """The thoughts as they were generated, with the marks behind them, up to the end of a token."""
+    """The thoughts as they were generated, with the marks after them and with `head`, so that the text ends
+    at the end of a token."""
     ids: tuple[int, ...]
-    """The tokens of `text`; empty where the backend does not report them."""
+    """The tokens of `text`; empty if the backend does not report them."""
     head: str
-    """The beginning of the answer, where the last token of `ids` goes on into it."""
+    """The beginning of the answer that the last token of `ids` contains; usually empty."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
@@ -133,7 +136,8 @@ class Thought(msgspec.Struct, frozen=True):
     def append(
         self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """Append the thoughts to the content of a branch, which is written for the model `home`."""
+        """`dialogue` and `tail` of a branch with the thoughts appended. The branch keeps its content as the
+        model `home` reads it."""
         if home is not self.by:
             return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
         return self.write(dialogue, tail, home)
@@ -142,10 +146,11 @@ class Thought(msgspec.Struct, frozen=True):
 def open_answer(
     dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
 ) -> tuple[Dialogue, Piece | None]:
-    """Append the mark that begins the thoughts, or the mark that keeps the model from thinking.
+    """Append the mark that begins the thoughts, or, if `thinking` is off, the mark that keeps the model from
+    thinking.
 
-    At the beginning of an assistant turn the text in front of its content is written anew, as the chat
-    template writes it.
+    At the beginning of an assistant turn, the piece before the turn's content is replaced by the text that
+    the chat template writes for this setting of thinking.
     """
     if thinking.effort is not None:
         raise UnsupportedNode(
@@ -165,14 +170,15 @@ def open_answer(
 
 
 def turn(role: str) -> str:
-    """``a user turn``, ``an assistant turn``: for error messages."""
+    """The name of a turn in error messages, such as ``a user turn`` or ``an assistant turn``."""
     return f"an {role} turn" if role == "assistant" else f"a {role} turn"
 
 
 def end_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
 ) -> tuple[Dialogue, Piece | None]:
-    """Close the open turn. `content` replaces its text where the template writes it in another form."""
+    """End the open turn, whose role must be `role`. `content` is the content of the finished message, if the
+    template writes it in another form; None takes the text of the turn."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
     written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content
@@ -199,7 +205,7 @@ ROLES = ("system", "user", "assistant")
 
 
 def chatml() -> ChatFormat:
-    """The ChatML format, for backends without a template."""
+    """The ChatML format, for backends whose chat template is not known."""
     return ChatFormat(
         prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
         suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),

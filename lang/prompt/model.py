@@ -1,4 +1,4 @@
-"""A model as prompts are written for it."""
+"""A model for which prompts are written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class PromptModel:
-    """A model, with its chat template, that reads prompts or whole messages."""
+    """A model with its chat template. Its backend takes prompts, or only whole chat messages."""
 
     info: ModelInfo
     takes_messages: bool
-    """Whether the backend takes finished chat messages instead of prompts."""
+    """Whether the backend takes only finished chat messages, no prompts."""
 
     def check_text(self, dialogue: Dialogue, text: str) -> None:
-        """Raise `UnsupportedNode` for text outside of turns that this backend cannot be sent."""
+        """Raise `UnsupportedNode` if `text` is outside of turns and the backend takes only messages."""
         if self.takes_messages and dialogue.role is None and text.strip():
             raise UnsupportedNode(
                 f"{self.info.name} takes whole messages only, and this text is in none: {text!r}.",

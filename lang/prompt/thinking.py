@@ -1,4 +1,5 @@
-"""Thoughts: the option `thinking`, telling them from the answer, and dropping them in later turns.
+"""Thoughts of a model: the option `thinking`, splitting outputs into thoughts and answer, and removing
+thoughts from the prompts of later turns.
 
 Example, Qwen 3, with the answer "4" and the thoughts "2 + 2.":
 
@@ -21,17 +22,18 @@ from ramify.spelling import nearest
 from ramify.tool_calls.parser import overlap
 
 DEFAULT_TOKENS = 1024
-"""The most tokens of thoughts where the `gen` does not say."""
+"""Most tokens of thoughts, if the `gen` sets no max_tokens for them."""
 
 MARKS = 16
-"""Tokens that a limit allows for the marks behind thoughts, which have fewer."""
+"""Tokens that a limit on tokens reserves for the marks after the thoughts. The marks have fewer tokens."""
 
 PLAIN = ThinkingFormat()
-"""For models whose chat template has no sign of thinking, or that have none."""
+"""The format for models that have no chat template, or a chat template without thinking."""
 
 
 def read_thinking(given: object) -> Thinking | None:
-    """``thinking=`` of a `gen`: None, a bool, or a mapping of the fields of `Thinking`."""
+    """The setting of thinking for the argument ``thinking=`` of a `gen`, which is a bool, or a mapping of the
+    fields of `Thinking`. None stays None."""
     if given is None or isinstance(given, Thinking):
         return given
     if isinstance(given, bool):
@@ -60,14 +62,15 @@ def thinking_of(info: ModelInfo) -> ThinkingFormat:
 
 
 def most_tokens(thinking: Thinking | None) -> int:
-    """The most tokens of thoughts, with the marks behind them; 0 where the model does not think."""
+    """Most tokens of the thoughts and the marks after them; 0 if the model is not told to think."""
     if thinking is None or not thinking.enabled:
         return 0
     return MARKS + (DEFAULT_TOKENS if thinking.max_tokens is None else thinking.max_tokens)
 
 
 def preambles_of(thinking: Thinking | None, info: ModelInfo) -> tuple[Preamble, ...]:
-    """The thoughts as the runtime is told of them: free text with an end and a limit, then the blank line."""
+    """The preambles that describe the thoughts to the runtime: unconstrained text up to an end mark or a
+    limit of tokens, then the blank line. Empty if the model is not told to think."""
     if thinking is None or not thinking.enabled:
         return ()
     marks = thinking_of(info)
@@ -90,34 +93,35 @@ def without_thoughts(tail: Piece | None, since: Piece | None) -> Piece | None:
 
 
 class ThoughtSplitter:
-    """Tells the thoughts from the answer in the chunks of one generation, in their order."""
+    """Separates the thoughts from the answer in the chunks of one generation, which are pushed in order."""
 
     def __init__(self, marks: ThinkingFormat) -> None:
         self._marks = marks
         self._texts: list[str] = []
-        """All text up to the answer."""
+        """The chunks of text before the answer."""
         self._length = 0
         self._pending = ""
-        """Text that may be the beginning of the end mark; behind that mark, of the gap."""
+        """Text that is not assigned yet. It may be the beginning of the end mark, or, after that mark, of the
+        gap."""
         self._ended = False
-        """Whether the end mark has come."""
+        """Whether the end mark has arrived."""
         self._spaces: list[str] = []
-        """White space that is a part of the thoughts only if more of them come."""
+        """White space that belongs to the thoughts only if more text of the thoughts follows."""
         self._shown = False
         self._open = True
         self.head = ""
-        """The beginning of the answer that shares a token with the thoughts' end."""
+        """The beginning of the answer that is in the same token as the end of the thoughts; usually empty."""
         self.ids = 0
         """Tokens of `before` and `head`."""
 
     @property
     def before(self) -> str:
-        """The output before the answer: the thoughts and the marks behind them."""
+        """The output before the answer: the thoughts and the marks after them."""
         return "".join(self._texts)
 
     def push(self, chunk: TextChunk) -> TextChunk:
-        """`chunk` with its thoughts apart, without white space at their beginning and end. Its cost grows
-        with the chunk, not with all text."""
+        """A copy of `chunk` with the text of the thoughts moved to `reasoning`, without white space around
+        the thoughts. The cost depends on the length of the chunk, not on that of all text."""
         if not self._open:
             return self._counted(chunk)
         start = self._length
@@ -142,14 +146,15 @@ class ThoughtSplitter:
         return self._counted(replace(chunk, text=answer, controls=(), reasoning=thoughts))
 
     def _answer(self, *, last: bool) -> str | None:
-        """The text of the answer so far; None while the thoughts may go on."""
+        """The text of the answer so far; None as long as the thoughts may continue. `last` is set for the
+        last chunk."""
         after, gap = self._pending, self._marks.gap
         if not self._ended or (gap.startswith(after) and after != gap):
             return "" if self._ended and last else None
         return after.removeprefix(gap)
 
     def _take_thoughts(self) -> str:
-        """Take from the pending text the thoughts that can no longer change."""
+        """Remove from the pending text the part that certainly belongs to the thoughts, and return it."""
         end = self._marks.end
         at = self._pending.find(end)
         self._ended = at >= 0

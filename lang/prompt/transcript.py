@@ -1,8 +1,8 @@
 """The content of a branch: text and token ids, as a linked list that forks share.
 
 Each piece points at the piece before it, so a fork copies one pointer. Generated text is kept as the token
-ids that the backend returned and is never tokenized again. Adjacent constant texts are sent as one string,
-so that they are tokenized as one text.
+ids that the backend returned, and is never tokenized again. Adjacent pieces of text are sent as one string,
+so that they are tokenized together.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 
 
 class Mark(Protocol):
-    """The kind of a piece whose text and ids are those of one model: it can be written for another."""
+    """The mark of a piece whose text and ids depend on the model. The mark can write the piece for another
+    model."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
     ) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` with the piece appended as `target` reads it."""
+        """`dialogue` and `tail` with the piece appended in the form that `target` reads."""
         ...
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """The mark of another model's output, which the piece has as text."""
+    """The mark of an output of another model than the run's own. The piece has the output as text; the mark
+    has the model and the token ids."""
 
     by: PromptModel
     ids: tuple[int, ...]
 
 
 class Continued(msgspec.Struct, frozen=True):
-    """The mark of a piece that belongs to the mark before it."""
+    """The mark of a piece that the mark of an earlier piece writes, too."""
 
     def write(
         self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
@@ -47,30 +49,34 @@ class Continued(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One segment after the piece `before`, and its text."""
+    """A segment of the content, which follows the piece `before`, and the segment's text."""
 
     before: Piece | None
     segment: Segment
     text: str
     boundary: bool = False
-    """Whether text of a chat template ends here: no token spans this piece and the next one."""
+    """Whether the piece ends with text of a chat template, so that no token spans this piece and the next
+    one."""
     mark: Mark | Generated | None = None
-    """The kind of the piece; None for the program's text and for the output of the run's own model."""
+    """The mark with which the piece can be written for other models. None for the program's text and for
+    outputs of the run's own model."""
     generated: bool = False
     """Whether `text` is a model's output."""
     later: str | None = None
-    """The text that replaces it once thoughts leave the prompt; None: it stays."""
+    """The text that replaces the piece when thoughts are removed from the prompt; None if the piece stays."""
     of: Piece | None = None
-    """The piece that this one replaces: it was written anew when thoughts began or left the prompt."""
+    """The piece that this one replaces, if it was rewritten because thoughts began or were removed from the
+    prompt; else None."""
 
 
 def append_text(tail: Piece | None, text: str) -> Piece | None:
-    """`tail` with constant text after it."""
+    """`tail` with a piece of text appended; `tail` itself for an empty text."""
     return Piece(tail, text, text) if text else tail
 
 
 def append_marked(tail: Piece | None, text: str, mark: Mark, *, boundary: bool = False) -> Piece:
-    """`tail` with the text of a model's template after it, which may be empty."""
+    """`tail` with a piece appended that has `mark` and the text of a model's template. The text may be
+    empty."""
     return Piece(tail, text, text, boundary if text else ends_on_token(tail), mark)
 
 
@@ -82,10 +88,10 @@ def append_output(
     cut: str,
     by: PromptModel | None = None,
 ) -> Piece | None:
-    """`tail` with generated text after it: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
+    """`tail` with an output appended: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 
-    Without ids, from a backend that returns none, all of `text` is kept as text. The output of another
-    model, `by`, is kept as text with its ids beside it.
+    If `kept_ids` is 0, as for a backend that returns no ids, all of `text` is kept as text. `by` is the model
+    of the output, if it is not the run's own; its output is kept as text, with the ids in the mark.
     """
     if not kept_ids:
         return _append_generated(tail, text)
@@ -99,14 +105,15 @@ def _append_generated(tail: Piece | None, text: str) -> Piece | None:
 
 
 def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:
-    """`tail` with copies of other pieces after it."""
+    """`tail` with copies of the pieces `new` appended."""
     for piece in new:
         tail = replace(piece, before=tail)
     return tail
 
 
 def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
-    """`tail` with all pieces after `since` marked as one: `mark` is on the first of them."""
+    """`tail` with `mark` for all pieces after `since`. The first of them gets `mark`, and the others get
+    `Continued`."""
     marks: list[Mark] = [mark]
     new = pieces(tail, since)
     found = new[0].before if new else tail
@@ -116,7 +123,7 @@ def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
 
 
 class Prompt(NamedTuple):
-    """All segments up to `end`, adjacent texts joined."""
+    """The segments of a content up to the piece `end`, with adjacent texts concatenated."""
 
     end: Piece | None = None
     segments: tuple[Segment, ...] = ()
@@ -126,7 +133,8 @@ EMPTY = Prompt()
 
 
 def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
-    """The prompt up to `tail`. Where `known` ends in an earlier piece, only later pieces are walked."""
+    """The prompt up to `tail`. If `known` is the prompt up to an earlier piece, only the later pieces are
+    read."""
     new = pieces(tail, known.end)
     if (new[0].before if new else tail) is not known.end:
         known, new = EMPTY, pieces(tail)
@@ -150,7 +158,8 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
 
 
 def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
-    """The place of `end` in prompts: (segments before it, characters of the next segment before it)."""
+    """The place in the prompt at which the piece `end` ends: (number of whole segments before the place,
+    number of characters of the next segment before the place). `known` as in `prompt_of`."""
     segments = prompt_of(end, known).segments
     if segments and isinstance(last := segments[-1], str):
         return len(segments) - 1, len(last)
@@ -158,9 +167,10 @@ def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
 
 
 def text_of(tail: Piece | None, since: Piece | None = None, *, later: bool = False) -> str:
-    """The text after `since`, which is `tail` or a piece before it; with None, all text.
+    """The text up to `tail` after the piece `since`; None for all text. `since` is `tail` or an earlier
+    piece.
 
-    With `later` it is the text once thoughts have left the prompt.
+    With `later` it is the text as it is after thoughts have been removed from the prompt.
     """
     return "".join(
         [piece.later if later and piece.later is not None else piece.text for piece in pieces(tail, since)]
@@ -168,7 +178,7 @@ def text_of(tail: Piece | None, since: Piece | None = None, *, later: bool = Fal
 
 
 def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
-    """The pieces after `since`, oldest first."""
+    """The pieces up to `tail` after `since` (None: all pieces), oldest first."""
     found: list[Piece] = []
     while tail is not None and tail is not since and (tail.of is None or tail.of is not since):
         found.append(tail)
@@ -178,5 +188,6 @@ def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
 
 
 def ends_on_token(tail: Piece | None) -> bool:
-    """Whether text after `tail` begins a new token: `tail` ends in ids, at a chat boundary, or is empty."""
+    """Whether text appended to `tail` begins with a new token: `tail` is empty, or ends in ids or at a
+    boundary."""
     return tail is None or tail.boundary or not isinstance(tail.segment, str)

@@ -1,7 +1,7 @@
 """The content of a branch as one model reads it.
 
 A branch keeps its content as the run's own model reads it. Another model has its own chat template and
-tokenizer, so its prompt is written anew, piece by piece:
+tokenizer, so the prompt for that model is written anew, piece by piece:
 
     piece of the branch                     the other model's prompt
     text                                    the same text
@@ -9,7 +9,7 @@ tokenizer, so its prompt is written anew, piece by piece:
     ids that any other model generated      their text
     beginning or end of a turn, tools       what this model's template writes
 
-A later step of the same model continues the prompt of its earlier one, so its prefix stays the same.
+A later prompt for the same model continues that model's last prompt, so the prefix stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ M = TypeVar("M", bound=PromptModel)
 
 
 class View(NamedTuple, Generic[M]):
-    """The content of a branch for `target`."""
+    """The content of a branch as the model `target` reads it."""
 
     target: M
     tail: Piece | None
@@ -32,15 +32,15 @@ class View(NamedTuple, Generic[M]):
     until: Piece | None
     """The last piece of the branch that is in the view."""
     prompt: Prompt = EMPTY
-    """The last prompt that was sent; the next one continues it."""
+    """The last prompt that was sent to `target`. The next prompt continues it."""
 
 
 def extended(view: View[M], tail: Piece | None) -> View[M]:
-    """`view` up to `tail`, a piece of the branch. Where `view` ends in an earlier piece, only later pieces
-    are written.
+    """`view` extended up to `tail`, a piece of the branch. If `view` ends at an earlier piece, only the later
+    pieces are written; otherwise all pieces are.
 
-    Raises `InvalidRequest` for turns that the model's template lacks, and `UnsupportedNode` for text outside
-    of turns where the backend takes messages only.
+    Raises `InvalidRequest` for turns that the model's template lacks. Raises `UnsupportedNode` for text
+    outside of turns, if the backend takes only messages.
     """
     target = view.target
     new = pieces(tail, view.until)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class ForkGroup:
-    """The result of `fork`: a sequence of states. Indexed with a name, the variable's values over them."""
+    """The result of `fork`: a sequence of states. Indexing it with a name gives the list of the variable's
+    values over the branches."""
 
     def __init__(self, states: Sequence[ProgramState], parent: Branch) -> None:
         self.states = list(states)
@@ -22,8 +23,9 @@ class ForkGroup:
     def join(self, mode: str = "gather_variable") -> None:
         """Close the branches and return at once.
 
-        ``gather_variable``: each variable that they set becomes, in the forked state, the list of its values.
-        ``concate_and_append``: the content that each branch added is appended to the forked state, in order.
+        ``gather_variable``: for each variable that the branches have set, the state that was forked gets a
+        variable of the same name with the list of the values. ``concate_and_append``: the content that each
+        branch has added is appended to the state that was forked, in the order of the branches.
         """
         branches = [state._branch for state in self.states]
         if mode == "gather_variable":
@@ -34,12 +36,12 @@ class ForkGroup:
             raise ValueError(f"join mode is {mode!r}; it must be 'gather_variable' or 'concate_and_append'.")
 
     async def wait(self) -> None:
-        """Wait for all steps of all branches so far."""
+        """Wait for all steps that the branches have so far."""
         for state in self.states:
             await state.wait()
 
     async def aget(self, name: str, kind: Any = None) -> list[Any]:
-        """The variable's values over the branches, for async programs."""
+        """The list of the variable's values over the branches, for async programs."""
         return [await state.aget(name, kind) for state in self.states]
 
     @overload
@@ -47,7 +49,7 @@ class ForkGroup:
     @overload
     def __getitem__(self, key: str) -> list[Any]: ...
     def __getitem__(self, key: int | str) -> ProgramState | list[Any]:
-        """A branch by its index, or a variable's values over all branches."""
+        """The branch at an index, or the list of a variable's values over all branches."""
         if isinstance(key, str):
             return [state[key] for state in self.states]
         return self.states[key]
@@ -64,7 +66,8 @@ class ForkGroup:
         return len(self.states)
 
     def __iadd__(self, item: str | Node | Sequence[str | Node] | Callable[[int], str | Node]) -> ForkGroup:
-        """Append to all branches: the same item, one item of a sequence each, or a function of the index."""
+        """Append to each branch. `item` is a text or node for all branches, a sequence with one item for each
+        branch, or a function from a branch's index to its item."""
         if isinstance(item, Node | str):
             items: Sequence[str | Node] = [item] * len(self.states)
         elif callable(item):

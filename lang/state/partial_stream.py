@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """The result of `ProgramState.stream_objects`; may be iterated several times."""
+    """The result of `ProgramState.stream_objects`. It may be iterated several times."""
 
     def __init__(self, state: ProgramState, branch: Branch, name: str, kind: Any) -> None:
         self._state, self._branch, self._name, self._kind = state, branch, name, kind
@@ -52,7 +52,7 @@ def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
 
 
 class _PartialValue:
-    """One variable's value while its chunks arrive."""
+    """The value of one variable while the variable's chunks arrive."""
 
     def __init__(self, branch: Branch, name: str, kind: Any) -> None:
         self._branch, self._name, self._kind = branch, name, kind
@@ -79,7 +79,7 @@ class _PartialValue:
             changed = self._reader.push("".join([chunk.text for chunk in chunks]))
         except ValueError as error:
             raise _located(error, variable) from error
-        if changed and not self._reader.ended:  # the complete value comes from the step, which validates it
+        if changed and not self._reader.ended:  # the step sets and validates the complete value
             yield self._reader.partial
 
 

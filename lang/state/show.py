@@ -1,4 +1,4 @@
-"""The view of a program while it runs: updated in place in a notebook, written out in a terminal."""
+"""The display of a running program: updated in place in a notebook, printed as text elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_S = 0.1
 
 
 def in_notebook() -> bool:
-    """Whether this process runs code of a notebook. IPython is asked only if it is loaded."""
+    """Whether this process runs the code of a notebook. Does not import IPython."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ != "TerminalInteractiveShell"
@@ -41,7 +41,7 @@ def show(state: ProgramState) -> None:
 
 
 def follow(state: ProgramState) -> None:
-    """Show `state` from a thread of its own; returns at once."""
+    """Show `state` from a new thread. Returns at once."""
     threading.Thread(target=_view, args=(state,), name="ramify-view", daemon=True).start()
 
 
@@ -66,7 +66,7 @@ def _update(state: ProgramState) -> None:
 
 
 def _write(state: ProgramState) -> None:
-    """Write the text as it comes, then the error and the usage."""
+    """Print the text while it is generated, then the error and the usage."""
     branch, written = state._branch, 0
     for _ in _changes(state):
         texts = branch.feed[written:] if branch.run.stream else []
@@ -78,7 +78,7 @@ def _write(state: ProgramState) -> None:
 
 
 def _changes(state: ProgramState) -> Iterator[None]:
-    """Yield at once, after changes, and once all steps so far are done, which is the last time."""
+    """Yield at once, then after changes of the run, and for the last time when all steps so far are done."""
     done, changed = state._all_done(), threading.Event()
     done.on_set(changed.set)
     with state._branch.run.listening(changed.set):

@@ -51,9 +51,10 @@ class ProgramState:
     ) -> None:
         self._branch = branch
         self._backend = backend
-        """The backend of steps appended here that name none."""
+        """The backend of steps that are appended through this object and name no backend."""
         self._outside = outside
-        """Whether this is the caller's handle of a run, whose body may still declare variables."""
+        """Whether the object belongs to the caller of `run`, not to the body. The body may still make
+        variables while the caller reads."""
         self._body: asyncio.Task[None] | None = None
         self.ret_value: Any = None
         """The return value of the body."""
@@ -80,7 +81,8 @@ class ProgramState:
         return self._turn("assistant", content)
 
     def _turn(self, role: str, content: str | Node | None) -> contextlib.AbstractContextManager[None]:
-        """Append a turn; without content, return a ``with`` block whose text is the turn."""
+        """Append a turn with `content`. Without content, return a ``with`` block: what is appended in the
+        block is the turn's content."""
         line = caller_line()
         if content is None:
             return self._branch.block(RoleBegin(role, line), RoleEnd(role))
@@ -88,7 +90,7 @@ class ProgramState:
         return contextlib.nullcontext()
 
     def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A ``with`` block whose text becomes the variable `name`."""
+        """A ``with`` block. The text that is appended in it becomes the value of the variable `name`."""
         return self._branch.block(ScopeBegin(name), ScopeEnd(name))
 
     def call_tools(
@@ -108,21 +110,24 @@ class ProgramState:
     ) -> ToolTurn:
         """Generate calls of `tools`, run them, and append their results. Returns at once.
 
-        The generated calls are constrained to the names and schemas of the functions. All calls run
-        concurrently: coroutine functions in the program's event loop, the others in a thread each. In a chat
-        the calls are an assistant turn, followed by a turn with the results in the order of the calls.
+        The generated calls are constrained to the names and schemas of the tools. All calls run concurrently:
+        coroutine functions in the program's event loop, each call of a plain function in a thread of its own.
+        In a chat the calls are an assistant turn. The results follow in the order of the calls: one turn for
+        each result, or a single user turn if the model's chat template has no turns for results.
 
         Args:
-            tools: Functions, or tools made by `tool`. `system` and `user` with ``tools=`` describe them to
-                the model.
+            tools: Functions, or tools made by `tool`. They should have been described to the model before, by
+                `system` or `user` with ``tools=``.
             name: The variable that holds the `ToolCalls`.
             max_calls: Most calls in this turn.
-            required: With False the model may answer in words, without any call.
-            errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
-                fails the step.
-            timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
-            backend, priority, lora: As of `gen`.
-            options: As of `gen`.
+            required: True (the default) makes the model write at least one call. With False it may answer in
+                words, without any call.
+            errors: ``show``: if a function raises an exception, the model is shown the exception as the
+                result of the call. ``raise``: the exception fails the step.
+            timeout: Seconds for the generation of the calls. The functions have timeouts of their own
+                (`tool`).
+            backend, priority, lora: The same as for `gen`.
+            options: The same as for `gen`.
         """
         if errors not in ("show", "raise"):
             raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
@@ -157,22 +162,24 @@ class ProgramState:
     __setitem__ = set_var
 
     def recover(self) -> ProgramError:
-        """Go back to before the statement whose step has failed. Returns the error; never blocks.
+        """Reset the state to the content before the statement whose step has failed. Returns the error; never
+        blocks.
 
-        The statement is all that was appended at once (``s += a + b``), or, after a ``with`` block, the whole
-        block. Content, turns and scopes are those before it, so the next prompt is the same to the token.
-        Variables of the failed step and of the skipped ones after it stay failed until they are set again.
-        Calls of tools are not undone, and text that was streamed stays in the stream. After a join of failed
-        branches the state is as it was before the join.
+        The statement is all that was appended together (``s += a + b``), or, if `recover` is called after a
+        ``with`` block, the whole block. Content, turns and scopes become those before the statement, so the
+        next prompt begins with exactly the same tokens. The variables of the failed step, and of the steps
+        that were skipped after it, stay failed until they are set again. Calls of tools are not undone, and
+        text that was streamed stays in the stream. If a join of failed branches failed, the state becomes
+        that before the join.
 
-        Raises `ProgramError` where no step of this state has failed, and after the program has ended.
+        Raises `ProgramError` if no step of this state has failed, or if the program has ended.
         """
         return self._branch.recover()
 
     # --- branches ---
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkGroup:
-        """`size` branches that share the content so far and run concurrently."""
+        """Fork the state into `size` branches, which share the content so far and run concurrently."""
         if position_ids_offset is not None:
             unsupported("fork(position_ids_offset=...)", "Fork without it.")()
         if size < 1:
@@ -184,12 +191,13 @@ class ProgramState:
         return type(self)(branch, backend=self._backend)
 
     def _on(self, backend: Backend | str | None) -> Self:
-        """This state, as a handle whose steps run on `backend` unless they name another."""
+        """Another object for this state. Steps appended through it run on `backend` unless they name one."""
         return type(self)(self._branch, backend=self._backend if backend is None else backend)
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:
-        """A ``with`` block over a fork of one branch, which is joined at its end."""
+        """A ``with`` block whose variable is the only branch of a fork. At the end of the block the branch is
+        joined: its variables are gathered, and its content is dropped."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -197,7 +205,8 @@ class ProgramState:
     # --- reading ---
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a variable; raises `ProgramError` if its step failed or if none sets it."""
+        """The value of the variable `name`. Waits for the step that sets it. Raises `ProgramError` if that
+        step failed, or if no step sets the variable."""
         return self._value(self._read(name))
 
     get_var = __getitem__
@@ -207,7 +216,8 @@ class ProgramState:
     @overload
     def get(self, name: str, kind: Any = None) -> Any: ...
     def get(self, name: str, kind: Any = None) -> Any:
-        """The value of a variable as a `kind`, parsed from its text unless it is of that type."""
+        """The value of a variable as a value of the type `kind`. It is parsed from the variable's text,
+        unless it is of that type already."""
         return self._value(self._read(name), kind)
 
     @overload
@@ -215,7 +225,7 @@ class ProgramState:
     @overload
     async def aget(self, name: str, kind: Any = None) -> Any: ...
     async def aget(self, name: str, kind: Any = None) -> Any:
-        """`get` for async programs."""
+        """The value that `get` returns, for async programs."""
         if self._outside:
             async with contextlib.aclosing(self._branch.run.async_changes()) as changes:
                 async for _ in changes:
@@ -226,11 +236,11 @@ class ProgramState:
         return self._value(variable, kind)
 
     def thinking(self, name: str) -> Any:
-        """The model's thoughts before the value of a variable: a text, or a list of texts where the value is
-        a list. Empty where the model did not think.
+        """The model's thoughts before the value of a variable: a text, or a list of texts if the value is a
+        list. A text is empty if the model did not think.
 
-        Waits as reading the variable does; an async program awaits `aget` first. Raises `InvalidRequest` for
-        a `gen` without ``thinking=``.
+        Waits for the step of the variable; an async program must await `aget` first. Raises `InvalidRequest`
+        for a `gen` without ``thinking=``.
         """
         return self._read(name).read_thinking()
 
@@ -241,8 +251,8 @@ class ProgramState:
         return variable.meta
 
     def prompt_of(self, name: str) -> str:
-        """The exact prompt of a variable's request, also of a failed step; with retries, the last prompt.
-        Raises `ProgramError` for a variable without a request."""
+        """The exact prompt of the request for the variable `name`, even if the step failed. With retries it
+        is the prompt of the last attempt. Raises `ProgramError` for a variable without a request."""
         variable = self._read(name)
         if variable.call is None:
             variable.read()
@@ -253,7 +263,8 @@ class ProgramState:
         return name in self._branch.variables
 
     def text(self) -> str:
-        """All text so far, prompts included; raises `ProgramError` if a step failed."""
+        """All text so far: appended text, the marks of chat turns, and generated text. Raises `ProgramError`
+        if a step failed."""
         self.sync()
         self._raise()
         return self._branch.text
@@ -265,16 +276,18 @@ class ProgramState:
         return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
 
     def sync(self) -> None:
-        """Block until all steps so far are done; for a state returned by `run`, until the program is done."""
+        """Block until all steps so far are done. For a state returned by `run`, block until the program is
+        done."""
         self._block_on(self._all_done())
 
     async def wait(self) -> None:
-        """`sync` for async programs."""
+        """Wait as `sync` does, for async programs."""
         await self._all_done().wait()
 
     def error(self) -> ProgramError | None:
-        """The first error of this branch, of the program's body, or of a branch forked from this one; None
-        without one. An error of a forked branch does not count once the body has caught it."""
+        """The error of this branch, else of the program's body, else of a branch forked from this one; None
+        without an error. An error of a forked branch is ignored after it has been raised or returned in the
+        body."""
         self.sync()
         error = self._error()
         if error is not None and not self._outside:
@@ -282,17 +295,20 @@ class ProgramState:
         return error
 
     def text_iter(self, var_name: str | None = None, *, thinking: bool = False) -> Iterator[str]:
-        """The text of one variable, or all text, while it is generated. Raises at the end if a step failed.
+        """Yield the text of one variable, or without `var_name` all text, while it is generated. Raises
+        `ProgramError` at the end if a step failed.
 
-        Without ``run(stream=True)`` the text is yielded in one piece, when it is complete. With `thinking`
-        it is the thoughts before the variable's value, up to the first text of that value.
+        Without ``run(stream=True)`` the text is yielded in one piece when it is complete. With `thinking`,
+        the thoughts before the variable's value are yielded instead; they end at the first text of that
+        value.
         """
         return streaming.text_iter(self, self._branch, var_name, thinking)
 
     def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False, *, thinking: bool = False
     ) -> AsyncIterator[Any]:
-        """`text_iter` for any event loop; with `return_meta_data`, pairs of text and ``meta_info``."""
+        """Yield as `text_iter` does, in any event loop. With `return_meta_data`, yield pairs of text and
+        ``meta_info``."""
         return streaming.text_async_iter(self, self._branch, var_name, return_meta_data, thinking)
 
     @overload
@@ -300,13 +316,13 @@ class ProgramState:
     @overload
     def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]: ...
     def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
-        """The variable's value while it is generated, for ``for`` and ``async for``: a `Partial` after each
-        change, and the complete value as the last one.
+        """The partial values of the variable while it is generated, to iterate over with ``for`` or ``async
+        for``: a `Partial` after each change. The last one has the complete value.
 
-        A value inside a partial value is validated when it closes, against its own type or subschema. One
-        that does not fit raises `ProgramError`, as a failed step does. `gen` validates the complete value
-        again. `kind` is a type or JSON schema, by default that of the `gen`. Only the complete value is
-        yielded for types that are not generated as JSON (``int``, a `Literal` of texts), for a `gen` with
+        A value inside a partial value is validated when it is closed, against its own type or subschema. An
+        invalid value raises `ProgramError`, as a failed step does. `gen` validates the complete value again.
+        `kind` is a type or JSON schema, by default that of the `gen`. Only the complete value is yielded for
+        types that are not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with
         retries, and without ``run(stream=True)``.
         """
         return ObjectStream(self, self._branch, name, kind)
@@ -316,7 +332,7 @@ class ProgramState:
     @overload
     def partial(self, name: str, kind: Any = None) -> Partial[Any]: ...
     def partial(self, name: str, kind: Any = None) -> Partial[Any]:
-        """The variable's value so far, as `stream_objects` would yield it; does not wait."""
+        """The latest `Partial` of the variable, as `stream_objects` would yield it. Does not wait."""
         return snapshot(self._branch, name, kind)
 
     @property
@@ -326,20 +342,21 @@ class ProgramState:
 
     @property
     def usage_by_model(self) -> dict[str, Usage]:
-        """`usage` for each model, in the order of first use: by its name in the `Router`, else by its own."""
+        """Name → usage, for each model in the order of first use. The name is that of the backend in the
+        `Router`; without a router, that of the model."""
         return self._branch.call.usage_by_model
 
     @property
     def trace(self) -> Call:
-        """The tree of calls, which can be printed."""
+        """The tree of calls of this state. It can be printed."""
         return self._branch.call
 
     def show(self) -> None:
-        """Show the program while it runs, and wait until its steps are done: in a notebook the turns,
-        variables and usage, updated in place; elsewhere the text as it comes. Only a run with ``stream=True``
-        can be seen while it runs.
+        """Show the program while it runs, and wait until its steps are done. A notebook shows the turns,
+        variables and usage, updated in place; elsewhere the text is printed while it is generated. Only a run
+        with ``stream=True`` can be seen while it runs.
 
-        The state of a running async program is shown by a thread of its own, and the call returns at once.
+        For a running async program the call returns at once, and a thread shows the state.
         """
         from ramify.lang.state.show import show
 
@@ -354,11 +371,12 @@ class ProgramState:
         from ramify.lang.state.show import follow, in_notebook
 
         if self._all_done().is_set() or not in_notebook():
-            raise NotImplementedError  # IPython then shows what does not change: HTML or text
+            raise NotImplementedError  # IPython then shows static HTML or text
         follow(self)
 
     def cancel(self) -> None:
-        """Abort the program. Unfinished steps fail with `Cancelled` as the cause."""
+        """Abort the program and its requests in flight. Unfinished steps fail with `Cancelled` as the
+        cause."""
         self._branch.run.request_cancel()
 
     @property
@@ -394,7 +412,7 @@ class ProgramState:
         return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
-        """Whether the variable is declared, or can no longer be."""
+        """Whether the variable exists, or can no longer be made because the body has ended."""
         return name in self._branch.variables or self._branch.run.body_done.is_set()
 
     def _all_done(self) -> Event:

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from ramify.lang.state.state import ProgramState
 
 MAX_TURNS = 40
-"""Turns of a branch that are shown; with more, the earliest are counted."""
+"""Most turns of a branch that are shown. Of earlier turns only the number is shown."""
 MAX_BRANCHES = 16
 MAX_VARIABLES = 50
 MAX_VALUE = 500
-"""Characters of a variable's value."""
+"""Most characters of a variable's value that are shown."""
 
 
 def state_html(state: ProgramState) -> str:
-    """The turns with their generated parts, the variables, the error and the usage of a state."""
+    """HTML of a state: the turns with their generated parts marked, the variables, the error and the
+    usage."""
     branch, run = state._branch, state._branch.run
     error = branch.error or run.error
     parts = [head(run.root.call.name, state._status, *model_names(branch.call)), *_content(branch)]
@@ -40,7 +41,7 @@ def state_html(state: ProgramState) -> str:
 
 
 def _content(branch: Branch, since: Piece | None = None) -> Iterator[str]:
-    """The turns and texts of a branch after `since`, then its branches."""
+    """HTML parts: the turns and texts of a branch after `since`, then the branches forked from it."""
     turns = [*_turns(branch, since)]
     if len(turns) > MAX_TURNS:
         yield tag("div", f"{len(turns) - MAX_TURNS} earlier turns", "soft")

@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class Source(Protocol[T_co]):
-    """Something that grows during a run."""
+    """Something that is read while it grows during a run."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will be added any more."""
+        """Whether nothing will be added any more. Read it before `new`, so that no addition is missed."""
         ...
 
     def new(self) -> Iterator[T_co]:
@@ -34,7 +34,7 @@ class Source(Protocol[T_co]):
 
 
 def follow(run: Run, source: Source[T]) -> Iterator[T]:
-    """The additions to `source` until it has ended; blocks for changes of the run."""
+    """Yield the additions to `source` until it has ended. Blocks until the run changes."""
     for _ in run.changes():
         ended = source.ended  # read before the additions, so that none is missed
         yield from source.new()
@@ -43,7 +43,7 @@ def follow(run: Run, source: Source[T]) -> Iterator[T]:
 
 
 async def async_follow(run: Run, source: Source[T]) -> AsyncGenerator[T, None]:
-    """`follow` for any event loop."""
+    """Yield the additions to `source` until it has ended, in any event loop."""
     async with aclosing(run.async_changes()) as changes:
         async for _ in changes:
             ended = source.ended
@@ -126,9 +126,11 @@ class _BranchText:
 
 
 class _VariableText:
-    """The chunks of one variable. A variable that has no chunks adds its text once it is set.
+    """The text of one variable, chunk by chunk. If a variable has no chunks, its whole text is one addition
+    when the variable is set.
 
-    The reader stays with the first variable of that name: a step after a recovery makes another one.
+    Only the first variable of this name is read. A step after `recover` may make another variable of the same
+    name.
     """
 
     def __init__(self, branch: Branch, name: str) -> None:
@@ -136,7 +138,7 @@ class _VariableText:
         self._first: Variable | None = None
         self._read = self._tokens = 0
         self._logprobs: TokenLogprobs | None = None
-        """Log-probabilities of the tokens since the last chunk with text."""
+        """Log-probabilities of the tokens since the last addition of text; None without log-probabilities."""
 
     @property
     def _variable(self) -> Variable | None:
@@ -173,7 +175,8 @@ class _VariableText:
         return str(variable.text if variable.text is not None else variable.value)
 
     def _meta(self, chunk: TextChunk) -> dict[str, Any]:
-        """``meta_info`` up to this chunk, with log-probabilities of this chunk alone, as in SGLang."""
+        """The ``meta_info`` up to this chunk. As in SGLang, it has only the log-probabilities of the tokens
+        since the last addition."""
         usage = chunk.usage or Usage(completion_tokens=self._tokens)
         meta = meta_info(chunk.rid, usage, chunk.finish)
         if self._logprobs is not None:
@@ -186,7 +189,7 @@ class _VariableText:
 
 
 class _VariableThoughts(_VariableText):
-    """The thoughts before a variable's value, up to the first text of that value."""
+    """The thoughts before a variable's value. They end at the first text of that value."""
 
     @property
     def ended(self) -> bool:

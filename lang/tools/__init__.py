@@ -1,1 +1,2 @@
-"""Tools: functions that a model may call. Their schemas, their text in prompts, and turns of calls."""
+"""Tools: functions that a model may call. Their schemas, their descriptions in prompts, and the form of calls
+and results."""

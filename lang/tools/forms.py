@@ -1,8 +1,8 @@
-"""The text of tools, calls and results for one model.
+"""Forms of tool calls: the texts of tools, calls and results for a model.
 
-`TaggedCalls` writes calls in a format of `ramify.tool_calls`. `JsonCalls` writes one JSON object
-``{"calls": [{"name": …, "arguments": …}]}``, for endpoints that take messages only and no constraint but a
-JSON schema.
+`TaggedCalls` writes calls in a format of `ramify.tool_calls`. `JsonCalls` writes one JSON object ``{"calls":
+[{"name": …, "arguments": …}]}``, for endpoints that take only messages, and no constraints other than JSON
+schemas.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from ramify.tool_calls.prompt import plain_turns
 
 Tools = Sequence[Tool[..., Any]]
 WrittenCalls = list[tuple[str, str]]
-"""The calls of an output in order: name, and arguments as JSON text."""
+"""The calls of an output in order: (name, arguments as JSON text)."""
 
 
 class CallForm(Protocol):
-    """The texts and the constraint of a turn of calls."""
+    """A form of tool calls: the texts and the constraint of a turn of calls."""
 
     def instructions(self, tools: Tools) -> str:
-        """The descriptions of the tools, and how to call them."""
+        """The text that describes the tools to the model and tells how to call them."""
         ...
 
     def opening(self, required: bool) -> str:
-        """The beginning of the turn, which is given to the model."""
+        """The beginning of the turn of calls, which is a part of the prompt. `required`: whether the model
+        must call a tool."""
         ...
 
     def write(self, content: str, calls: WrittenCalls) -> str:
-        """A turn of words and calls, with its opening."""
+        """The text of a turn with the words `content` and the `calls`, including the opening."""
         ...
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
-        """The constraint on the output after the opening, with at most `most` calls."""
+        """The constraint on the output after the opening: at most `most` calls of the tools, and at least one
+        if `required`."""
         ...
 
     def read(self, text: str) -> tuple[str, WrittenCalls]:
-        """The words and the calls of a turn, which begins with the opening. Raises ValueError where a call is
-        cut off."""
+        """The words and the calls in `text`, a turn that begins with the opening. Raises ValueError if a call
+        is cut off."""
         ...
 
 
@@ -110,7 +112,8 @@ def _facts(tool: Tool[..., Any]) -> dict[str, Any]:
 
 
 def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
-    """The descriptions of the tools as the model's own template writes them."""
+    """The descriptions of the tools as the model's chat template writes them. `pieces` are the texts of the
+    template."""
     listed = [
         json.dumps({"type": "function", "function": _facts(tool)}, ensure_ascii=False, indent=pieces.indent)
         for tool in tools
@@ -172,8 +175,9 @@ def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str,
 
 
 def _rerooted(schema: Any, tool: str) -> Any:
-    """`schema` with its references led to other definitions: ``#/$defs/NAME`` to ``tool.NAME``, any other
-    reference to ``tool``, the whole schema."""
+    """A copy of `schema`, the parameters of `tool`, that can be a part of a larger schema. ``#/$defs/NAME``
+    becomes ``#/$defs/tool.NAME``. Other references into the schema become references into ``#/$defs/tool``,
+    which stands for the whole of `schema`."""
     if isinstance(schema, list):
         return [_rerooted(one, tool) for one in schema]
     if not isinstance(schema, dict):

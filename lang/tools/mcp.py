@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_WORDS = 5
-"""Lines of a server's standard error that the error about its end quotes."""
+"""Most lines of a server's standard error that are quoted when the server has ended unexpectedly."""
 
 OPEN = {
     "additionalProperties",
@@ -35,11 +35,11 @@ OPEN = {
     "minProperties",
 }
 OPEN |= {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "$dynamicRef", "dependentSchemas", "dependencies"}
-"""Keywords that allow an object properties beside those in ``properties``."""
+"""Keywords with which a schema itself decides about properties that ``properties`` does not name."""
 
 
 class ToolError(RamifyError):
-    """An error that a tool of a server reports; the model is shown it."""
+    """An error that a tool of an MCP server reports. The model is shown the error."""
 
     code = "tool_error"
 
@@ -56,21 +56,23 @@ def mcp(
     startup_timeout: float = 60.0,
     concurrency: int | None = None,
 ) -> McpServer:
-    """The tools of an MCP server, for a block: ``with mcp("command …") as tools:``, or ``async with``.
+    """An MCP server, whose tools are available in a block: ``with mcp("command …") as tools:``, or ``async
+    with``.
 
     Args:
-        server: The command that starts the server, as a line or as a list; or the URL of a server that runs,
-            which begins with ``http://`` or ``https://``.
-        env: Environment variables of the command. It inherits HOME, LOGNAME, PATH, SHELL, TERM and USER.
+        server: The command that starts the server, as one string or as a list of arguments; or the URL of a
+            running server, which begins with ``http://`` or ``https://``.
+        env: Environment variables of the command. In addition, the command inherits HOME, LOGNAME, PATH,
+            SHELL, TERM and USER.
         cwd: The command's working directory.
         headers: HTTP headers of every request to a URL.
-        prefix: Put before the names of the tools, to keep those of two servers apart.
+        prefix: A prefix for the names of the tools, with which equal names of two servers become different.
         timeout: Seconds after which a call of a tool fails.
-        startup_timeout: Seconds for the connection and the list of tools.
+        startup_timeout: Seconds within which the server must be connected and have listed its tools.
         concurrency: Most calls of each tool that run at once.
 
-    Raises `InvalidRequest` for options that do not fit and without the `mcp` package; entering the block
-    raises `BackendError` where the server does not start or does not answer.
+    Raises `InvalidRequest` for an option that does not apply to the kind of server, and if the `mcp` package
+    is missing. Entering the block raises `BackendError` if the server does not start or does not answer.
     """
     url = isinstance(server, str) and server.startswith(("http://", "https://"))
     for name, value, fits in (("env", env, not url), ("cwd", cwd, not url), ("headers", headers, url)):
@@ -95,8 +97,8 @@ def mcp(
 class McpServer:
     """An MCP server, whose tools can be used in a ``with`` or ``async with`` block; made by `mcp`.
 
-    The block's variable is the list of tools, as the server lists them when the block begins. Calls run on
-    Ramify's background loop, whatever event loop the program has.
+    The block's variable is the list of tools that the server has when the block begins. Calls always run on
+    Ramify's background loop, also if the program has an event loop of its own.
     """
 
     def __init__(
@@ -160,7 +162,8 @@ class McpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _serve(self, ready: asyncio.Event) -> None:
-        """Keep the connection open. It must be opened and closed in one task."""
+        """Open the connection, and keep it open until the block ends. A connection must be opened and closed
+        by the same task."""
         from mcp import Client
 
         try:
@@ -172,7 +175,7 @@ class McpServer:
             self._client = None
 
     async def _list(self, client: Client) -> list[Tool[..., Any]]:
-        """The tools on all pages of the server's list."""
+        """The tools of the server, from all pages of its list. Tools with an invalid schema are left out."""
         found: list[Tool[..., Any]] = []
         cursor = None
         while True:
@@ -237,7 +240,7 @@ class _Http:
 
 
 class _Command:
-    """A server that is a subprocess. Its standard error goes to the log."""
+    """A server that runs as a subprocess. Its standard error is logged."""
 
     def __init__(self, command: list[str], env: dict[str, str], cwd: str | os.PathLike[str] | None) -> None:
         self.name = shlex.join(command)
@@ -267,26 +270,28 @@ class _Command:
                 self._lines.append(line.strip())
 
     async def last_words(self) -> str:
-        """The last lines that a server wrote to its standard error before it ended."""
+        """A sentence that quotes the last lines of the server's standard error; empty without such lines."""
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join, 1.0)
         return f" It wrote: {' | '.join(self._lines)}" if self._lines else ""
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with `additionalProperties: false` unless it says otherwise."""
+    """`schema` with ``additionalProperties: false`` added, unless it has a keyword in `OPEN`."""
     return schema if OPEN & schema.keys() else {**schema, "additionalProperties": False}
 
 
 def _reason(error: BaseException | None) -> str:
-    """The first exception of a group, in words."""
+    """The message of `error`. For a group of exceptions, the message of its first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return (str(error) or type(error).__name__).rstrip(".")
 
 
 def _result(result: CallToolResult) -> Any:
-    """The structured content if there is no other, else the text, with names in place of images and files."""
+    """The result of a call. It is the structured content, if there is any and all other content is text.
+    Otherwise it is the text, in which images and files are replaced by their names. Raises `ToolError` for an
+    error."""
     texts = [_text(block) for block in result.content]
     if result.is_error:
         raise ToolError("\n".join(texts) or "The tool failed.")
@@ -296,7 +301,8 @@ def _result(result: CallToolResult) -> Any:
 
 
 def _text(block: Any) -> str:
-    """A block of content as the model is shown it."""
+    """The text for a block of content, as the model is shown it. An image or a file becomes its name, URI,
+    type and size."""
     resource = getattr(block, "resource", block)
     if (text := getattr(resource, "text", None)) is not None:
         return str(text)

@@ -1,4 +1,5 @@
-"""Tools: functions that a model may call, with schemas from signatures and docstrings, and their calls."""
+"""Tools, which are functions that a model may call, and the calls of tools. Schemas are made from signatures
+and docstrings."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""The names of functions that OpenAI's API and most chat templates accept."""
+"""Pattern of the names of functions that OpenAI's API and most chat templates accept."""
 
 
 class Tool(Generic[P, R]):
@@ -52,11 +53,12 @@ class Tool(Generic[P, R]):
         self.name = name
         self.description = description
         self.parameters = parameters
-        """The JSON schema of the arguments: an object with the parameters in their order."""
+        """The JSON schema of the arguments: an object schema whose properties are the parameters, in their
+        order."""
         self.strict = strict
-        """Whether a keyword of `parameters` that cannot be enforced while tokens are chosen is refused.
-        Otherwise the keyword is left out, and named in ``unenforced`` of the turn's `get_meta_info`; the
-        arguments are validated when the call is read."""
+        """Whether `parameters` are refused if they have a keyword that the grammar cannot enforce. Otherwise
+        such a keyword is not enforced, and is listed in ``unenforced`` of the turn's `get_meta_info`. In
+        either case the arguments are validated when the call is read."""
         self.timeout = timeout
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
@@ -65,7 +67,8 @@ class Tool(Generic[P, R]):
         self.slot: contextlib.AbstractAsyncContextManager[None] = (
             contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
-        """A context that each call enters, on Ramify's background loop: it bounds the calls at once."""
+        """A context that each call enters on Ramify's background loop. It limits the number of concurrent
+        calls to `concurrency`."""
         self._read = read
 
     @classmethod
@@ -80,20 +83,22 @@ class Tool(Generic[P, R]):
         timeout: float | None = None,
         concurrency: int | None = None,
     ) -> Tool[..., Any]:
-        """A tool whose arguments are described by a JSON Schema, such as a tool of another library.
+        """Make a tool whose arguments are described by a JSON Schema, such as a tool of another library.
 
-        The arguments of a call are validated against `parameters`; defaults in it are not filled in.
+        The arguments of a call are validated against `parameters`. Defaults in `parameters` are not filled
+        in.
 
         Args:
             parameters: A JSON Schema of type object, of draft 2020-12 or older.
-            call: A function, plain or ``async``, which is given the arguments as keywords, as JSON values.
-                A function for any schema takes ``**arguments``.
-            strict: Refuse keywords that cannot be enforced while the model writes. Without it they are left
-                out, and told in the ``unenforced`` of the turn's `get_meta_info`.
-            timeout, concurrency: As of `tool`.
+            call: A function, plain or ``async``. It is called with the arguments as keyword arguments, whose
+                values are JSON values. A function that serves any schema can take ``**arguments``.
+            strict: True refuses `parameters` with keywords that the grammar cannot enforce. With False (the
+                default) such keywords are not enforced, and are listed in ``unenforced`` of the turn's
+                `get_meta_info`.
+            timeout, concurrency: The same as for `tool`.
 
-        Raises `InvalidConstraint` with the JSON pointer of what is wrong in `parameters`, and
-        `InvalidRequest` for anything else that is wrong.
+        Raises `InvalidConstraint`, with a JSON pointer to the error, if `parameters` is no valid schema.
+        Raises `InvalidRequest` for other invalid arguments.
         """
         check_name(name)
         if not callable(call):
@@ -119,23 +124,24 @@ class Tool(Generic[P, R]):
 
     @property
     def described(self) -> DescribedTool:
-        """The tool as chat templates and grammars take it."""
+        """The description of the tool in the form that chat templates and grammars take."""
         parameters = json.dumps(self.parameters, ensure_ascii=False, separators=(",", ":"))
         return DescribedTool(
             name=self.name, description=self.description, parameters=parameters, strict=self.strict
         )
 
     def read(self, arguments: str) -> dict[str, Any]:
-        """Parse JSON text to keyword arguments of their declared types; raises ValueError."""
+        """Parse `arguments`, a JSON text, to keyword arguments of their declared types. Raises ValueError for
+        invalid arguments."""
         return dict(self._read(arguments))
 
     async def run(self, arguments: Mapping[str, Any], caller: asyncio.AbstractEventLoop | None) -> Any:
         """Run the function and return its result. A coroutine function runs on the event loop `caller`, or on
-        this one if `caller` is None; a plain function runs in a thread, and what it returns is awaited if it
-        can be.
+        this one if `caller` is None. A plain function runs in a thread; if it returns an awaitable, that is
+        awaited.
 
-        Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. A thread cannot be
-        ended; its result is then dropped.
+        Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. After a timeout the
+        thread of a plain function still runs to its end, and its result is dropped.
         """
         call: Callable[[], Any] = functools.partial(cast("Any", self.function), **arguments)
         try:
@@ -155,30 +161,31 @@ class Tool(Generic[P, R]):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model made, with its result; without one, an answer of a `ScriptedBackend`."""
+    """A call that the model made, with its result. A `ScriptedBackend` takes calls without results as
+    scripted answers."""
 
     name: str
     arguments: dict[str, Any]
-    """The arguments with their declared types; empty where they were invalid."""
+    """The arguments with their declared types; empty if they were invalid."""
     result: Any = None
-    """The return value of the function; None where the call failed."""
+    """The return value of the function; None if the call failed."""
     error: Exception | None = None
     shown: str = ""
-    """The text of the result, or of the error, that the model was shown."""
+    """The text of the result or of the error, as the model was shown it."""
 
 
 class ToolCalls(list[ToolCall]):
-    """The calls of one turn in their order; empty where the model answered in words."""
+    """The calls of one turn, in order; empty if the model answered in words."""
 
     def __init__(self, calls: list[ToolCall], text: str = "") -> None:
         super().__init__(calls)
         self.text = text
-        """The model's words beside its calls."""
+        """The model's words in the turn, without the calls."""
 
 
 class ToolTurn(Sequence[ToolCall]):
-    """The result of `call_tools`: the calls of the turn. Reading them waits for the turn, and so does
-    ``await``."""
+    """The result of `call_tools`: a sequence of the turn's calls. Reading it waits for the end of the turn,
+    and so does ``await``."""
 
     def __init__(self, done: Event, read: Callable[[], ToolCalls]) -> None:
         self._done, self._read = done, read
@@ -199,14 +206,15 @@ class ToolTurn(Sequence[ToolCall]):
 
     @property
     def text(self) -> str:
-        """The model's words beside its calls."""
+        """The model's words in the turn, without the calls."""
         return self._read().text
 
 
 def make_tool(
     function: Callable[P, R], *, name: str | None = None, description: str | None = None, **options: Any
 ) -> Tool[P, R]:
-    """`function` as a tool. Its annotations may use local names of the caller outside this package."""
+    """Make `function` a tool. Its annotations may use local names of the nearest caller outside this
+    package."""
     if not callable(function):
         raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
     name = name or function.__name__
@@ -231,7 +239,8 @@ def check_name(name: object) -> None:
 
 
 def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
-    """The tools of a list of tools and functions; raises `InvalidRequest` for anything else."""
+    """The items of `tools` as tools: a function becomes a tool. Raises `InvalidRequest` unless `tools` is a
+    list of tools and functions with different names."""
     if not isinstance(tools, list | tuple) or not tools:
         raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
     for one in tools:
@@ -246,7 +255,7 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
 
 
 def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
-    """The tools as a graph has them."""
+    """The descriptions of the tools in the form of a graph's nodes."""
     return tuple(
         ToolDescription(
             name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
@@ -256,7 +265,8 @@ def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
 
 
 def shown(result: Any) -> str:
-    """The text of a result for the model: a string as it is, other types as JSON; raises ValueError."""
+    """The text of a result that the model is shown: a string itself, or any other value as JSON. Raises
+    ValueError for a value that cannot be written as JSON."""
     if isinstance(result, str):
         return result
     import pydantic_core
@@ -272,7 +282,8 @@ _FIELD = re.compile(r":(?:param|parameter|arg)\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The descriptions of a function and of its parameters in a docstring of Google's or Sphinx' style."""
+    """The description of a function, and the descriptions of its parameters by name, read from a docstring in
+    Google's or Sphinx's style."""
     summary: list[str] = []
     arguments: dict[str, list[str]] = {}
     section, current = "", None
@@ -305,7 +316,8 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 def _adapter_of(
     name: str, function: Callable[..., Any], descriptions: Mapping[str, str], names: Mapping[str, Any]
 ) -> Any:
-    """A pydantic adapter of the function's keyword arguments."""
+    """A pydantic adapter for the function's keyword arguments as one object. `names` are local names that the
+    annotations may use."""
     import pydantic
     import typing_extensions
 
@@ -354,7 +366,8 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     from ramify.lang.typed.type_schema import TypeSchema
 
     class Untitled(TypeSchema):
-        """A schema without titles, which repeat the names of the parameters and cost tokens."""
+        """A schema without titles. The titles would only repeat the names of the parameters, and cost
+        tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -365,7 +378,8 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
 
 
 def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
-    """The reader of arguments under a JSON schema, which it checks; its errors are ValueErrors."""
+    """Make a function that parses the text of arguments and validates them against `schema`. It raises
+    ValueError for invalid arguments. An invalid `schema` is refused now."""
     from ramify.grammar.schema.instance import validate, validate_text
 
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
@@ -374,7 +388,7 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
             field="parameters",
             remedy='Write {"type": "object", "properties": {…}}.',
         )
-    validate(dict(schema), {})  # raises for what is no schema
+    validate(dict(schema), {})  # raises if the schema is invalid
 
     def read(text: str) -> dict[str, Any]:
         if failures := validate_text(dict(schema), text):
@@ -389,7 +403,8 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run `call` in a new thread. In a pool, tools that run programs with tools could wait for each other."""
+    """Run `call` in a new thread. A pool is not used: tools that run programs with tools could fill it, and
+    wait for each other for ever."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()  # from here on the caller cannot cancel it
     context = contextvars.copy_context()
@@ -406,7 +421,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 async def on_loop(work: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """The result of `work`, awaited on another event loop."""
+    """The result of `work`, which is awaited on the event loop `loop`."""
 
     async def run() -> Any:
         return await work

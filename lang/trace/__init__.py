@@ -1,2 +1,1 @@
-"""The tree of calls of a run: its figures, the reasons for cache misses, and the HTML report that shows
-it."""
+"""The tree of calls of a run: the figures of the calls, the reasons for cache misses, and the HTML report."""

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from ramify.lang.trace.misses import Misses
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
-"""The kind of a call. program and fork hold calls. gen and select are steps of the program. tool is a
-function that the model called, and sends no request. A step that makes several requests has one child for
-each: sample (n > 1) or attempt (retries > 0)."""
+"""The kind of a call. program and fork contain other calls. gen and select are steps of the program. tool is
+a call of a function by the model, which sends no request itself. A step that makes several requests has a
+child for each of them: sample (n > 1) or attempt (retries > 0)."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Call:
-    """A program, a branch, a step, or one request of a step. Times in seconds since the run began."""
+    """A program, a branch, a step, or one request of a step. Times are in seconds since the outermost program
+    began."""
 
     kind: CallKind
     name: str
@@ -37,34 +38,34 @@ class Call:
     """file:line of the `gen` or `select`."""
     start_s: float = 0.0
     end_s: float | None = None
-    """Seconds at the end; None while it runs."""
+    """The time of the end; None while the call runs."""
     own_usage: Usage = field(default_factory=Usage)
-    """The usage of this request alone, without its children and without attempts that broke off."""
+    """The usage of this request alone, without that of children and of attempts that broke off."""
     broken_usage: Usage = field(default_factory=Usage)
     """The usage of attempts that broke off before the last one, as far as it is known."""
     stored: bool = False
     """Whether the answer came from a store of answers, without a request."""
     resent: int = 0
-    """Times that the request was sent again after a failure that may pass."""
+    """Number of times that the request was sent again after a transient failure."""
     first_text_s: float | None = None
     followed: bool = False
-    """Whether the text may be streamed to a reader."""
+    """Whether the text is streamed while it is generated."""
     text: str = ""
-    """The text generated so far; of a select, the choice; of a tool, the result that the model is shown."""
+    """The text generated so far. For a select: the choice. For a tool: the result that the model is shown."""
     thinking: str | None = None
-    """The thoughts before `text`; None where no thinking was asked for."""
+    """The thoughts before `text`; None if the step has no setting of thinking."""
     before: str = ""
-    """The output before `text`: the thoughts and the marks behind them."""
+    """The output before `text`: the thoughts and the marks after them."""
     arguments: str | None = None
-    """The arguments of a tool, as the JSON text that the model wrote."""
+    """The arguments of a call of a tool, as the JSON text that the model wrote."""
     model: str = ""
-    """The name of a request's backend in the run's `Router`, else of its model."""
+    """The name of the request's backend in the run's `Router`; without a router, the name of the model."""
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
     """The tokens of `before` and `text`."""
     scores: TokenLogprobs | None = field(default=None, repr=False)
-    """Log-probabilities of the prompt's last tokens, where they were asked for."""
+    """Log-probabilities of the prompt's last tokens; None if they were not requested."""
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
     """The choices of a select and their scores."""
     form: TaggedCalls | None = field(default=None, repr=False)
@@ -80,7 +81,7 @@ class Call:
     def child(
         self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None
     ) -> Call:
-        """A new call below this one."""
+        """Add a new call below this one, and return it."""
         call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
         call.priority, call.lora = self.priority, self.lora
         self.children.append(call)
@@ -98,7 +99,7 @@ class Call:
 
     @property
     def usage(self) -> Usage:
-        """The usage of this call and everything below it."""
+        """The usage of this call and all calls below it."""
         total = self.spent
         for child in self.children:
             total = add_usage(total, child.usage)
@@ -106,7 +107,7 @@ class Call:
 
     @property
     def usage_by_model(self) -> dict[str, Usage]:
-        """`usage` for each `model` of the requests, in program order of first use."""
+        """Model → usage of the requests below this call, in program order of first use."""
         found: dict[str, Usage] = {}
         for call in self.walk():
             if call.sent:
@@ -121,7 +122,7 @@ class Call:
 
     @property
     def tokens_of_prompt(self) -> int:
-        """Number of tokens of `prompt`, without those of the choices behind it."""
+        """Number of tokens of `prompt`, without the tokens of scored choices."""
         inner = {
             score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
         }
@@ -130,7 +131,7 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """The exact text that was sent."""
+        """The exact text of the prompt that was sent."""
         return text_of(self.prompt_end)
 
     @property
@@ -145,8 +146,8 @@ class Call:
 
     @property
     def place(self) -> str:
-        """The path of child indices from the program to this call, such as ``0.2``: the same in every run of
-        a graph."""
+        """The path of child indices from the program to this call, such as ``0.2``. It is the same in every
+        run of a graph."""
         places: list[str] = []
         call = self
         while call.parent is not None and call.kind != "program":
@@ -161,7 +162,7 @@ class Call:
 
     @property
     def requests(self) -> int:
-        """The number of requests sent to the backend, by this call and all below it."""
+        """The number of requests that this call and all calls below it have sent to the backend."""
         return self.sent + sum(child.requests for child in self.children)
 
     @property
@@ -169,13 +170,14 @@ class Call:
         return None if self.end_s is None else self.end_s - self.start_s
 
     def walk(self) -> Iterator[Call]:
-        """This call and all below it, in program order."""
+        """Yield this call and all calls below it, in program order."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON. ``miss``: the reason why a request computed tokens of its prompt."""
+        """The tree as plain data, for JSON. ``miss`` is the reason why a request computed tokens of its
+        prompt."""
         from ramify.lang.trace.misses import Misses
 
         by_model = {model: msgspec.to_builtins(usage) for model, usage in self.usage_by_model.items()}
@@ -223,22 +225,23 @@ class Call:
         return call_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree as one HTML file that loads nothing else."""
+        """Write the tree as one HTML file, which loads no other files."""
         from ramify.lang.trace.report import report
 
         Path(path).write_text(report(self), encoding="utf-8", errors="backslashreplace")
 
 
 CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
-"""The call that a backend's `generate` is running for. A scripted backend finds its answer by the call's
-name."""
+"""The call for which a backend's `generate` is running. A scripted backend finds its answer by the name of
+this call."""
 
 STEPS = ("program", "fork", "gen", "select", "tool")
 MAX_TEXT = 40
 
 
 def render(call: Call) -> str:
-    """The tree as text: a line for each step, with its computed, cached and generated tokens."""
+    """The tree below `call` as text: a line for each step, with the numbers of computed, cached and generated
+    tokens."""
     several = len(call.usage_by_model) > 1
     rows = list(_rows(call, "", "", several))
     width = max(len(label) for label, _ in rows)
@@ -246,7 +249,7 @@ def render(call: Call) -> str:
 
 
 def _rows(call: Call, head: str, indent: str, models: bool) -> Iterator[tuple[str, str]]:
-    """Label and figures of each step; with `models`, the label has the model."""
+    """The (label, figures) of each step. With `models`, the label includes the name of the model."""
     model = f"  {call.model}" if models and call.model and call.kind != "tool" else ""
     yield head + label_of(call) + model, _figures(call)
     steps = [child for child in call.children if child.kind in STEPS]

@@ -1,4 +1,4 @@
-"""HTML of a trace for notebooks: a table of its calls, and lines of tokens and time."""
+"""HTML of a trace for notebooks: a table of the calls, and lines with the totals of tokens and time."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def _depth(call: Call, root: Call) -> int:
 
 
 def model_names(call: Call) -> list[str]:
-    """The names of the models, if there are several."""
+    """A line with the names of the models, if there are several; else an empty list."""
     models = list(call.usage_by_model)
     return [" · ".join(models)] if len(models) > 1 else []
 
 
 def usage_lines(call: Call) -> list[str]:
-    """A line of the tokens and the time, and a line for each model if there are several."""
+    """A line with the total tokens and the time. If there are several models, also a line for each model."""
     took = "" if call.duration_s is None else f" · {call.duration_s:.2f} s"
     lines = [f"{call.requests} request{'s' * (call.requests != 1)} · {_tokens(call.usage)}{took}"]
     by_model = call.usage_by_model

@@ -1,4 +1,4 @@
-"""SGLang's ``meta_info`` dictionary of an output, as `get_meta_info` returns it."""
+"""The dictionary with SGLang's ``meta_info`` of an output, as `get_meta_info` returns it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.messages import Finish, TokenLogprobs, Usage
 USAGE_FIELDS = Usage.__struct_fields__
 SUMMED = tuple(name for name in USAGE_FIELDS if name != "evicted_by")
 SPELLINGS = {"retractions": "num_retractions"}
-"""Field of `Usage` → SGLang's name, where that differs."""
+"""Field of `Usage` → SGLang's name for it, for fields with different names."""
 
 
 def meta_info(
@@ -39,7 +39,7 @@ def meta_info(
 
 
 def token_logprobs(found: TokenLogprobs) -> list[list[Any]]:
-    """``[[logprob, id, text], …]``"""
+    """The log-probabilities in SGLang's form: ``[[logprob, id, text], …]``."""
     texts = found.texts or (None,) * len(found.ids)
     return [list(row) for row in zip(found.logprobs, found.ids, texts, strict=True)]
 
@@ -53,8 +53,8 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum, field by field, also of the times of concurrent requests. `evicted_by` is taken from the usage
-    with more evicted tokens.
+    """The sum of two usages, field by field. Times are added even if the requests were concurrent.
+    `evicted_by` is taken from the usage with more evicted tokens.
     """
     sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
     larger = first if first.evicted_tokens >= second.evicted_tokens else second

@@ -1,4 +1,5 @@
-"""Reasons for cache misses: the tokens of a prompt that were not cached, explained from the program alone.
+"""Reasons for cache misses: explanations, from the program's own requests, of why tokens of a prompt were not
+cached.
 
 A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
 request with the longest common prefix is the nearest one:
@@ -7,7 +8,8 @@ request with the longest common prefix is the nearest one:
     prompt    "Q: Who?Bob"               shares 7 characters: diverges, "Bob" where the nearest has "Ada"
     prompt    "Q: Who?Ada. When?"        shares all 10: extends, new from "."
 
-Entries of other programs in the cache are not known here. Evicted tokens are taken from the request's usage.
+Prompts of other programs, which may be in the cache too, are not known here. The number of evicted tokens is
+taken from the request's usage.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 
 Reason = Literal["first", "extends", "diverges", "lost"]
-"""first: no earlier request to the same model shares a prefix. extends: the prompt continues the nearest
-request's whole text. diverges: the prompt differs from the nearest request. lost: fewer tokens were cached
-than the nearest request had computed."""
+"""The kind of reason for a miss. first: no earlier request to the same model shares a prefix. extends: the
+prompt continues the nearest request's prompt and output. diverges: the prompt differs from the nearest
+request's prompt and output. lost: the nearest request had computed tokens of the common prefix that were not
+found in the cache."""
 
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
 _ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
-"""A program's id; messages show its first eight digits."""
+"""Pattern of a program's id. Messages show only the first eight digits."""
 MAX_TOKEN = 40
 
 
@@ -42,23 +45,24 @@ class Miss:
     nearest: Call | None = None
     """The earlier request with the longest common prefix."""
     shared_chars: int = 0
-    """Length of the common prefix with `nearest`."""
+    """Length of the common prefix with `nearest`, in characters."""
     token: str = ""
-    """The first token of the prompt after the common prefix. In text of the program, whose tokens are not
-    known here, the first word."""
+    """The first token of the prompt after the common prefix. In constant text, whose tokens are not known
+    here, it is the first word."""
     token_id: int | None = None
     """The id of `token`; None for a word."""
     other: str = ""
-    """The token or word of `nearest` in the same place; empty where `nearest` ends."""
+    """The token or word of `nearest` in the same place; empty if `nearest` ends there."""
     other_id: int | None = None
     respelled: bool = False
-    """Whether generated text was sent again as text, which the tokenizer may split differently."""
+    """Whether text that was generated as tokens was sent again as text, which the tokenizer may split into
+    other tokens."""
     overlapping: bool = False
-    """Whether the nearest request was still at its prompt when this one began."""
+    """Whether the prompt of the nearest request was still being computed when this request began."""
     evicted_tokens: int = 0
-    """Computed tokens that had been in the cache and were evicted."""
+    """Number of the computed tokens that had been in the cache before and were evicted."""
     evicted_by: str = ""
-    """The program whose requests caused most of the evictions."""
+    """The program whose requests caused most of these evictions."""
 
     def __str__(self) -> str:
         near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
@@ -107,17 +111,19 @@ class Cached:
 
     chars: int
     exact: bool
-    """Whether `chars` is known; otherwise it is interpolated between two places with known token counts."""
+    """Whether `chars` is exact. Otherwise it is interpolated between two places with known token counts."""
 
 
 class Misses:
-    """The explanations of the requests below `root`: `why` and `cached`, by request."""
+    """The explanations for the requests below `root`. `why` maps requests to their misses; `cached` maps
+    requests to the ends of the cached parts of their prompts."""
 
     def __init__(self, root: Call) -> None:
         self.why: dict[Call, Miss] = {}
         self.cached: dict[Call, Cached] = {}
         self._texts: dict[str, list[tuple[str, int]]] = defaultdict(list)
-        """Model → (prompt and output, index into `_seen`) of its earlier requests, sorted."""
+        """Model → sorted list of (prompt and output, index into `_seen`), for the earlier requests to the
+        model."""
         self._seen: list[Call] = []
         self._token_texts = token_texts(root)
         requests = [call for call in root.walk() if call.sent and call.prompt_end is not None]
@@ -139,8 +145,8 @@ class Misses:
         self._seen.append(call)
 
     def _nearest(self, model: str, prompt: str) -> tuple[Call | None, int]:
-        """The earlier request to `model` with the longest common prefix, and its length: a neighbour in
-        sorted order."""
+        """The earlier request to `model` with the longest common prefix, and the length of that prefix;
+        (None, 0) without one. The request is a neighbour of `prompt` in sorted order."""
         texts = self._texts[model]
         at = bisect.bisect(texts, (prompt, len(self._seen)))
         found: tuple[int, int] = (0, -1)
@@ -150,7 +156,8 @@ class Misses:
         return (self._seen[index], shared) if shared else (None, 0)
 
     def _known(self, call: Call) -> dict[int, int]:
-        """Character positions in a request's prompt and output → token count up to there, where known."""
+        """Character position in the prompt and output of `call` → number of tokens up to there, for positions
+        where that number is known."""
         usage, length = call.own_usage, len(call.prompt)
         if not usage.prompt_tokens:
             return {}
@@ -199,7 +206,8 @@ class Misses:
         )
 
     def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
-        """The token at `place` in a request's prompt and output, and its id; else the word there."""
+        """The token at `place` in the prompt and output of `call`, and the token's id. If the token is not
+        known: the word there, and None."""
         end = 0
         for token, part in self._parts(call):
             end += len(part)
@@ -208,7 +216,8 @@ class Misses:
         return _word(text, place), None
 
     def _parts(self, call: Call) -> Iterator[tuple[int | None, str]]:
-        """A request's prompt and output, cut into single tokens where their ids are known."""
+        """The prompt and output of `call` in parts: (token id, text) for single tokens, and (None, text) for
+        text whose tokens are not known."""
         for piece in pieces(call.prompt_end):
             ids = () if isinstance(piece.segment, str) else piece.segment
             texts = [self._token_texts[call.model].get(token, "") for token in ids]
@@ -222,7 +231,7 @@ class Misses:
 
 
 def token_texts(root: Call) -> Mapping[str, dict[int, str]]:
-    """Model → token id → text, of all tokens below `root` that came in a chunk of their own."""
+    """Model → token id → text, for all tokens below `root` that arrived in a chunk of their own."""
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for call in root.walk():
         if call.tokens is not None:
@@ -237,7 +246,8 @@ def _shown(token: str, token_id: int | None) -> str:
 
 
 def _place(known: dict[int, int], tokens: int) -> Cached:
-    """The place in the text at which the first `tokens` tokens end."""
+    """The place in the text at which the first `tokens` tokens end. `known` maps character positions to token
+    counts."""
     before, after = (0, 0), None
     for chars, count in sorted(known.items()):
         if count <= tokens:
@@ -252,7 +262,8 @@ def _place(known: dict[int, int], tokens: int) -> Cached:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common prefix, by bisection: comparing slices is fast."""
+    """Length of the common prefix in characters. It is found by bisection, because comparing slices is
+    fast."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -264,7 +275,8 @@ def _common(one: str, other: str) -> int:
 
 
 def _word(text: str, place: int) -> str:
-    """The word at `place`, from its beginning, with the space before it, as tokenizers cut."""
+    """The whole word around `place`, with the space before it, as tokenizers split words; empty at the end of
+    the text."""
     if place >= len(text):
         return ""
     start = max(text.rfind(" ", 0, place), text.rfind("\n", 0, place), place - MAX_TOKEN)
@@ -275,7 +287,8 @@ def _word(text: str, place: int) -> str:
 
 
 def _respelled(call: Call, nearest: Call, shared: int) -> bool:
-    """Whether the nearest request has token ids where `call` has text, within the common prefix."""
+    """Whether, within the first `shared` characters, `nearest` has token ids in a place where `call` has
+    text."""
     theirs = _id_places(pieces(nearest.prompt_end))
     if nearest.output:
         theirs.add(len(nearest.prompt))

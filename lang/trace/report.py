@@ -1,4 +1,5 @@
-"""The report of a trace: one HTML file without links to others, made of `report.html` and its data."""
+"""The report of a trace: one HTML file, which loads no other files. It consists of the template `report.html`
+and the data."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def report(call: Call) -> str:
 
 
 def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
-    """One call that holds finished runs, with their times on the clock of the first run. `runs`: (start of a
-    run in seconds, its call)."""
+    """One call whose children are finished runs. Their times are changed to count from the start of the first
+    run. `runs`: (start of a run in seconds, the run's call)."""
     root = Call("program", name)
     first = min(began for began, _ in runs)
     for began, call in runs:
@@ -37,8 +38,8 @@ def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
 
 
 def report_data(root: Call) -> dict[str, Any]:
-    """The data of the report. A prompt is a list of indices into ``texts``, as calls share most of their
-    pieces."""
+    """The data of the report. A prompt is a list of indices into ``texts``, because the prompts of calls
+    share most of their pieces."""
     misses = Misses(root)
     numbers: dict[int, int] = {}
     texts: list[str] = []

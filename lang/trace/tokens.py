@@ -1,4 +1,4 @@
-"""The output of a request token by token: stored compactly, shown as spans of text."""
+"""The tokens of a request's output: stored compactly, and read as spans of text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from ramify.messages import TextChunk, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Output text that arrived together: one token, or several that cannot be told apart."""
+    """Text of an output: that of a single token, or of several tokens between which the borders are not
+    known."""
 
     text: str
     ids: tuple[int, ...]
     forced: int | None
-    """Number of forced tokens (the grammar allowed one); None where the backend does not report them."""
+    """Number of tokens in the span that were forced, as the grammar allowed no other; None if the backend
+    does not report forced tokens."""
     logprob: float | None = None
-    """Natural logarithm of the probability; only of a single token, and where it was asked for."""
+    """Natural logarithm of the probability of a single token; None for several tokens, or if it was not
+    requested."""
     top: tuple[tuple[str, float], ...] = ()
-    """The most likely tokens in its place and their log-probabilities, best first."""
+    """The most likely tokens in the place of the span's token and their log-probabilities, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +32,18 @@ class Tokens:
 
     ids: tuple[int, ...]
     counts: array[int]
-    """Token ids of each piece of the output."""
+    """Number of token ids of each piece of the output."""
     chars: array[int]
-    """Characters of each piece."""
+    """Number of characters of each piece."""
     forced: array[int]
-    """Places in `ids` of forced tokens."""
+    """Indices into `ids` of the forced tokens."""
     forced_told: bool
     """Whether the backend reports the forced tokens."""
     logprobs: tuple[TokenLogprobs, ...]
 
     def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
-        """The output `text` cut into spans. `known` (token id → text) splits chunks of several tokens."""
+        """Yield the spans of the output `text`. With `known` (token id → text), chunks of several tokens are
+        split into single tokens where possible."""
         places = set(self.forced)
         scores = [score for run in self.logprobs for score in scores_of(run)]
         end = char = 0
@@ -61,7 +65,8 @@ class Tokens:
 
 
 Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
-"""A token's text, its log-probability, and the most likely tokens in its place."""
+"""The text of a token, the token's log-probability, and the most likely tokens in its place with their
+log-probabilities."""
 
 
 def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
@@ -86,7 +91,7 @@ def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
 
 
 def scores_of(found: TokenLogprobs) -> list[Score]:
-    """The scores of the tokens, one for each."""
+    """The scores of the tokens in `found`, one for each token."""
     texts = found.texts or ("",) * len(found.ids)
     tops: list[tuple[tuple[str, float], ...]] = [()] * len(found.ids)
     if found.top:
@@ -101,7 +106,7 @@ def scores_of(found: TokenLogprobs) -> list[Score]:
 def _texts(
     part: str, ids: Sequence[int], scores: Sequence[Score], known: Mapping[int, str]
 ) -> list[str] | None:
-    """The texts of a chunk's tokens, which make up `part`; None where they are not known."""
+    """The texts of the tokens `ids`, whose concatenation is `part`; None if they are not known."""
     if len(ids) == 1:
         return [part]
     for texts in ([text for text, _, _ in scores], [known.get(token, "") for token in ids]):

@@ -1,12 +1,12 @@
-"""Partial values: incomplete JSON text as the values that are complete in it.
+"""Partial values: incomplete JSON text is read as the values that are complete in it.
 
-    text      {"name": "Café", "days": [1, 12        (3 could follow: 123)
+    text      {"name": "Café", "days": [1, 12        (12 is open: 3 could follow, for 123)
     value     {"name": "Café", "days": [1]}
     path      ("days", 1)
 
-A string closes at its quote, an object or array at its bracket, a number or a word at the character after it.
-Open objects and arrays are part of the value, with their closed members. Each value is validated when it
-closes, against its own type or subschema.
+A string is closed by its quote, an object or array by its bracket, and a number, ``true``, ``false`` or
+``null`` by the character after it. Open objects and arrays are part of the value, with those of their members
+that are closed. Each value is validated when it is closed, against its own type or subschema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 BLANK = " \t\r\n"
 ENDS = BLANK + ",]}"
-"""The characters after a number or a word."""
+"""The characters that can follow a number, ``true``, ``false`` or ``null``."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Partial(Generic[T]):
     """A value while it is generated."""
 
     value: T | Any
-    """The value so far: open objects and arrays as dicts and lists, with closed values of their types inside.
-    None before the first character. When `complete`, the value of the variable."""
+    """The value so far. Open objects and arrays are dicts and lists; closed values inside them have their own
+    types. None before the first object or array opens. If `complete`, the value of the variable."""
     complete: bool = False
     path: tuple[str | int, ...] = ()
     """The keys and indices that lead to the innermost open value."""
     open_text: str = ""
-    """The text so far of an open string."""
+    """The text so far of the open string; empty if no string is open."""
 
 
 class InvalidPart(ValueError):
-    """Raised for a closed value that is invalid. `path`: the keys and indices that lead to it."""
+    """The error of a closed value that is invalid. `path` has the keys and indices that lead to the value."""
 
     def __init__(self, path: tuple[str | int, ...], problem: Exception) -> None:
         pointer = "".join(f"/{key}" for key in path)
@@ -55,9 +55,9 @@ class _Open:
     start: int
     members: dict[str, Any] | list[Any]
     key: str | None = None
-    """The key of an object's open member."""
+    """The key of the open member of an object; None between members, and for an array."""
     reads_key: bool = False
-    """Whether the next string of an object is a key."""
+    """Whether the next string in the object is a key."""
 
     @property
     def place(self) -> str | int:
@@ -66,9 +66,11 @@ class _Open:
 
 
 class PartialReader:
-    """Reads the text of one JSON value piece by piece; raises `InvalidPart` for an invalid closed value.
+    """A reader of the text of one JSON value, piece by piece. Raises `InvalidPart` when a value is closed
+    that is invalid.
 
-    The text should be JSON, as constrained output is. Other text raises ValueError when a value closes.
+    The text should be JSON, as constrained output is. Text that is not JSON raises ValueError when a value in
+    it is closed.
     """
 
     def __init__(self, checker: Checker) -> None:
@@ -78,7 +80,7 @@ class PartialReader:
         """Number of characters read."""
         self._stack: list[_Open] = []
         self._start: int | None = None
-        """The index at which the open string, number or word begins; None outside of these."""
+        """The index at which the open string or other scalar begins; None if none is open."""
         self._in_string = False
         self._closed: Any = None
         self.ended = False
@@ -140,7 +142,7 @@ class PartialReader:
         return ""
 
     def _between(self, char: str) -> bool:
-        """Read a character outside of strings, numbers and words; return whether a value opened or closed."""
+        """Read a character outside of scalars. Returns whether an object or array was opened or closed."""
         top = self._stack[-1] if self._stack else None
         if char in "{[":
             checker = self._root if top is None else top.checker.child(top.place)
@@ -165,7 +167,7 @@ class PartialReader:
         return False
 
     def _string(self) -> bool:
-        """Read to the end of the open string or of the text; return whether a value closed."""
+        """Read to the end of the open string or of the text. Returns whether a value was closed."""
         assert self._start is not None
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -190,8 +192,8 @@ class PartialReader:
         self._put(self._root if top is None else top.checker.child(top.place), start)
 
     def _put(self, checker: Checker, start: int) -> None:
-        """Validate the value from `start` to here, which has closed, and add it to the object or array around
-        it."""
+        """Validate the value that begins at `start` and is closed here, and add it to the object or array
+        around it."""
         raw = self._text[start : self._at]
         path = self._path()
         try:

@@ -1,4 +1,5 @@
-"""Values inside a value with a JSON schema, validated before the whole value is there.
+"""Checkers of the values inside a value with a JSON schema, which validate them before the whole value is
+complete.
 
 The checker of a member knows which subschemas apply to it, by their JSON pointers. Example:
 
@@ -20,13 +21,13 @@ from ramify.json_text import escape, read_json
 
 
 def schema_checker(schema: Any) -> SchemaChecker:
-    """The checker of a whole value. Raises `InvalidConstraint` for an invalid schema."""
+    """The checker of the root value under `schema`. Raises `InvalidConstraint` for an invalid schema."""
     return SchemaChecker(SchemaDocument(as_decimals(schema)), [""])
 
 
 class SchemaChecker:
-    """The checker of the values at one place. All subschemas at `pointers` must hold, and of each list in
-    `alternatives` at least one checker."""
+    """The checker of the values at one place in a value. They must satisfy all subschemas at `pointers`, and
+    at least one checker of each list in `_alternatives`."""
 
     def __init__(self, document: SchemaDocument, pointers: list[str]) -> None:
         self._document = document
@@ -62,8 +63,9 @@ class SchemaChecker:
         return found
 
     def _add_members(self, pointer: str, key: str | int, referenced: frozenset[str]) -> None:
-        """Add what the subschema at `pointer` requires of the member `key`. `referenced`: the references
-        on the way here, which end a reference that leads back to itself."""
+        """Add the subschemas that the subschema at `pointer` has for the member `key`. `referenced` holds the
+        pointers whose references were followed on the way here; they are not followed again, so a cycle of
+        references ends."""
         if isinstance(self._document.at(pointer), bool):
             return
         keywords = self._document.keywords(pointer)
@@ -90,13 +92,14 @@ class SchemaChecker:
         self._alternatives.append([checker._child(key, referenced) for checker in possible])
 
     def _allows(self, kind: str) -> bool:
-        """Whether the keyword ``type`` allows values of this type."""
+        """Whether the keyword ``type`` of all subschemas at `pointers` allows values of the type `kind`."""
         schemas = [self._document.at(pointer) for pointer in self._pointers]
         return all(isinstance(one, bool) or kind in one.get("type", kind) for one in schemas)
 
 
 def _item(keywords: dict[str, Any], index: int) -> list[str]:
-    """The path of an item's subschema below the subschema with these keywords; empty for none."""
+    """The JSON pointer, relative to a subschema with these keywords, of the subschema of the item at `index`.
+    Empty if there is none."""
     items = keywords.get("items")
     prefix, rest = ("items", "additionalItems") if isinstance(items, list) else ("prefixItems", "items")
     if index < len(keywords.get(prefix, ())):
@@ -105,7 +108,8 @@ def _item(keywords: dict[str, Any], index: int) -> list[str]:
 
 
 def _property(pointer: str, keywords: dict[str, Any], name: str) -> list[str]:
-    """The paths of a property's subschemas below the subschema at `pointer` with these keywords."""
+    """The JSON pointers, relative to the subschema at `pointer` with these keywords, of the subschemas of the
+    property `name`."""
     found = [f"properties/{escape(name)}"] if name in keywords.get("properties", ()) else []
     for pattern in keywords.get("patternProperties", ()):
         member = f"patternProperties/{escape(pattern)}"

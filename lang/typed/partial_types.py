@@ -1,4 +1,4 @@
-"""Checkers of partial values: the type or subschema of each value inside a typed value."""
+"""Checkers of partial values, which know the type or subschema of each value inside a typed value."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ramify.lang.typed.typed_dict import modern
 
 
 class Checker(Protocol):
-    """Validates the values at one place inside a value."""
+    """A checker of the values at one place inside a value."""
 
     def check(self, raw: str) -> Any:
-        """Parse and validate JSON text; raises ValueError."""
+        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
+        is invalid."""
         ...
 
     def child(self, key: str | int) -> Checker:
-        """The checker of a member of an object, or of an item of an array."""
+        """The checker of the object's member or the array's item at `key`."""
         ...
 
 
@@ -39,7 +40,7 @@ def checker_of(kind: Any) -> Checker:
 
 
 class TypeChecker:
-    """Values of a type that pydantic validates."""
+    """A checker of values of a type, which pydantic validates."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -85,7 +86,8 @@ def _member(kind: Any, key: str | int) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """The type without the aliases, annotations and root models around it, which JSON does not show."""
+    """The type without the aliases, annotations and root models around it, which make no difference in
+    JSON."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
@@ -108,7 +110,7 @@ def _holds(kind: Any, key: str | int) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:
-    """The types of an object type's members by their names in JSON; None for types without fixed members."""
+    """Name in JSON → type, for the members of an object type; None for types without fixed members."""
     models = getattr(kind, "model_fields", None)
     if isinstance(models, Mapping):
         return {_json_name(name, info): _annotated(info) for name, info in models.items()}
@@ -116,7 +118,7 @@ def _fields(kind: Any) -> dict[str, Any] | None:
     if isinstance(kind, type) and (hasattr(kind, "__required_keys__") or dataclasses.is_dataclass(kind)):
         try:
             hints = typing.get_type_hints(kind, include_extras=True)
-        except NameError:  # a local name of a function: the value is validated with the object around it
+        except NameError:  # a name local to a function: members are validated only with their whole object
             return {}
         qualifiers = (typing.Required, typing.NotRequired)
         return {

@@ -1,8 +1,8 @@
-"""Python types as constraints: the text that a type allows, and the parser of that text.
+"""Constraints for Python types, and parsers of the generated text.
 
-Plain `str`, `int`, `float`, `bool`, and `Literal` or `Enum` of strings or integers are generated as
-plain text. Everything else (pydantic models, dataclasses, TypedDict, lists, dicts, optional and
-annotated types) is generated as JSON of the type's schema and validated by pydantic.
+Plain `str`, `int`, `float`, `bool`, and `Literal` or `Enum` of strings or integers are generated as plain
+text. Values of all other types (pydantic models, dataclasses, TypedDict, lists, dicts, optional and annotated
+types) are generated as JSON under the type's schema and validated by pydantic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from ramify.lang.typed.typed_dict import modern
 from ramify.schema_bundle import finder
 
 END = (" ", "\n")
-"""Stop strings after a number: a base model continues with prose instead of an end-of-sequence token."""
+"""Stop strings after a number. They are needed because a base model continues with prose and not with an
+end-of-sequence token."""
 
 # 18 digits fit a signed 64-bit integer. Without a bound, the grammar would never force a number to end.
 INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
 # The largest double is 1.8e308, and 18 digits with the exponent 289 are less than 1e307.
 FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?([0-9]{1,2}|[01][0-9]{2}|2[0-8][0-9]))?[ \n]?"
 
-# SGLang's dtypes: their text is kept as text.
+# SGLang's dtypes. The variable holds the generated text.
 DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
     int: (r"[-+]?[0-9]+[ \n]*", END),
     float: (r"[-+]?[0-9]*\.?[0-9]+[ \n]*", END),
@@ -43,7 +44,8 @@ DTYPE_NAMES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": 
 
 @dataclass(frozen=True)
 class Schema:
-    """The constraint of a type, its stop strings, and its parser, which raises ValueError."""
+    """The constraint for a type, the stop strings, and the parser of the generated text. The parser raises
+    ValueError."""
 
     constraint: Constraint | None
     parse: Callable[[str], Any]
@@ -51,7 +53,7 @@ class Schema:
 
 
 def schema_of(kind: Any) -> Schema:
-    """The schema of a Python type, of a JSON schema as a mapping, or of JSON text.
+    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text.
 
     Raises `InvalidConstraint` for a type without a JSON schema.
     """
@@ -65,11 +67,11 @@ def schema_of(kind: Any) -> Schema:
 
 
 def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
-    """`schema` with the `options` of its JSON that are not None: whitespace, any_order, strict, definitions
-    (`constraint.json_schema`).
+    """`schema` with those `options` of JSON output that are not None: whitespace, any_order, strict,
+    definitions (`constraint.json_schema`).
 
-    With ``strict="validate"`` its parser refuses a text that breaks the JSON schema. Raises
-    `InvalidConstraint` for a wrong value, and where the output is not JSON.
+    With ``strict="validate"`` the parser of the returned schema also refuses text that violates the JSON
+    schema. Raises `InvalidConstraint` for an invalid option, and if `schema` is not for JSON output.
     """
     given = {field: value for field, value in options.items() if value is not None}
     if not given:
@@ -105,7 +107,7 @@ def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
 
 
 def dtype_schema(dtype: Any) -> Schema:
-    """The constraint of SGLang's ``dtype``, whose value stays text."""
+    """The schema for SGLang's ``dtype``. The value is the generated text."""
     dtype = DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     found = DTYPES.get(dtype)
     if found is None:
@@ -120,7 +122,8 @@ def dtype_schema(dtype: Any) -> Schema:
 
 @functools.lru_cache(maxsize=1024)
 def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
-    """The schema of a type. `today` is a part of the cache's key: the dates of a PastDate change with it."""
+    """The schema of a type. `today` is an argument so that it is part of the cache's key, because the dates
+    that a PastDate allows depend on it."""
     if kind is str:
         return Schema(None, str)
     if kind is bool:
@@ -188,9 +191,10 @@ _SCHEMAS = ("items", "additionalProperties", "contains")
 
 
 def _close(schema: Any) -> None:
-    """Set ``additionalProperties: false`` in every object schema that leaves it open.
+    """Set ``additionalProperties: false`` in every object schema with ``properties`` that does not have the
+    keyword.
 
-    JSON Schema allows other properties by default; pydantic drops them by default.
+    By default JSON Schema allows properties that are not named, but pydantic drops them.
     """
     if not isinstance(schema, dict):
         return
@@ -206,7 +210,7 @@ def _close(schema: Any) -> None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A value that was not parsed from text, validated and converted to `kind` by pydantic."""
+    """`value`, which is no JSON text, validated and converted to the type `kind` by pydantic."""
     import pydantic
 
     return pydantic.TypeAdapter(kind).validate_python(value)

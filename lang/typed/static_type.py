@@ -1,4 +1,4 @@
-"""The static types of fields and items: types that every value of a given type has at a path."""
+"""Static types: the type that a field or item has in every value of a given type."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ SCALARS: dict[str, frozenset[str]] = {
     "float": frozenset({"ge", "gt", "le", "lt", "multiple_of", "allow_inf_nan"}),
     "bool": frozenset(),
 }
-"""pydantic's scalar types → the settings that reject values without changing them."""
+"""pydantic's scalar type → its settings that can reject a value but do not change it."""
 ALWAYS = frozenset({"type", "strict", "ref", "metadata"})
 PLAIN_CONFIG = frozenset({"title", "extra_fields_behavior", "frozen"})
-"""Settings of a class that change no value of its fields."""
+"""Settings of a class that do not change the values of its fields."""
 
 
 class StaticType:
     """A type from pydantic's core schema (``TypeAdapter.core_schema``).
 
-    A field or item is None unless every value of the type has it as it stands in the JSON. That excludes
-    fields that may be missing, and fields that code of the type computes or changes.
+    The type of a field or item is None unless every value of the type has this field or item, with the value
+    from the JSON. So it is None for fields that may be missing, and for fields that code of the type computes
+    or changes.
     """
 
     def __init__(self, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
@@ -68,7 +69,8 @@ class StaticType:
 
     @property
     def scalar(self) -> Scalar | None:
-        """The name of a scalar type that JSON holds as it is; None for other types."""
+        """The name of the scalar type, if it is str, int, float or bool and its values are those in the JSON;
+        None for other types."""
         schema, kind = self._schema, self._schema["type"]
         if kind == "literal":
             kinds: set[Any] = {type(value).__name__ for value in schema["expected"]}
@@ -104,7 +106,8 @@ def _static_type(kind: Any) -> StaticType | None:
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether no code of the class runs between its JSON and its fields."""
+    """Whether the fields of the class get their values from the JSON without code of the class that may
+    change them."""
     owner = schema.get("cls", dict)
     return (
         PLAIN_CONFIG.issuperset(schema.get("config", {}))

@@ -1,4 +1,4 @@
-"""Regular expressions of the texts that pydantic reads as values of Python types."""
+"""Regular expressions for texts that pydantic reads as values of Python types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 NAIVE_DATETIME = (
     f"^({_YEAR}-{_DAY}|{_LEAP}-02-29)T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{{1,6}})?$"
 )
-"""A date of the proleptic Gregorian calendar from year 1 on, and a time without an offset."""
+"""Pattern of a date of the proleptic Gregorian calendar from year 1 on, with a time without an offset."""
 
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9a-f]{1,4}"
@@ -24,7 +24,8 @@ NETWORK = {
     4: f"^({_BYTE}\\.0\\.0\\.0/8|({_BYTE}\\.){{2}}0\\.0/16|({_BYTE}\\.){{3}}(0/24|{_BYTE}/32))$",
     6: f"^(({_HEX}:){{2}}:/32|({_HEX}:){{3}}:/48|({_HEX}:){{4}}:/64|({_HEX}:){{7}}{_HEX}/128)$",
 }
-"""Networks by version of the protocol, of the usual sizes: the bits behind the prefix must be 0."""
+"""Version of IP → pattern of a network. Only the usual prefix lengths are allowed, because the bits after the
+prefix must be 0."""
 INTERFACE = {
     4: f"^({_BYTE}\\.){{3}}{_BYTE}/(3[0-2]|[12]?[0-9])$",
     6: f"^({_HEX}:){{7}}{_HEX}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$",
@@ -35,23 +36,24 @@ BASE64 = {
     name: f"^([A-Za-z0-9{last}]{{4}})*([A-Za-z0-9{last}]{{2}}==|[A-Za-z0-9{last}]{{3}}=)?$"
     for name, last in _LAST.items()
 }
-"""Name of the alphabet (RFC 4648) → its pattern."""
+"""Name of an alphabet of RFC 4648 → pattern of base64 texts in this alphabet."""
 
-# Three bytes below 0x80 have a bit of 0 each in front: in the first, second and third of four characters.
+# Of three bytes below 0x80, the zero top bits are in the first, second and third of four characters.
 _FIRST, _SECOND, _THIRD = "[A-Za-f]", "[A-HQ-Xg-nw-z0-3]", "[ABEFIJMNQRUVYZcdghklopstwx014589]"
 BASE64_TEXT = {
     name: f"^({_FIRST}{_SECOND}{_THIRD}[A-Za-z0-9{last}])*"
     f"({_FIRST}[AQgw]==|{_FIRST}{_SECOND}[AEIMQUYcgkosw048]=)?$"
     for name, last in _LAST.items()
 }
-"""Name of the alphabet → the pattern of base64 of ASCII text, whose bytes are valid UTF-8."""
+"""Name of an alphabet → pattern of base64 texts that encode ASCII, which is valid UTF-8."""
 
 
 def dates_between(low: datetime.date, high: datetime.date) -> str:
-    """The pattern of texts whose first ten characters are a date from `low` to `high`.
+    """The pattern of texts that begin with a date from `low` to `high`, both included.
 
-    Dates are ordered as their texts are. From "2024-…" to "2026-…" the first three digits are "202", and the
-    fourth is 4 with a rest from the lowest on, 5 with any rest, or 6 with a rest up to the highest.
+    Dates in ISO format are ordered like their texts. Example, from "2024-…" to "2026-…": the first three
+    digits are "202". The fourth digit is 4 if the rest is not before the rest of `low`, 5 with any rest, or 6
+    if the rest is not after the rest of `high`.
     """
     return f"^{_between(low.isoformat(), high.isoformat())}"
 
@@ -74,7 +76,7 @@ def _any(rest: str) -> str:
 
 
 def _from(low: str) -> str:
-    """Texts of the form of `low` that are not before it."""
+    """A pattern of the texts of the form of `low` that are not before `low`."""
     if not low or low[0] == "-":
         return low[:1] + (_from(low[1:]) if low else "")
     above = "" if low[0] == "9" else f"|[{int(low[0]) + 1}-9]{_any(low[1:])}"
@@ -82,7 +84,7 @@ def _from(low: str) -> str:
 
 
 def _up_to(high: str) -> str:
-    """Texts of the form of `high` that are not behind it."""
+    """A pattern of the texts of the form of `high` that are not after `high`."""
     if not high or high[0] == "-":
         return high[:1] + (_up_to(high[1:]) if high else "")
     below = "" if high[0] == "0" else f"|[0-{int(high[0]) - 1}]{_any(high[1:])}"

@@ -1,8 +1,8 @@
 """JSON schemas of Python types, narrowed to the values that pydantic accepts.
 
-pydantic's own schemas allow more than pydantic accepts: any keys in ``dict[int, str]``, any scheme in a URL.
-Without this, an output could satisfy its schema and still fail to parse. A type of which no schema can say
-what pydantic accepts, such as the path of a file that exists, is refused.
+pydantic's own schemas allow more values than pydantic accepts: any keys for ``dict[int, str]``, any scheme
+for a URL. An output could satisfy such a schema and still fail to parse. A type is refused if no schema can
+describe what pydantic accepts, such as the path of a file that must exist.
 """
 
 from __future__ import annotations
@@ -37,38 +37,41 @@ KEYS = {
 """JSON type of a key → the pattern of its text."""
 
 YEARS = "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-"""Years 1 to 9999. RFC 3339 has a year 0, Python has not."""
+"""Pattern of texts that begin with a year from 1 to 9999. RFC 3339 has a year 0, which Python lacks."""
 
 SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
-"""Numbers of at most 6 digits: a timedelta has fewer than 10^9 days."""
+"""Pattern of texts whose numbers have at most 6 digits, because a timedelta has fewer than 10^9 days."""
 
 DECIMAL_DIGITS = 18
-"""Most digits before the point of a Decimal. pydantic reads it by way of a float, and refuses infinity."""
+"""Most digits before the point of a Decimal. The number is limited because pydantic reads a Decimal by way of
+a float, and refuses infinity."""
 
 _PLAIN_DECIMAL = {
     "allOf": [{"exclusiveMinimum": -(10.0**DECIMAL_DIGITS), "exclusiveMaximum": 10.0**DECIMAL_DIGITS}]
 }
-"""Bounds of a Decimal without limits of its own. The patterns in `KEYS` lie within them."""
+"""Bounds of a Decimal that has no bounds of its own. Numbers that match the patterns in `KEYS` are within
+these bounds."""
 
 _REMARKS = {"title", "description", "default", "examples", "deprecated"}
 
 DAY = datetime.timedelta(days=1)
 ZONES = 1
-"""Most days between the date in a text and the same moment's date in UTC."""
+"""Most days by which the date in a text can differ from the date of the same moment in UTC."""
 
 HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
-"""The pattern of a host: without punycode, double dashes and IP addresses, which are mostly invalid."""
+"""The pattern of a host. It excludes punycode, double dashes and IP addresses, because most such texts are
+invalid."""
 PORT = "(:[1-9][0-9]{0,3})?"
 PATH = "([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
 LONGEST_URL = 300
 """Most characters of a text that matches `HOST`, `PORT` and `PATH`."""
 
 UUIDS = {f"uuid{version}": f"^.{{14}}{version}.{{4}}[89abAB]" for version in range(1, 9)}
-"""The digits of version and variant (RFC 9562, section 4)."""
+"""Format → pattern of UUIDs with the digits of this version and of the variant (RFC 9562, section 4)."""
 
 
 SIZE = "^[0-9]{1,9}(\\.[0-9]{1,3})?(B|KB|MB|GB|TB|PB|EB|KiB|MiB|GiB|TiB|PiB|EiB)$"
-"""Texts of pydantic's ByteSize."""
+"""Pattern of texts that pydantic reads as a ByteSize."""
 
 _FORMATS: dict[str, JsonSchemaValue] = {
     "ipvanyaddress": {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}]},
@@ -79,7 +82,7 @@ _FORMATS: dict[str, JsonSchemaValue] = {
     "ipv6interface": {"type": "string", "pattern": INTERFACE[6]},
     "ipvanyinterface": {"type": "string", "pattern": f"{INTERFACE[4]}|{INTERFACE[6]}"},
 }
-"""pydantic's name of a format → the schema of its texts."""
+"""pydantic's name of a format → schema of texts in this format."""
 
 _EXISTING = "Use str or pathlib.Path, and look for the file in the program."
 _REFUSED: dict[str, tuple[str, str]] = {
@@ -91,7 +94,8 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "PaymentCardNumber.validate": ("A card number has check digits", "Use str with a pattern."),
     "pattern_bytes_validator": ("JSON has no bytes", "Use re.Pattern[str]."),
 }
-"""pydantic's validating function of a type that has no exact schema → (reason, remedy)."""
+"""The function with which pydantic validates a type that has no exact schema → (reason for refusing the type,
+remedy)."""
 
 
 def _refuse(why: str, remedy: str) -> NoReturn:
@@ -103,7 +107,7 @@ def _refuse(why: str, remedy: str) -> NoReturn:
 
 
 class TypeSchema(GenerateJsonSchema):
-    """Narrows the schemas that pydantic generates.
+    """A generator of JSON schemas that narrows the schemas of pydantic's own generator.
 
     Raises `InvalidConstraint` for types whose values no schema describes.
     """
@@ -129,7 +133,8 @@ class TypeSchema(GenerateJsonSchema):
     frozendict_schema = ordered_dict_schema = counter_schema = dict_schema
 
     def _names(self, schema: JsonSchemaValue) -> list[JsonSchemaValue]:
-        """The schemas of the texts of keys whose type has this `schema`; empty where none is known."""
+        """The schemas for the texts of an object's keys, if the type of the keys has this `schema`. Empty if
+        no such schema is known."""
         schema = {key: value for key, value in self.resolved(schema).items() if key not in _REMARKS}
         if options := schema.get("anyOf") or schema.get("oneOf"):
             return [name for option in options for name in self._names(option)]
@@ -144,7 +149,7 @@ class TypeSchema(GenerateJsonSchema):
         return [{"pattern": pattern}] if pattern and bounds in ({}, _PLAIN_DECIMAL) else []
 
     def resolved(self, schema: JsonSchemaValue) -> JsonSchemaValue:
-        """`schema`, or the definition that it is a reference to."""
+        """The definition that `schema` refers to; `schema` itself if it is no reference."""
         reference = schema.get("$ref")
         return schema if reference is None else self.get_schema_from_definitions(reference) or schema
 
@@ -161,13 +166,14 @@ class TypeSchema(GenerateJsonSchema):
         highs = [schema[name].toordinal() - less for name, less in (("le", 0), ("lt", 1)) if name in schema]
         today = datetime.date.today().toordinal()  # in the local time zone, as pydantic has it
         if schema.get("now_op") == "future":
-            lows.append(today + 2)  # an output may be read on the day after
+            lows.append(today + 2)  # an output may be validated on the next day
         elif schema.get("now_op") == "past":
             highs.append(today - 1)
         return _dates(super().date_schema(schema), lows, highs)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
-        """The schema of datetimes on dates that are between the bounds at any time of day and zone."""
+        """The schema of datetimes, restricted to dates on which every time in every time zone is within the
+        bounds."""
         found = super().datetime_schema(schema)
         above = [schema[name] for name in ("ge", "gt") if name in schema]
         below = [schema[name] for name in ("le", "lt") if name in schema]
@@ -178,7 +184,7 @@ class TypeSchema(GenerateJsonSchema):
                 margin = 0
         now = datetime.datetime.now(datetime.UTC)
         if schema.get("now_op") == "future":
-            above.append(now + DAY)  # an output may be read a day later
+            above.append(now + DAY)  # an output may be validated a day later
         elif schema.get("now_op") == "past":
             below.append(now)
         lows = [1 + margin - (-_since_year_1(bound) // DAY) for bound in above]
@@ -193,7 +199,7 @@ class TypeSchema(GenerateJsonSchema):
         return super().time_schema(schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """The schema of a Decimal as a number. pydantic's own schema allows any text as well."""
+        """The schema of a Decimal as a JSON number. pydantic's own schema also allows any text."""
         found = dict(super().decimal_schema(schema)["anyOf"][0])
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
         if digits is not None or places is not None:
@@ -219,7 +225,8 @@ class TypeSchema(GenerateJsonSchema):
         return {**super().complex_schema(schema), "pattern": COMPLEX}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """The schema of bytes as text; ASCII where the type has a limit, which counts bytes."""
+        """The schema of bytes as text. If the type limits the length, only ASCII is allowed, because the
+        limit counts bytes."""
         if self._config.val_json_bytes != "utf8":
             _refuse("Bytes have an encoding of their own", "Leave val_json_bytes out of the configuration.")
         found = super().bytes_schema(schema)
@@ -266,13 +273,13 @@ _BOUNDS = {"ge", "gt", "le", "lt"}
 
 
 def _since_year_1(moment: datetime.datetime) -> datetime.timedelta:
-    """The time from year 1 to a datetime in UTC, which may be negative."""
+    """The time in UTC from the beginning of year 1 to `moment`. It may be negative because of the offset."""
     return moment.replace(tzinfo=None) - datetime.datetime.min - (moment.utcoffset() or datetime.timedelta(0))
 
 
 def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: int = 0) -> JsonSchemaValue:
-    """`found`, a schema of texts that begin with a date, cut to dates from the latest of `lows` to the
-    earliest of `highs`. These are days since year 1."""
+    """The schema `found`, of texts that begin with a date, restricted to dates from the latest of `lows` to
+    the earliest of `highs`. Both are ordinals of dates. `margin` only changes the error message."""
     first, last = datetime.date.min.toordinal(), datetime.date.max.toordinal()
     low, high = max([first, *lows]), min([last, *highs])
     if low > high:
@@ -285,7 +292,7 @@ def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: in
 
 
 def _check_readable(schema: core_schema.CoreSchema, values: Iterable[Any]) -> None:
-    """Refuse a value, such as bytes, whose JSON pydantic writes but cannot read."""
+    """Refuse values, such as bytes, that pydantic can write as JSON but cannot read back."""
     validator = SchemaValidator(schema)
     for value in values:
         raw = value.value if isinstance(value, enum.Enum) else value

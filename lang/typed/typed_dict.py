@@ -1,4 +1,5 @@
-"""`typing.TypedDict` for pydantic, which before Python 3.12 takes only that of typing_extensions."""
+"""Conversion of `typing.TypedDict` for pydantic, which before Python 3.12 takes only the TypedDict of
+typing_extensions."""
 
 from __future__ import annotations
 
