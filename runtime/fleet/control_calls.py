@@ -149,7 +149,7 @@ class ControlCalls:
         return self._heard(up)
 
     def _heard(self, names: list[str]) -> list[str]:
-        """Those of `names` whose replicas do not hang; all `names` if all of them hang."""
+        """The replicas of `names` that do not hang; all of them if all hang."""
         return [name for name in names if self._replicas[name].engine.heartbeat_age_s < SILENT_S] or names
 
     def _finish(self, call: _Call) -> None:

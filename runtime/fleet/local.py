@@ -1,5 +1,4 @@
-"""The replicas of this machine: their names, and their shares of the cores and GPUs. They can be added,
-restarted and removed."""
+"""The replicas of this machine: their names, and their shares of its cores and GPUs."""
 
 from __future__ import annotations
 

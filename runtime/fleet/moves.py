@@ -1,5 +1,6 @@
-"""Decisions about moves: cached pages of a prefix are moved to the replica of a request if that is faster
-than computing them there.
+"""Decisions about moves: whether the cached pages of a prefix are moved to the replica of a request.
+
+Pages are moved if that is faster than computing them there.
 
 Example: a prompt has 1,500 tokens. Its replica holds 96 of them, another one 1,408; a token takes 22.5 KB.
 

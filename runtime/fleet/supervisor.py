@@ -1,5 +1,4 @@
-"""Supervisor of an engine core: starts the core, asks for heartbeats, and restarts the core when a worker
-dies."""
+"""Supervisor of an engine core: starts it, asks it for heartbeats, and restarts it when a worker dies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The LoRA adapters of an engine: loaded by name into the scheduler, and loaded again into every new engine
-core."""
+"""The LoRA adapters of an engine: loaded into the scheduler by name, and again into every new engine core."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""KV transfer: the pages of a prefix as a KV snapshot, which another replica imports into its own prefix
-tree.
+"""KV transfer: cached pages of a prefix as a KV snapshot, which another replica imports into its prefix tree.
 
 snapshot   the KV snapshot: header, token ids, checksums, pages
 identity   what two replicas must have in common to be able to use each other's pages

@@ -1,5 +1,6 @@
-"""KV snapshots as files: in a private folder, which is in shared memory if possible, and is removed when its
-process ends.
+"""KV snapshots as files: in a private folder that is removed when its process ends.
+
+The folder is in shared memory if possible.
 
 Names are made here. A file is always a new one (O_EXCL), is never opened through a link, and is readable only
 by its user. Files are read and written, not mapped, so that a full disk or a truncated file is an error and

@@ -1,5 +1,4 @@
-"""KV identity: a digest of everything that keys and values depend on, apart from tokens, cache scope and LoRA
-adapter.
+"""KV identity: a digest of what keys and values depend on, apart from tokens, cache scope and LoRA adapter.
 
 Only engines of equal KV identity exchange pages.
 """

@@ -1,5 +1,4 @@
-"""The KV snapshot of a prefix's KV pages: plain bytes, the same in a file, in shared memory and in an
-object store.
+"""The format of a KV snapshot: a prefix's KV pages as bytes, in a file, shared memory or an object store.
 
     offset                   bytes
     0                        24      magic, version, length and CRC-32 of the header, CRC-32 of the tables

@@ -1,5 +1,4 @@
-"""Interface of the store for a fleet's KV snapshots in transfer: files on one machine, objects of Ray's store
-on a cluster."""
+"""Interface of the store for a fleet's KV snapshots: files on one machine, Ray objects on a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The queue of messages for the tokenizer, by flow: a long list of prompts does not delay the prompts of
-other clients.
+"""The queue of messages for the tokenizer, by flow: a long list of prompts does not delay other clients.
 
 Example: 1,000 prompts of one body are queued when a chat arrives. The flows take turns, so the chat goes
 second.

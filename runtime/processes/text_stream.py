@@ -1,5 +1,4 @@
-"""Incremental detokenisation: text is released in whole characters, and stop strings are found across token
-borders.
+"""Incremental detokenisation: text in whole characters only, and stop strings across token borders.
 
 `TextStream` holds one request's output. Text is released as soon as it can no longer change. It is held back
 while its last bytes are an unfinished UTF-8 character, and while its end may begin a stop string.

@@ -1,5 +1,5 @@
-"""The endpoint ``POST /v1/calls``, for one request of a program as Ramify's own client sends it, in the
-runtime's own structs.
+"""The endpoint ``POST /v1/calls``: one request of a program, by Ramify's own client, as the runtime's
+structs.
 
 The body:
 

@@ -1,5 +1,4 @@
-"""Parses the tool options of a chat request: the tools, and whether and which of them may or must be
-called."""
+"""Parses the tool options of a chat request: the tools, and which of them may or must be called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The ``encrypted_content`` of reasoning items: the reasoning, in a form that clients are to send back
-unread.
+"""The ``encrypted_content`` of reasoning items, which clients send back without reading it.
 
 OpenAI encrypts it because it hides the reasoning. Here nothing is hidden and there is no key: the string is a
 version mark, followed by the text in base64.
