@@ -1,5 +1,4 @@
-"""The endpoint ``POST /v1/calls``: one request of a program, by Ramify's own client, as the runtime's
-structs.
+"""The endpoint ``POST /v1/calls``: one request of a program by Ramify's own client, in runtime structs.
 
 The body:
 
