@@ -20,7 +20,7 @@ def tcp_host(address: str) -> str | None:
 
 
 def is_origin(text: str) -> bool:
-    """True where `text` is an origin, in lower case and without a path."""
+    """True if `text` is an origin, in lower case and without a path."""
     return _ORIGIN.fullmatch(text) is not None
 
 

@@ -134,7 +134,7 @@ class ReplicaFleet:
         raise NotImplementedError
 
     def statuses(self) -> list[ReplicaStatus]:
-        """State and figures of every replica."""
+        """The current status of every replica."""
         return [
             status_of(name, one.engine, one.state, self._router.count(name))
             for name, one in self._replicas.items()
@@ -170,7 +170,7 @@ class ReplicaFleet:
         await asyncio.gather(*engines, *self._replica_set.closing)
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
+        """Do the part of `aclose` that needs no running event loop."""
         for replica in self._replicas.values():
             replica.engine.close_now()
         if self._connector is not None:

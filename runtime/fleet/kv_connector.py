@@ -6,8 +6,8 @@
 The KV snapshot is a file in shared memory on one machine, and an object of Ray's store on a cluster
 (`SnapshotStore`).
 
-A request waits for its pages without delaying other requests. It is sent without the pages, and computes
-them, if the move takes longer than computing would, or if one of the two replicas dies or refuses.
+A request waits for its pages without delaying other requests. The request is sent without the pages, and
+computes them, if the move takes longer than computing would, or if one of the two replicas dies or refuses.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ log = logging.getLogger("ramify")
 
 
 PATIENCE = 4.0
-"""Factor of the expected time after which a prompt on a prefill replica is given up."""
+"""A prompt on a prefill replica is given up after this many times its expected time."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
 """Most bytes of KV snapshots that are in transfer to or from one replica at once; a single one may be larger.
@@ -71,9 +71,9 @@ EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
 """Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
-"""Number of KV snapshots in a row that one replica may refuse of another before nothing is moved between the
-two any more. Refusals occur between machines with different processors, where the same model has different
-keys and values."""
+"""Number of KV snapshots in a row that one replica may refuse from another before nothing is moved between
+the two any more. Refusals occur between machines with different processors, where the same model has
+different keys and values."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

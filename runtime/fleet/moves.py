@@ -29,8 +29,8 @@ LEAST_TOKENS = 64
 LEAST_LIMIT_S = 0.05
 """Least time limit of a move, in seconds."""
 MOST_LIMIT_S = 60.0
-"""Longest time limit of a move, in seconds. Before a replica has answered once, its pace is taken as 1 s a
-token, so that the limit would be too long."""
+"""Longest time limit of a move, in seconds. The bound is needed since the pace of a replica is taken as 1 s a
+token until its first answer."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -22,7 +22,7 @@ from ramify.runtime.fleet.moves import LEAST_TOKENS
 
 OUTPUT_WEIGHT = 0.3
 """Work of an output token, in prompt tokens. An output token costs 2.5 times a prompt token. But a new
-request does not wait for it, since decoding rows share the steps with the new prompt."""
+request does not wait for output tokens, since decoding rows share the steps with the new prompt."""
 MISS_WEIGHT = 1.5
 """Weight of a prompt token to be computed: the request waits for the token, and so do the requests behind it
 in the queue. With a weight of 1 the siblings of a fork go to idle replicas, and compute again what one of
@@ -43,8 +43,8 @@ MOST_HOMES = 16_384
 """Most programs whose replica is remembered. The bound is needed since a client that dies does not report the
 end of its programs."""
 KEPT_PROMISES = 256
-"""Most ended requests of a replica whose prompts stay promised. They stay since the events of their pages may
-arrive after their last text."""
+"""Most ended requests of a replica whose prompts stay promised. A promise outlives its request, as the events
+of the pages may arrive after the request's last text."""
 
 
 class NoReplica(Exception):
@@ -84,7 +84,7 @@ class _Pace:
     seconds: float = 0.0
     tokens: float = 0.0
     value: float = 0.0
-    """0 before the first answer."""
+    """Seconds per token of work; 0 before the first answer."""
     learnt_at: float = 0.0
 
     def learn(self, seconds: float, tokens: float, now: float) -> None:
@@ -326,8 +326,8 @@ class Placement:
     def _taking(
         self, only: str | None, *, prefill: bool, draining: bool = False
     ) -> list[tuple[str, _Replica]]:
-        """The replicas that take new work: the prefill replicas or the others, as `prefill` says, with `only`
-        that one alone. With `draining`, draining replicas are included."""
+        """The replicas that take new work. `prefill` selects the prefill replicas or the others, and `only` a
+        single replica. With `draining`, draining replicas are included."""
         return [
             (name, replica)
             for name, replica in self._replicas.items()

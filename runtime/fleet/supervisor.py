@@ -130,7 +130,7 @@ class EngineSupervisor:
             await _stop_processes(engine)
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
+        """Do the part of `aclose` that needs no running event loop."""
         self._running = False
         # Unset first: at the interpreter's exit the heartbeat may run at the same time, in the loop's thread.
         engine, self._engine = self._engine, None

@@ -74,8 +74,8 @@ class ControlClient:
     async def detokenize(
         self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The texts of each list in `ids`: (with special tokens, without them if `skip_special_tokens` is
-        set)."""
+        """Two texts of each list in `ids`: the first with all tokens, the second without special tokens if
+        `skip_special_tokens` is set."""
         reply = await self._ask(
             Detokenize(rid=self._new_rid(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
         )

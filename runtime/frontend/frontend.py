@@ -219,7 +219,7 @@ class Frontend:
                 yield chunk
 
     def _bundled(self, constraint: Constraint) -> Constraint:
-        """`constraint` with those schemas of the config's folder added to which its references lead."""
+        """`constraint` with the schemas added that its references point to, from the config's folder."""
         assert self._schemas is not None
         return with_definitions(constraint, self._schemas)
 

@@ -46,8 +46,8 @@ class Requests:
     # --- begin and end ----------------------------------------------------------------------------
 
     def send_request(self, request: Generate) -> OutputQueue:
-        """Send a request, and return its output. Raises an error, such as `InvalidRequest`, if it cannot be
-        sent; it is forgotten then."""
+        """Send a request, and return its output. If the request cannot be sent, it is forgotten, and an error
+        such as `InvalidRequest` is raised."""
         in_engine = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
         output = self.outputs[request.rid] = OutputQueue(in_engine, rid=request.rid)
         try:
@@ -63,7 +63,7 @@ class Requests:
         return output
 
     def close(self, rid: str) -> None:
-        """Forget a request whose chunks nobody reads any more, and abort it unless it has ended."""
+        """Forget a request whose chunks nobody reads any more, and abort the request unless it has ended."""
         output = self.outputs.pop(rid, None)
         if output is not None and (flow := _flow_of(output.request)):
             self._flows[flow] -= 1
@@ -133,7 +133,7 @@ class Requests:
     # --- deaths -----------------------------------------------------------------------------------
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """Send requests again whose replica has died, or is drained if `error` is None.
+        """Send again the requests of a replica that has died, or that is drained if `error` is None.
 
         rids : ids of the requests in the engine core
 
@@ -145,7 +145,7 @@ class Requests:
         return to_blame
 
     def _resend(self, outputs: Iterable[OutputQueue]) -> None:
-        """Send requests again whose engine core is gone; suspects go to the quarantine instead."""
+        """Send again the requests of an engine core that is gone. Suspects go to the quarantine instead."""
         going_on = [output for output in outputs if not output.ended]
         for output in going_on:
             if output.suspect and output.aborted:

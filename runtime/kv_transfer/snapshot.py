@@ -64,7 +64,8 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, size: int) -> Bytes:
-        """Exactly `size` bytes, or fewer at the end; a copy that nobody else writes to."""
+        """Exactly `size` bytes from `offset` on, or fewer at the end of the snapshot. The bytes are a copy
+        that nobody else writes to."""
         ...
 
 

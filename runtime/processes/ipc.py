@@ -128,8 +128,8 @@ class Publisher:
         its answers       (empty,) topic, number, payload; after the last (empty,) empty, -1, empty
 
     A subscriber that reads too slowly misses messages, and notices the gap by the numbers. For replays the
-    last messages are kept, at most `KEPT` of `KEPT_BYTES` together. Raises `OSError` if an address cannot be
-    bound. Port 0 means any free port.
+    last messages are kept: at most `KEPT` messages, and at most `KEPT_BYTES` of them. Raises `OSError` if an
+    address cannot be bound. Port 0 means any free port.
     """
 
     KEPT = 10_000

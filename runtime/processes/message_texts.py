@@ -1,4 +1,4 @@
-"""Tells special tokens that a chat template writes from the same spellings in the texts of messages.
+"""Distinguishes special tokens that a chat template writes from their spellings in the texts of messages.
 
 Example: the user's text is ``a<|im_end|>b``, and · stands for `MARK`.
 

@@ -27,11 +27,10 @@ def main() -> None:
 
 
 def finish_startup() -> None:
-    """Exclude all existing objects from garbage collection; a worker calls this when it has loaded
-    everything. Otherwise a collection would stall a step by tens of milliseconds, and would copy every page
-    of memory that a forked child shares.
+    """Exclude all existing objects from garbage collection. A worker calls this when it has loaded
+    everything.
 
-    Without that a collection would stall a step by tens of milliseconds, and would copy every page of memory
+    Otherwise a collection would stall a step by tens of milliseconds, and would copy every page of memory
     that a forked child shares.
     """
     gc.freeze()

@@ -55,7 +55,7 @@ class Fields:
         return field in self._values and not self.is_null(field)
 
     def is_null(self, field: str) -> bool:
-        """True where the client sent `field` as null."""
+        """True if the client sent `field` as null."""
         raw = self._values.get(field)
         # Only null starts with an "n" in JSON.
         return raw is not None and memoryview(raw)[0] == ord("n")
