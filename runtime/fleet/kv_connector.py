@@ -208,7 +208,7 @@ class KVConnector:
         source = self._placement.place_prefill(part, now)
         if source is None:
             return False
-        # The time of the source's queue, which includes this prompt, at the source's pace.
+        # The time that the source takes for its queue, which includes this prompt.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
         # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
         # touched.

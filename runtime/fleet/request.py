@@ -58,7 +58,7 @@ class FleetRequest:
         try:
             tokens = np.array(ids, np.int32)
         except OverflowError:
-            ends: list[int] = []  # the replica refuses it
+            ends: list[int] = []  # an id does not fit into int32: the replica refuses the request
         else:
             ends = digests.page_ends(tokens, scope, page_size)
         most = request.sampling.max_tokens

@@ -89,7 +89,7 @@ class Router:
         request = found.request
         only = self._only_replica()
         if only is not None:
-            found.ids = ()  # needed only to choose among replicas
+            found.ids = ()  # token ids are needed only to choose among replicas
             if self._replicas[only].up and self._isolation_replica is None and not found.alone:
                 found.replica = only
                 self._send(found)

@@ -287,7 +287,7 @@ class Frontend:
 
     def _check_open(self) -> None:
         if self._closed is not None:
-            raise copy.copy(self._closed)  # a raised instance would keep its traceback
+            raise copy.copy(self._closed)  # a copy, since a raised instance keeps its traceback
 
     def _open(self, request: Generate) -> OutputQueue:
         self._check_open()

@@ -125,7 +125,7 @@ class HeldBlocks:
 
     def _event(self, run: PageRun, start: int, end: int) -> BlockStored:
         revision, _, salt = run.scope.partition(":")
-        # An unloaded adapter goes by its revision, so that its blocks never pass for the model's own.
+        # An unloaded adapter is named by its revision, so that its blocks never pass for the model's own.
         lora = next((name for name, one in self._names().items() if one.revision == revision), revision)
         tokens = memoryview(run.tokens).cast("i")
         page_size = len(tokens) // len(run.digests)

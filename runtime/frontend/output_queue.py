@@ -152,7 +152,7 @@ class OutputQueue:
         """The next chunk. Waits if there is none. Raises the error that ended the request."""
         while not self._chunks:
             if self._error is not None:
-                raise copy.copy(self._error)  # a raised instance would keep its traceback
+                raise copy.copy(self._error)  # a copy, since a raised instance keeps its traceback
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -202,7 +202,7 @@ class Publisher:
         self._replay(request[0], b"", self.END, b"")
 
     def _replay(self, asker: bytes, *frames: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # its queue is full
+        with contextlib.suppress(zmq.Again):  # the subscriber's queue is full
             self._sockets[1].send_multipart((asker, b"", *frames), zmq.NOBLOCK)
 
     def close(self) -> None:

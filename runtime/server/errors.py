@@ -40,7 +40,8 @@ class ErrorReply(msgspec.Struct, kw_only=True):
 
 
 def error_body(error: RamifyError) -> bytes:
-    """The JSON body ``{"error": {message, type, param, code}}``."""
+    """The JSON body ``{"error": {message, type, param, code}}``. The object also has a pointer and a remedy
+    if the error has them."""
     return msgspec.json.encode(
         ErrorReply(
             error=Problem(

@@ -1,4 +1,4 @@
-"""The most recent requests, grouped by program, for the dashboard. The number that is kept is bounded."""
+"""The most recent requests, grouped by program, for the dashboard. Their number is bounded."""
 
 from __future__ import annotations
 

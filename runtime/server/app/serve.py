@@ -166,7 +166,7 @@ StopSignal = asyncio.Event
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """An event that SIGTERM and SIGINT set. They do not end the process within the block."""
+    """An event that SIGTERM and SIGINT set. These signals do not end the process within the block."""
     loop = asyncio.get_running_loop()
     stopping = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -43,7 +43,7 @@ PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""Values that ``include`` may contain."""
+"""The second of the two values that ``include`` may contain; `LOGPROBS` is the first."""
 
 MAX_METADATA = 16
 """Most pairs of ``metadata``. The two limits below are the most characters of a key and of a value. All three

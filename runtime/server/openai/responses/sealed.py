@@ -1,7 +1,7 @@
 """The ``encrypted_content`` of reasoning items, which clients send back without reading it.
 
-OpenAI encrypts it because it hides the reasoning. Here nothing is hidden and there is no key: the string is a
-version mark, followed by the text in base64.
+OpenAI encrypts this string, as it hides the reasoning. Here nothing is hidden and there is no key: the string
+is a version mark, followed by the text in base64.
 """
 
 from __future__ import annotations
