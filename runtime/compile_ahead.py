@@ -77,8 +77,8 @@ _free_cores = threading.Semaphore(len(usable_cores()))
 
 
 def compile_kernels() -> None:
-    """Compile the CPU kernels, unless they are in the cache. The functions of the grammars are compiled in
-    the background.
+    """Compile the CPU kernels, unless they are in the cache. Meanwhile the functions of the grammars are
+    compiled in the background.
 
     Does not raise if compiling fails: the kernel then fails when it is imported.
     """

@@ -107,9 +107,9 @@ class EngineConfig:
     exact_activations: bool = False
     """Activations keep their dtype in products with quantised weights. Without this flag they are rounded
     unless dtype is float32. The CPU rounds them to int8 for int8 and int4 weights, with a scale for each
-    group of inputs, and rounds attention's weights to bfloat16; it does either only if the processor is
-    faster with it. GPUs of compute capability 8.9 and later round them to float8, for FP8 checkpoints that
-    are made for it."""
+    group of inputs, and rounds attention weights (after the softmax) to bfloat16; it does either only if the
+    processor is faster with it. GPUs of compute capability 8.9 and later round them to float8, for FP8
+    checkpoints that are made for it."""
     packed_cache_gb: float = 20.0
     """Disk space for packed copies of weights, in GiB, for all models together. A later start maps such a
     copy instead of packing the weights again. The least recently used copies are removed. 0: no copy is kept.

@@ -79,7 +79,8 @@ class Move:
 def choose(
     need: Need, sources: Sequence[tuple[str, int]], pace: MovePace, page_size: int, page_bytes: int
 ) -> Move | None:
-    """The move from the source with the most pages; None if it is not cheaper than computing.
+    """The move from the source with the most pages; None if it saves fewer than `LEAST_TOKENS` tokens or is
+    not cheaper than computing.
 
     sources : other replicas, and the pages that each holds
     """
