@@ -1,18 +1,18 @@
 """The runtime: requests in, tokens out.
 
-The modules beside this file are the words of the runtime: `config` (the options of engine and server), names
+The modules beside this file serve several of the folders: `config` (the options of engine and server), names
 (`host_names`, `lora_names`, `rope_fields`), `generation` (an output, put together from its chunks), `cores`,
-`faults`, `compile_ahead` (the kernels, before the first run needs them).
+`faults`, `compile_ahead` (compiles the kernels before they are first used).
 
 model        the model: files, families, tokenizers
 parallel     the processes that one model is divided among
 executor     runs the model
-kv_transfer  a KV snapshot of cached pages, for another replica
+kv_transfer  KV snapshots: cached pages for another replica
 scheduler    which tokens the next step computes
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
 fleet        several replicas on one machine
 frontend     request ids, answers, cancellation, back-pressure
-inspect      what a model would take, without loading it; quantize writes packed weights
+inspect      the memory that a model would need, without loading it; quantize writes packed weights
 engine       the engine in a user's script
 server       HTTP, one folder a dialect
 

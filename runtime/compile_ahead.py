@@ -1,8 +1,8 @@
-"""Compiles numba's functions before they are needed, by as many processes as there are cores.
+"""Compiles numba functions before they are needed, in as many processes as there are cores.
 
-numba compiles the functions of a module when it is first imported, on one core, and keeps the machine code on
-disk. Where nothing has been compiled yet that takes about 40 s. So an engine that starts there, and
-`ramify pull`, first import the modules in processes beside each other:
+numba compiles the functions of a module when it is first imported, on one core, and caches the machine code
+on disk. With an empty cache that takes about 40 s. In that case an engine that starts, and `ramify pull`,
+first import the modules in parallel processes:
 
     core 0   attention, sampling                ──▶ layer_stack, in this process
     core 1   linear, linear_masked, rope, lora   ──▶ the grammars' modules
@@ -57,8 +57,8 @@ KERNELS = Modules(
     ),
     f"{_CPU}.layer_stack",
 )
-"""The CPU kernels: 15 s and 12 s, then 1 s, on an AMD EPYC (Zen 5). All modules take 57 s of processor time
-there, and 150 s on Zen 3."""
+"""The CPU kernels. Their two groups take 15 s and 12 s, and `last` 1 s, on an AMD EPYC (Zen 5). All modules
+together take 57 s of processor time there, and 150 s on Zen 3."""
 
 GRAMMARS = Modules(
     "grammar engine",
@@ -69,36 +69,39 @@ GRAMMARS = Modules(
     ),
     f"{_AUTOMATON}.token_trie",
 )
-"""The grammar compiler and the walk of all tokens: 16 s and 13 s. The first constraint needs them."""
+"""The grammar compiler and the walk of all tokens, which the first constraint needs. The two groups take 16 s
+and 13 s."""
 
 _free_cores = threading.Semaphore(len(usable_cores()))
-"""Threads that start compiling processes, one a core; the kernels' are submitted first."""
+"""Permits for compiling processes, one for each core. The kernels' processes are submitted first."""
 
 
 def compile_kernels() -> None:
-    """Return when the CPU kernels are compiled; the functions of the grammars follow in the background.
+    """Compile the CPU kernels, unless they are in the cache. Meanwhile the functions of the grammars are
+    compiled in the background.
 
-    A kernel that cannot be compiled fails when it is imported.
+    Does not raise if compiling fails: the kernel then fails when it is imported.
     """
     if not _entry(KERNELS).is_dir():
         _ensure(KERNELS, meanwhile=threading.Thread(target=_ensure, args=(GRAMMARS,), daemon=True).start)
 
 
 def compile_grammars() -> None:
-    """Return when the functions that constraints need are compiled."""
+    """Compile the functions that constraints need, unless they are in the cache."""
     if not _entry(GRAMMARS).is_dir():
         _ensure(GRAMMARS)
 
 
 def _entry(modules: Modules) -> Path:
-    """The folder of the cache that exists once these modules have been compiled."""
+    """The folder in the cache that exists if `modules` have been compiled."""
     return (
         machine_code.folder(modules.last.rpartition(".")[0]) / f"{modules.title.replace(' ', '-')}-compiled"
     )
 
 
 def _ensure(modules: Modules, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Compile `modules` unless that was done before; of several processes one does, and the others wait."""
+    """Compile `modules` unless they are in the cache. If several processes call this, one compiles, and the
+    others wait. `meanwhile` is called while the compiling runs."""
 
     def build(folder: Path) -> None:
         log.warning(
@@ -115,12 +118,12 @@ def _ensure(modules: Modules, meanwhile: Callable[[], None] = lambda: None) -> N
     try:
         entry = cache.ensure(_entry(modules), build)
         cache.bound(machine_code.KIND, machine_code.MOST_BYTES, using=entry.parent)
-    except Exception as error:  # whoever needs these functions compiles them, or says what is wrong
+    except Exception as error:  # the functions are compiled when they are needed, which reports the error
         log.info("not compiled ahead: %s", error)
 
 
 def _import(modules: tuple[str, ...]) -> None:
-    """Raises `subprocess.CalledProcessError` where an import fails."""
+    """Import `modules` in a new process. Raises `subprocess.CalledProcessError` if an import fails."""
     code = f"import gc; gc.disable(); import {', '.join(modules)}"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with _free_cores:

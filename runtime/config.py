@@ -79,154 +79,165 @@ ELSEWHERE = {
     "json_model_override_args": "For its rope_scaling there is rope_scaling (--rope-scaling).",
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
-"""Options of SGLang and vLLM → ours, or what to do."""
+"""Option of SGLang or vLLM → our option, or a remedy."""
 VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance", "fp8_e4m3": "fp8"}
-"""Values of their options → ours."""
+"""Value of an option of SGLang or vLLM → our value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Options of the runtime. Sizes are in tokens unless the name says otherwise."""
+    """Options of the runtime. Sizes are in tokens unless the name of the option says otherwise."""
 
     model: str = DEFAULT_MODEL
     """A name, a hub id, a local folder, or a `.gguf` file."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
-    """Code that computes the model. native: ours. transformers: the library's, with our attention on KV
-    pages. auto: native if we have the model's family, else transformers."""
+    """The implementation that runs the model. native: Ramify's own. transformers: the library's, with
+    Ramify's attention on KV pages. auto: native if it has the model's family, else transformers."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """dummy: random weights of the model's shape, for benchmarks; config and tokenizer suffice."""
+    """auto: load the model's weights. dummy: random weights of the model's shape, for benchmarks; only its
+    config and tokenizer are needed."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16; float32 on GPUs without instructions for it, and for the torch attention backend and
-    models by transformers' code on CPUs without."""
+    """Number format of the computation. auto: bfloat16, but float32 on GPUs without bfloat16 instructions. On
+    CPUs without them auto is float32 only for the torch attention backend and for models by transformers'
+    code."""
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
-    """Format of the weights. gguf: as in the file. int8, int4: rounded. auto: as in the file where that is
-    quantised, without a dtype of float32 and the torch attention backend; else none."""
+    """Format of the weights. gguf: as in the GGUF file. int8, int4: quantised to it. none: not quantised.
+    auto: as in the file if that is quantised, unless dtype is float32 or the torch attention backend is used;
+    else none."""
     exact_activations: bool = False
-    """Activations keep their dtype before quantised weights. Without this flag, and without a dtype of
-    float32, the CPU rounds them to int8 before int8 and int4 weights, with a scale for each group of inputs,
-    and attention's weights to bfloat16, each where the processor is faster with it; GPUs of compute
-    capability 8.9 and later round them to float8 for FP8 checkpoints that are made for it."""
+    """Activations keep their dtype in products with quantised weights. Without this flag they are rounded
+    unless dtype is float32. The CPU rounds them to int8 for int8 and int4 weights, with a scale for each
+    group of inputs, and rounds attention weights (after the softmax) to bfloat16; it does either only if the
+    processor is faster with it. GPUs of compute capability 8.9 and later round them to float8, for FP8
+    checkpoints that are made for it."""
     packed_cache_gb: float = 20.0
-    """Disk for packed copies of weights, which later starts map instead of packing again, in GiB over all
-    models: the least recently used are removed. 0: no copy is kept. `ramify cache` lists them."""
+    """Disk space for packed copies of weights, in GiB, for all models together. A later start maps such a
+    copy instead of packing the weights again. The least recently used copies are removed. 0: no copy is kept.
+    `ramify cache` lists them."""
     loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """A LoRA adapter to load at start, as name=path of a PEFT folder; the flag may be repeated. Requests name
-    it."""
+    """A LoRA adapter to load at start, as name=path of a PEFT folder. Requests use it by this name. The flag
+    may be repeated."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where torch finds a CUDA device, else cpu."""
+    """auto: cuda if torch finds a CUDA device, else cpu."""
     attention_backend: Literal["auto", "cpu", "torch", "triton", "flashinfer"] = "auto"
     """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. flashinfer: attention
-    by FlashInfer, where ramify-llm[flashinfer] is installed, without CUDA graphs. torch: the reference
-    kernels, slow. auto: cpu or triton, by the device."""
+    by FlashInfer, without CUDA graphs; needs ramify-llm[flashinfer]. torch: the reference kernels, slow.
+    auto: cpu on the CPU, triton on a CUDA device."""
     cascade: bool | None = None
-    """Cascade attention: a prefix that several requests share is read once for all of them, where that is
+    """Cascade attention: a prefix that several requests share is read once for all of them, if that is
     faster. None: on with the cpu and triton backends."""
     cuda_graphs: bool | None = None
     """Replay decoding steps as CUDA graphs. None: on with a CUDA device."""
     overlap: bool | None = None
     """Overlap scheduling: launch the next step while the host still works on the last one. None: on with a
-    CUDA device. With speculation a step drafts or is launched ahead, whichever is measured as faster."""
+    CUDA device. With speculation, each step either drafts tokens or is launched ahead, whichever is measured
+    as faster."""
     speculation: bool | None = None
-    """Speculative decoding by prompt lookup: draft tokens copied from equal prompts, the request itself or
-    recent outputs are verified in the next step, where that is faster. None: on with the CPU, and with a
-    draft model."""
+    """Speculative decoding by prompt lookup: draft tokens are copied from equal prompts, from the request
+    itself or from recent outputs, and verified in the next step, if that is faster. None: on with the CPU,
+    and with a draft model."""
     draft_model: str | None = None
-    """A smaller model with the same tokenizer that proposes draft tokens, where prompt lookup finds none that
-    are likelier and the measured time says that it pays. Named as the model is."""
+    """A smaller model with the same tokenizer, which proposes draft tokens if prompt lookup finds none that
+    are likelier to be accepted, and if the measured time says that it pays. It is named as `model` is."""
     deterministic: bool | None = None
-    """Outputs are equal bit for bit whatever runs beside them, however prefill is chunked, and whatever is
-    cached. None: on with the cpu backend, but for bfloat16 on processors with AMX, whose prefill would be
-    slower, and for models that run by transformers' code."""
+    """Outputs are equal bit for bit, whatever other requests run in the batch, however prefill is chunked,
+    and whatever is cached. None: on with the cpu backend, with two exceptions: bfloat16 on processors with
+    AMX, where prefill would be slower, and models that run by transformers' code."""
     prefix_cache: Literal["radix", "naive"] = "radix"
-    """naive: no sharing of prefixes, as a baseline."""
+    """radix: requests share the KV pages of common prefixes. naive: no sharing, as a baseline."""
     page_size: int | None = None
     """Tokens of a KV page. None: 16 on the CPU, 64 on a CUDA device."""
     kv_memory_gb: float | None = None
-    """Memory for KV pages, in GiB; ignored when `num_pages` is given. None: on the CPU enough for 20,480
-    tokens or two of the model's longest contexts, at most 1; on a CUDA device what `memory_fraction`
-    leaves."""
+    """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
+    tokens or two of the model's longest contexts, at most 1. None, on a CUDA device: the memory that
+    `memory_fraction` leaves."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Numbers of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, twice the tokens in
-    the same memory; with the triton backend on GPUs of compute capability 8.9 and later, and the torch
-    backend."""
+    """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
+    twice the tokens into the same memory. fp8 needs the torch backend, or the triton backend on a GPU of
+    compute capability 8.9 or later."""
     num_pages: int | None = None
     memory_fraction: float | None = None
     """The share of a CUDA device's memory that weights, workspace, KV pages and states may take together.
     None: 0.9."""
     state_memory_gb: float | None = None
-    """Memory for the states of a model with linear attention layers, in GiB; ignored when `num_states` is
+    """Memory for the states of a model with linear attention layers, in GiB; ignored if `num_states` is
     given. None: as much as for KV pages; on the CPU at least `max_running` states, where these fit 1 GiB, and
     2 in any case."""
     num_states: int | None = None
-    """Slots for states. A running request takes one; the others hold states from which later requests
-    begin."""
+    """Number of slots for states. Each running request takes one. The others hold cached states from which
+    later requests continue."""
     context_length: int | None = None
     """Tokens of prompt and output together. None: the model's own, and of longrope (Phi-3, Phi-4-mini) the
     original one: above it every request has the long factors. More than the model was made for is taken with
     a warning."""
     rope_scaling: Mapping[str, Any] | None = None
-    """Extends the context: a rope_scaling as in config.json, instead of the model's own, such as
+    """A rope_scaling as in config.json, which extends the context. It replaces the model's own; an example is
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. For yarn and linear the
     context becomes the factor times the original one."""
     max_running: int | None = None
-    """Requests in one batch. None: 128 on the CPU; on a CUDA device 256, with 32 GiB of memory 512, with
+    """Most requests in one batch. None: 128 on the CPU; on a CUDA device 256, with 32 GiB of memory 512, with
     64 GiB 1,024."""
     chunk_tokens: int | None = None
-    """Prompt tokens computed in one step, over all requests. None: 512 on the CPU, 8,192 on a CUDA device,
-    2,048 where that has less than 32 GiB."""
+    """Most prompt tokens computed in one step, over all requests. None: 512 on the CPU, 8,192 on a CUDA
+    device, but 2,048 if the device has less than 32 GiB."""
     itl_target_ms: float | None = None
-    """Inter-token latency, in milliseconds, that prompts should not lengthen: beside decoding requests a step
-    takes only as many prompt tokens as end in time, by measurement. Such a step takes at least 16 prompt
-    tokens and at most `chunk_tokens`. None: `chunk_tokens` always."""
+    """Target for the inter-token latency, in milliseconds. A step that also decodes takes only as many prompt
+    tokens as can be computed within this time, by measurement: at least 16, and at most `chunk_tokens`. None:
+    always up to `chunk_tokens`."""
     max_waiting: int = 2048
-    """Requests queued before the frontend answers 429."""
+    """Most queued requests; further ones are answered with 429."""
     policy: Literal["program", "prefix", "fcfs"] = "program"
     """Order of admission among requests of one priority. program: highest ratio of waiting time to remaining
     work first, by program. prefix: longest cached prefix first, less an allowance for waiting time. fcfs: by
     arrival."""
     threads: int | None = None
-    """Compute threads of the scheduler. None: as many as this process may use cores."""
+    """Number of compute threads of the scheduler. None: the number of cores that this process may use."""
     jump_forward: bool = True
-    """Append text that a grammar forces as the tokenizer splits it. Otherwise the model samples each of its
-    tokens, and may split words in ways that it has not seen in training."""
+    """Jump-forward decoding: text that a grammar forces is appended in the tokens into which the tokenizer
+    splits it. Otherwise the model samples each of these tokens, and may split words in ways that it has not
+    seen in training."""
     grammar_backend: Literal["auto", "ramify", "xgrammar", "llguidance", "outlines"] = "auto"
     """The library that compiles constraints. auto: Ramify's own; a schema that it refuses goes to
     outlines-core if that enforces all of it, and grammars in Lark's notation go to llguidance."""
     grammar_timeout_s: float = 5.0
-    """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
+    """Most processor time for compiling a constraint, in seconds. Requests whose constraint takes longer are
+    refused."""
     grammar_memory_gb: float = 1.0
-    """Memory that compiling a constraint may take, in GiB."""
+    """Most memory for compiling a constraint, in GiB."""
     special_tokens_in_messages: bool = True
-    """Texts of chat messages may spell special tokens of the model, such as <|im_start|>, which then are
-    these tokens, as with other servers. Off: what messages, results of tools and tools spell is text."""
+    """Spellings of the model's special tokens in the texts of chat messages, such as <|im_start|>, become
+    these tokens, as with other servers. Off: in messages, tool results and tools they are ordinary text."""
     schemas: str | None = None
-    """A folder of JSON schemas (*.json), read once at start. A $ref in a request's schema may lead to them,
-    by their $id, their path in the folder, or a URI's host and path. Nothing is ever fetched."""
+    """A folder of JSON schemas (*.json), read once at start. A $ref in a schema of a request may point to one
+    of them: by its $id, by its path in the folder, or by a URI whose host and path equal the schema's path in
+    the folder. Nothing is ever fetched."""
     replicas: int = 1
-    """Replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
-    kv_memory_gb, max_running and threads are for each. On the CPU replicas divide the cores; on CUDA each
-    has a GPU. A replica that dies is replaced, and its requests go on elsewhere meanwhile. On one CPU machine
-    two are usually slower than one."""
+    """Number of replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
+    kv_memory_gb, max_running and threads are per replica. On the CPU replicas divide the cores; on CUDA each
+    has a GPU. A replica that dies is restarted, and its requests continue on the others meanwhile. On one CPU
+    machine two replicas are usually slower than one."""
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
-    in vLLM's format. Events have prompts' token ids, and there is no key: a HOST that other machines can
-    reach, such as *, needs insecure."""
+    in vLLM's format. Events contain the token ids of prompts, and subscribing needs no key. So a HOST that
+    other machines can reach, such as *, needs `insecure`."""
     kv_events_replay: str | None = None
-    """An address, tcp://HOST:PORT, at which subscribers get events again that they have missed."""
+    """An address, tcp://HOST:PORT, at which subscribers can get events that they have missed."""
     kv_events_topic: str | None = None
-    """The topic of the events. None: kv@HOSTNAME@MODEL, with the name that requests have for the model."""
+    """The topic of the events. None: kv@HOSTNAME@MODEL, with the model's name in requests."""
     tensor_parallel: int = 1
     """Tensor parallelism: the number of processes that the heads and matrices of the model are divided among.
-    On CUDA each has a GPU; on the CPU they divide the cores, which is slower than one process. kv_memory_gb,
-    memory_fraction and threads are for each."""
+    On CUDA each process has a GPU; on the CPU they divide the cores, which is slower than one process.
+    kv_memory_gb, memory_fraction and threads are per process."""
     prefill_replicas: int = 0
-    """The number of replicas, less than replicas, that compute prompts alone. The others take the pages and
-    generate, so that long prompts do not delay their steps. No more tokens a second come out."""
+    """Number of prefill replicas, which only compute prompts; it must be less than `replicas`. The other
+    replicas take over the pages and generate, so that long prompts do not delay their steps. This does not
+    increase the throughput."""
     seed: int = 0
-    """The seed of requests without one of their own."""
+    """Seed from which the seeds of requests that name none are drawn."""
     log_level: str = "warning"
     check_pages: bool = False
-    """After every step check that free + evictable + leased + in_use pages are all pages (for tests)."""
+    """After every step, check that the numbers of free, evictable, leased and in-use pages add up to all
+    pages (for tests)."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
@@ -313,12 +324,13 @@ class EngineConfig:
                 )
 
     def most_requests(self, max_running: int) -> int:
-        """Most requests in the batches of all replicas, each of `max_running` requests, and in the queue
-        together."""
+        """Most requests in flight: the batches of all replicas, each of `max_running` requests, and the
+        queue."""
         return self.replicas * max_running + self.max_waiting
 
     def most_of_a_flow(self, max_running: int) -> int:
-        """`most_requests`, of one body or program: an eighth is left for others."""
+        """Most requests in flight of one flow (a body or a program): seven eighths of `most_requests`, so
+        that some are left for others."""
         most = self.most_requests(max_running)
         return most - most // 8
 
@@ -328,34 +340,36 @@ class ServerConfig(EngineConfig):
     """Options that `ramify serve` adds."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. One that other machines can reach needs an api_key, or insecure."""
+    """The address to listen on. An address that other machines can reach needs `api_key` or `insecure`."""
     port: int = 30000
     api_key: str | None = None
-    """Every path but /livez, /readyz and /health asks for it as a bearer token."""
+    """Key that requests must send as a bearer token, on every path except /livez, /readyz and /health."""
     open_metrics: bool = False
-    """/metrics needs no api_key: gateways read it without one."""
+    """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
     """Listen without an api_key on an address that other machines can reach, or publish kv_events at one."""
     allowed_hosts: str = ""
-    """Host names that requests may name, with commas: beside loopback names and the host, or if there is an
-    api_key only these. *.example.com means names below it, * any name."""
+    """Comma-separated host names that requests may name in addition to loopback names and `host`. With an
+    api_key only the listed names are allowed, or every name if none is listed. *.example.com means names
+    below it, * any name."""
     cors: str = ""
-    """Origins of web pages that may use the server, with commas, such as https://app.example.com; * means
+    """Comma-separated origins of web pages that may use the server, such as https://app.example.com; * means
     any page."""
     served_model_name: str | None = None
     lora_loading: bool = False
-    """Adapters may be loaded and unloaded by requests. Whoever may send one may then have any folder of this
-    machine read as an adapter."""
+    """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
+    this machine read as an adapter."""
     live_texts: bool = True
-    """The dashboard at / shows ends of prompts and beginnings of outputs. Off: the server keeps neither."""
+    """The dashboard at / shows the ends of prompts and the beginnings of outputs. Off: the server stores
+    neither."""
     incremental_streaming_output: bool = False
-    """Events of /generate have only new text, ids and output log-probabilities, as SGLang's flag of this name
-    does. Otherwise each has the whole output so far."""
+    """Each event of a /generate stream has only the new text, ids and output log-probabilities, as with
+    SGLang's flag of this name. Otherwise each event has the whole output so far."""
     strict_fields: bool = False
-    """Refuse fields of OpenAI's API that have no effect here. Otherwise the log names each once, and the
-    response header x-ramify-ignored those of the request."""
+    """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
+    those of a request in its response header x-ramify-ignored."""
     drain_s: float = 30.0
-    """Seconds that SIGTERM waits for running requests."""
+    """Seconds that running requests have to finish after SIGTERM."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""The cores that this process may use. Systems without affinity, such as macOS, have all of theirs."""
+"""The cores that this process may use. On systems without affinity, such as macOS, these are all cores."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 
 
 def usable_cores() -> list[int]:
-    """The numbers of the cores, ascending; at least one."""
+    """The numbers of the usable cores, ascending; at least one."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def bind(pid: int, cores: tuple[int, ...]) -> None:
-    """Keep a process, and its threads and children, on `cores`, where the system can.
+    """Restrict a process, with its future threads and children, to `cores`, if the system supports that.
 
-    Raises `ProcessLookupError` where there is no such process any more.
+    Raises `ProcessLookupError` if the process has ended.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(pid, cores)

@@ -1,4 +1,4 @@
-"""Errors that must stay with what failed: logged, or told to whoever sent the message."""
+"""Errors that must not stop anything else: they are logged, or reported to the sender of a message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ log = logging.getLogger("ramify")
 
 @contextlib.contextmanager
 def errors_logged(doing: str) -> Iterator[None]:
-    """Log an exception that the block raises, with its traceback, and go on behind the block.
+    """Log an exception that the block raises, with its traceback, and continue after the block.
 
-    doing : what failed then, such as "placing a request"
+    doing : name of the block's work for the log, such as "placing a request"
     """
     try:
         yield
@@ -24,7 +24,7 @@ def errors_logged(doing: str) -> Iterator[None]:
 
 
 def unsendable(error: Exception) -> RamifyError:
-    """The error for whoever sent a message over which sending raised `error`."""
+    """The error to report to the sender of a message, when sending the message raised `error`."""
     if isinstance(error, RamifyError):
         return error
     if isinstance(error, UnicodeEncodeError):

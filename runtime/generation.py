@@ -14,11 +14,11 @@ class GenerationResult:
         self.text = ""
         self.ids: list[int] = []
         self.pieces: list[tuple[int, int]] = []
-        """The field of the same name in `TextChunk`, over all of the text."""
+        """The values of the field of this name in all chunks, joined."""
         self.controls: list[int] = []
-        """The field of the same name in `TextChunk`, over all of the text."""
+        """The values of the field of this name in all chunks, joined."""
         self.forced: list[int] = []
-        """Indices in `ids` of forced tokens."""
+        """Indices in `ids` of the forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
@@ -54,7 +54,8 @@ def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:
 
 
 def ids_in(pieces: Sequence[tuple[int, int]], characters: int) -> int:
-    """The number of ids that the first `characters` characters of a text of `pieces` have."""
+    """The number of ids in the first `characters` characters of a text. `pieces` has (ids, characters) for
+    each piece of the text."""
     count = 0
     for ids, length in pieces:
         if length > characters:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "longrope")
-"""Types by which a user can extend a context."""
+"""Values of rope_type with which a user can extend a context."""
 
 _NUMBERS = (
     *("factor", "original_max_position_embeddings", "rope_theta", "attention_factor", "beta_fast"),
@@ -17,12 +17,12 @@ _LISTS = ("short_factor", "long_factor")
 ROPE_FIELDS = ("rope_type", "type", "truncate", *_NUMBERS, *_LISTS)
 
 NEEDED = {"linear": ("factor",), "llama3": ("factor",), "longrope": _LISTS}
-"""Type → the fields that it cannot do without."""
+"""rope_type → its required fields."""
 
 
 def wrong_field(scaling: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(field, values that it may have) of the first field with a wrong value; None if all are right. A null
-    counts as missing."""
+    """(field, description of its valid values) for the first field with a wrong value; None if all are right.
+    A field that is null counts as missing."""
     for name, value in scaling.items():
         if value is None:
             continue

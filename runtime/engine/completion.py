@@ -30,9 +30,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     enforcement: Enforcement | None = None
-    """Differences between the grammar and the constraint, where there is one."""
+    """Differences between the grammar and the constraint; None without a constraint."""
     violations: tuple[Violation, ...] | None = None
-    """Keywords that the text violates, with ``strict="validate"``."""
+    """Schema keywords that the text violates, with ``strict="validate"``; otherwise None."""
 
     def _repr_html_(self) -> str:
         usage = self.usage
@@ -42,7 +42,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def completion_of(request: Generate, chunks: AsyncIterable[TextChunk]) -> Completion:
-    """The completion that all `chunks` of `request` make."""
+    """The completion put together from all `chunks` of `request`."""
     result = GenerationResult()
     async for chunk in chunks:
         result.add_chunk(chunk)

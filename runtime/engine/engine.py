@@ -47,11 +47,11 @@ from ramify.spelling import nearest, parameters_of
 T = TypeVar("T")
 
 DRAIN_S = 30.0
-"""Seconds for which the requests of a drained replica may go on there."""
+"""Default for the seconds that requests of a drained replica have to finish there."""
 
 
 def _check_names(config: EngineConfig) -> None:
-    """Raise `NotFound` for a model or an adapter that a start would not find."""
+    """Raise `NotFound` for a model or an adapter that this machine can tell does not exist."""
     check_name(config.model)
     if config.draft_model is not None:
         check_name(config.draft_model, "draft_model")
@@ -72,23 +72,24 @@ class Engine:
     model : str
         A name, a hub id, a local folder, or a `.gguf` file.
     retries, retry_for
-        How often, and for how many seconds, a program sends a request again that a dead process has lost or
-        the full queue has refused (`ramify.retry.Retry`).
+        How often, and for how many seconds, a program sends a request again that failed because a process
+        died or the queue was full (`ramify.retry.Retry`).
     priority : int, optional
-        Of requests for which the program sets none, between -100 and 100: higher goes first.
+        Priority of requests for which the program sets none, between -100 and 100: higher goes first.
     lora : str
-        The LoRA adapter of requests for which the program sets none. `loras` and `load_lora` load adapters.
+        LoRA adapter of requests for which the program names none. `loras` and `load_lora` load adapters.
     cache
-        A file in which answers are kept and found again, made where there is none
-        (`ramify.answers.AnswerStore`). Only programs use it. (SGLang's prefix cache is `prefix_cache`.)
+        A file in which answers are stored and looked up (`ramify.answers.AnswerStore`). It is created if it
+        does not exist. Only programs use it. (SGLang's prefix cache is `prefix_cache`.)
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
-    Raises `NotFound` for a model or an adapter that this machine knows not to be had: the hub is not asked.
+    Raises `NotFound` for a model or an adapter if this machine can tell that it does not exist. The hub is
+    not asked.
 
-    The processes start with the first use or with `start`. They end with `close`, at the end of a ``with``
-    block, at the interpreter's exit, or when this process is killed. A child that is forked after the start
-    cannot use the engine, and its exit does not end the engine.
+    The processes start on first use or with `start`. They end with `close`, at the end of a ``with`` block,
+    at the interpreter's exit, or when this process is killed. A child process that is forked after the start
+    cannot use the engine, and the child's exit does not end the engine.
 
     Examples
     --------
@@ -129,7 +130,7 @@ class Engine:
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None
-        """Id of the process that has started the engine."""
+        """Id of the process that has started the engine; None before the start."""
         self._closed = False
         _open_engines.add(self)
 
@@ -185,8 +186,8 @@ class Engine:
                 yield chunk
 
     async def abort(self, rid: str) -> bool:
-        """End this request, whose stream then ends with finish reason "abort" and its usage. Returns False
-        for a request that has not been sent, as while the engine starts."""
+        """Abort the request `rid`. Its stream ends with finish reason "abort" and its usage. Returns False if
+        there is no such request in flight, for example while the engine starts."""
         return self._started and self._frontend.abort(rid) > 0
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
@@ -222,9 +223,9 @@ class Engine:
         """Generate once and wait. `sampling` takes the options of `gen`: fields of `SamplingParams`, or
         SGLang's spellings of them.
 
-        `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. `lora` names
-        a LoRA adapter, "" the model alone; without it the engine's own is taken. Raises `UnsupportedField`
-        for an unknown option, and `InvalidRequest` for a wrong value or prompt.
+        `prompt` is text, token ids, or a list of texts and lists of token ids, which are concatenated. `lora`
+        names a LoRA adapter. "" means the model without an adapter, and None the engine's default. Raises
+        `UnsupportedField` for an unknown option, and `InvalidRequest` for a wrong value or prompt.
         """
         return wait(
             self.acomplete(
@@ -248,7 +249,7 @@ class Engine:
         lora: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """Generate for all `prompts` at the same time. Results have the order of the prompts."""
+        """Generate for all `prompts` at the same time. The results are in the order of the prompts."""
         if isinstance(prompts, list | tuple) and not prompts:
             return []
         found, several = prompts_of(prompts)
@@ -285,8 +286,8 @@ class Engine:
         flow: str = "",
         **sampling: Any,
     ) -> Completion:
-        """`complete` for any event loop. Calls of the same `flow` share a place in the queue, as the prompts
-        of `complete_many` do."""
+        """Do as `complete`, from a coroutine on any event loop. Calls of the same `flow` share a place in the
+        queue, as the prompts of `complete_many` do."""
         segments = () if prompt is None else segments_of(prompt)
         check_chat(chat)
         if constraint is not None:
@@ -322,11 +323,11 @@ class Engine:
         """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text or one list of token ids.
 
         An embedding is the hidden state of the last token after the final norm, or with ``pooling="mean"``
-        the mean of all. Without `pooling` it is what the model's folder says (``1_Pooling`` of
-        sentence-transformers), else the last. It is cut to its first `dimensions`, and has length 1 with
-        `normalize`. Texts get the special tokens of the model's tokenizer. Raises `InvalidRequest` for too
-        many dimensions and for what is no prompt, and `UnsupportedField` where the model's own way is not
-        served.
+        the mean over all tokens. If `pooling` is None, it is the mode that the model's folder names
+        (``1_Pooling`` of sentence-transformers), "last" if it names none. The embedding is truncated to its
+        first `dimensions` entries, and with `normalize` scaled to length 1. The model's tokenizer adds its
+        special tokens to texts. Raises `InvalidRequest` for too many dimensions and for a wrong prompt, and
+        `UnsupportedField` if `pooling` is None and the model's own mode is not supported.
         """
         given, several = prompts_of(prompts)
         vectors = wait(
@@ -371,22 +372,23 @@ class Engine:
         return list(await asyncio.gather(*map(pooled, prompts)))
 
     def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Load the LoRA adapter in a PEFT folder, so that requests can name it.
+        """Load the LoRA adapter in the PEFT folder `path`, so that requests can use it under `name`.
 
-        Raises `InvalidRequest` for a name in use and a folder that does not fit the model, `UnsupportedField`
-        for an adapter of a kind that is not supported.
+        Raises `InvalidRequest` for a name in use and for a folder that does not fit the model, and
+        `UnsupportedField` for an adapter of an unsupported kind.
         """
         wait(self._after_start(lambda: self._frontend.loras.load(name, os.fspath(path))))
 
     def unload_lora(self, name: str) -> None:
-        """Forget a LoRA adapter. Requests that run or wait end with it; later ones are refused.
+        """Unload a LoRA adapter. Running and waiting requests that use it keep it until they finish. Later
+        requests that name it are refused.
 
-        Raises `NotFound` for a name of no adapter.
+        Raises `NotFound` for an unknown name.
         """
         wait(self._after_start(lambda: self._frontend.loras.unload(name)))
 
     async def lora_revisions(self) -> dict[str, str]:
-        """The loaded LoRA adapters: name → what changes with the adapter's files."""
+        """The loaded LoRA adapters: name → revision, which identifies the content of the adapter's files."""
         await self._ensure_started()
         return {name: lora.revision for name, lora in self._frontend.loras.loaded.items()}
 
@@ -401,26 +403,26 @@ class Engine:
     def add_replica(self) -> str:
         """Start one more replica, wait until it is up, and return its name: the lowest free number.
 
-        It gets the next GPU; on the CPU it shares cores. Raises `UnsupportedField` for an engine of one
-        replica, and where every GPU or core has one.
+        The new replica gets the next GPU; on the CPU it shares cores with others. Raises `UnsupportedField`
+        if the engine was started with one replica, or if every GPU or core has a replica.
         """
         return wait(self._after_start(self._frontend.replicas.add_replica))
 
     def drain_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
         """Send nothing more to a replica, wait for its requests, and stop it.
 
-        Requests that run after `limit_s` seconds go on elsewhere, behind the output that they have. Raises
-        `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
+        Requests that are still running after `limit_s` seconds continue on other replicas, after the output
+        so far. Raises `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
         """
         wait(self._after_start(lambda: self._frontend.replicas.drain(name, limit_s)))
 
     def restart_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
-        """Drain a replica, start it anew, and wait until it is up. One after the other is a rolling
-        restart."""
+        """Drain a replica, start it anew, and wait until it is up. Called for one replica after the other,
+        this is a rolling restart."""
         wait(self._after_start(lambda: self._frontend.replicas.restart(name, limit_s)))
 
     def stats(self) -> SchedulerStats:
-        """Counters and the state of the pages."""
+        """Counters of the scheduler, and the numbers of pages in each state."""
 
         return wait(self._after_start(self._frontend.control.stats))
 
@@ -444,7 +446,7 @@ class Engine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The worker processes by role."""
+        """Process ids of the workers by role; with several replicas by replica and role."""
         return self._frontend.pids
 
     async def _after_start(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -461,7 +463,7 @@ class Engine:
 
     @property
     def _forked(self) -> bool:
-        """The engine was started by a process that this one was forked from."""
+        """Whether the engine was started by another process, from which this one was forked."""
         return self._owner not in (None, os.getpid())
 
     async def _ensure_started(self) -> None:
@@ -485,8 +487,8 @@ class Engine:
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _engines_of_parent: list[Engine] = []
-"""The parent's engines in a forked child, referenced for ever: freeing them would close sockets that the
-child shares with its parent."""
+"""Engines of the parent, in a forked child. They are never freed, as that would close sockets that the child
+shares with its parent."""
 
 
 def _leave_to_parent() -> None:

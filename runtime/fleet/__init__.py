@@ -1,15 +1,15 @@
-"""Several replicas of one model on this machine: which of them takes a request, and what becomes of it.
+"""A fleet: several replicas of one model, and the placement of each request on one of them.
 
-index       which replica holds which pages, as its tree tells
-placement   where a request goes: least work left, the work already promised included
+index       which replica holds which pages, from the events of each prefix tree
+placement   where a request goes: to the replica with the lowest estimated cost
 replica     an engine core as the fleet sees it; supervisor: one of this machine, restarted when it dies
 fleet       engine cores behind one frontend: messages to them and from them
-routing     requests: each finds a replica, is sent and ends; request: what is known of one
+routing     requests: each finds a replica, is sent and ends; request: the state of one request
 replica_set   replicas by name: they start, drain, leave, die and come back
 control_calls   messages that one replica or all of them answer
 local       the engine cores of this machine
-moves       when cached pages are moved to another replica; kv_connector: moves them
-stats       their figures as those of one
+moves       when cached pages are moved to another replica; kv_connector: carries out the moves
+stats       the counters of all replicas, merged into those of one engine
 
 `index`, `placement` and `moves` are pure: no I/O, no clock, no processes.
 """

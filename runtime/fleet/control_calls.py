@@ -1,4 +1,4 @@
-"""Control calls: messages that one replica or all of them answer; several answers become one."""
+"""Control calls: messages that one replica answers, or all of them, whose answers are merged into one."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ log = logging.getLogger("ramify")
 Answer = Reply | Texts | Failed
 
 ADAPTER_S = 120.0
-"""Time limit of a call about an adapter, in seconds. A replica that hangs is replaced before; this is for one
-that answers heartbeats while the disk of the adapter's files does not."""
+"""Time limit of a call about an adapter, in seconds. A replica that hangs is replaced sooner. The limit is
+for a replica that answers heartbeats while the disk with the adapter's files does not respond."""
 MOST_DEATHS = 2
-"""Deaths of asked replicas that a call survives; with one more it fails, as it may be what kills them."""
+"""Number of deaths of asked replicas that a call survives. With one more death the call fails, as the call
+itself may be the cause."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Call:
-    """A call that the replicas in `waiting` have to answer; any that joins where none was up."""
+    """A call that the replicas in `waiting` have to answer. If no replica was up, `waiting` is empty, and the
+    next replica that joins is asked."""
 
     message: ToTokenizer
     done: Callable[[Answer], None]
@@ -49,9 +51,9 @@ class _Call:
 class ControlCalls:
     """Control calls that have not been answered.
 
-    replicas : the fleet's, by name; the caller changes them
-    labelled : figures carry the names of the replicas, also where there is one
-    later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
+    replicas : the fleet's replicas by name; the caller adds and removes entries
+    labelled : the counters are a `FleetStats`, which has them by replica, even for a single replica
+    later : schedules a function to run after a number of seconds; None for `call_later` of the running loop
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class ControlCalls:
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
-        """Send `message`. `done` gets the answer of one or of all; a `Failed` where it cannot be sent."""
+        """Send `message`, and call `done` with the answer: that of one replica, or the merged one of all. If
+        the message cannot be sent to a replica, a `Failed` counts as that replica's answer."""
         call = _Call(message, done)
         self._ask(call)
         if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is call:
@@ -79,7 +82,8 @@ class ControlCalls:
             self._finish(call)
 
     def joined(self, name: str) -> None:
-        """Ask a replica that has come up, without adapters, the calls that wait for one."""
+        """Send waiting calls to a replica that has come up without adapters: calls that arrived while no
+        replica was up, and every `LoadLora`."""
         for call in list(self._asked.values()):
             if not call.waiting:
                 self._ask(call)
@@ -88,7 +92,7 @@ class ControlCalls:
                 self._send(call, [name])
 
     def left(self, name: str, *, died: bool) -> None:
-        """Count a replica out. A call that nobody else was asked goes to another one."""
+        """Stop waiting for the replica `name`. A call that only it was asked is sent to another one."""
         for call in list(self._asked.values()):
             if name in call.waiting:
                 call.waiting.discard(name)
@@ -116,7 +120,8 @@ class ControlCalls:
         self._send(call, list(call.waiting))
 
     def _send(self, call: _Call, names: Sequence[str]) -> None:
-        """Send to the named replicas. A failure to send is that replica's answer."""
+        """Send `call` to the replicas `names`. If sending to a replica fails, a `Failed` counts as its
+        answer."""
         for name in names:
             try:
                 self._replicas[name].engine.send(call.message)
@@ -129,7 +134,7 @@ class ControlCalls:
             self._finish(call)
 
     def _for(self, message: ToTokenizer) -> Sequence[str]:
-        """The replicas that have to answer."""
+        """The replicas that have to answer `message`; empty if none is up."""
         up = [name for name, replica in self._replicas.items() if replica.up]
         if not up:
             return ()
@@ -144,11 +149,12 @@ class ControlCalls:
         return self._heard(up)
 
     def _heard(self, names: list[str]) -> list[str]:
-        """The replicas that do not hang; all where all do."""
+        """The replicas of `names` that do not hang; all of them if all hang."""
         return [name for name in names if self._replicas[name].engine.heartbeat_age_s < SILENT_S] or names
 
     def _finish(self, call: _Call) -> None:
-        """Give the answer if all have answered; ask again where all who were asked are gone."""
+        """Pass on the answer once no replica is waited for. If there is no answer, as all asked replicas are
+        gone, ask again."""
         if call.waiting:
             return
         message = call.message
@@ -165,7 +171,8 @@ class ControlCalls:
             call.done(answer)
 
     def _give_up(self, call: _Call) -> None:
-        """End a call whose time is over: missing answers are failures; late replicas drop the adapter."""
+        """End a call whose time limit has passed. A missing answer counts as a failure, and a late replica is
+        told to unload the adapter."""
         message = call.message
         late, call.waiting = call.waiting, set()
         names = ", ".join(sorted(late))
@@ -196,10 +203,11 @@ class ControlCalls:
         return self._merged(call.answers)
 
     def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
-        """The answer to a `LoadLora`. Where not all replicas have the same adapter then, none keeps it."""
+        """The merged answer to the `LoadLora` `message`. If loading failed on a replica, or the replicas have
+        loaded different revisions, all of them unload the adapter."""
         own = {name: replica.loras for name, replica in self._replicas.items() if replica.up}
         if all(message.name in own.get(name, ()) for name in answers):
-            return self._merged(answers)  # it was there before: each has refused it
+            return self._merged(answers)  # it was loaded before: each replica has refused it
         for name, answer in answers.items():
             if isinstance(answer, Reply) and name in own:
                 own[name][message.name] = answer.lora
@@ -215,7 +223,7 @@ class ControlCalls:
         return answer
 
     def _merged(self, answers: dict[str, Answer]) -> Answer:
-        """Merge the replicas' answers; the first failure wins."""
+        """Merge the replicas' answers: the first failure if there is one, else one `Reply`."""
         replies = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
         if len(replies) < len(answers):
             return next(answer for answer in answers.values() if not isinstance(answer, Reply))

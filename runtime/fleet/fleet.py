@@ -3,11 +3,11 @@
     a request        the only replica, or the one that `Placement` chooses (`Router`)
     an abort         the replica that has the request
     a control call   one replica, or all of them, whose answers are merged (`ControlCalls`)
-    a death          the replica's requests are sent again, with the output that they have (`ReplicaSet`)
-    a drain          nothing new goes there; its requests end, or go on elsewhere (`ReplicaSet`)
+    a death          the replica's requests are sent again, each with the output it has so far (`ReplicaSet`)
+    a drain          the replica gets no new requests; its requests end, or continue elsewhere (`ReplicaSet`)
 
-A message for which no replica is up waits until one is. Replicas join and leave by name; `local` makes those
-of this machine.
+A message waits while no replica is up for it. Replicas join and leave by name; `local` makes the replicas of
+this machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from ramify.runtime.kv_transfer.store import SnapshotStore
 
 
 class ReplicaOperator(Protocol):
-    """Orders of an operator: replicas are added, drained and restarted while the fleet serves."""
+    """Interface for an operator's orders: replicas are added, drained and restarted while the fleet
+    serves."""
 
     async def add_one(self) -> str: ...
     async def drain(self, name: str, limit_s: float) -> None: ...
@@ -63,17 +64,17 @@ class ReplicaFleet:
     events
         Callbacks to the frontend.
     make_store
-        Makes the place where KV snapshots lie while cached pages are moved between the replicas. None: pages
+        Makes the store for KV snapshots, through which cached pages are moved between replicas. None: pages
         are not moved.
     prefill
-        Names of the replicas that compute prompts for the others.
+        Names of the prefill replicas, which compute prompts for the others.
     single
-        The fleet has one replica and gets no other: figures carry no names of replicas, and requests are sent
+        The fleet has one replica and gets no other: its counters carry no replica's name, and requests are sent
         without placement.
     placement
         Chooses replicas; None for a new `Placement`.
     later
-        Calls a function after a number of seconds; None for the running loop's `call_later`.
+        Schedules a function to run after a number of seconds; None for the running loop's `call_later`.
     """
 
     def __init__(
@@ -124,16 +125,18 @@ class ReplicaFleet:
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
-        """Replicas by name. They change with the orders that this class gets, and with deaths."""
+        """Replicas by name. Entries are added and removed by orders to this class; a replica that has died
+        keeps its entry."""
         return self._replicas
 
     @property
     def operator(self) -> ReplicaOperator:
-        """Takes an operator's orders. Raises `UnsupportedField` where something else starts the replicas."""
+        """Interface for an operator's orders. Raises `UnsupportedField` if the replicas are started by
+        something else."""
         raise NotImplementedError
 
     def statuses(self) -> list[ReplicaStatus]:
-        """State and figures of every replica."""
+        """The current status of every replica."""
         return [
             status_of(name, one.engine, one.state, self._router.count(name))
             for name, one in self._replicas.items()
@@ -144,12 +147,12 @@ class ReplicaFleet:
         return self._router.count(name)
 
     async def start(self) -> None:
-        """Start the first replicas. Raises what keeps them from starting."""
+        """Start the first replicas. Raises the error if one of them cannot start."""
         raise NotImplementedError
 
     async def add(self, name: str, make: MakeEngine) -> None:
-        """Start the engine core that `make` gives, as the replica `name`. Raises what keeps it from
-        starting."""
+        """Start the engine core that `make` returns, as the replica `name`. Raises the error if it cannot
+        start."""
         await self._replica_set.start(name, self._replica_set.hold(name, make))
 
     async def drain(self, name: str, limit_s: float, *, last: bool = False) -> None:
@@ -169,7 +172,7 @@ class ReplicaFleet:
         await asyncio.gather(*engines, *self._replica_set.closing)
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
+        """Do the part of `aclose` that needs no running event loop."""
         for replica in self._replicas.values():
             replica.engine.close_now()
         if self._connector is not None:
@@ -182,7 +185,8 @@ class ReplicaFleet:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longest prompt that all replicas accept, in tokens; the last known value while there is none."""
+        """Length in tokens of the longest prompt that all replicas accept; the last known value while no
+        replica has started."""
         engines = [replica.engine for replica in self._replicas.values()]
         limits = [engine.max_prompt_tokens for engine in engines if engine.info]
         if limits:
@@ -205,7 +209,8 @@ class ReplicaFleet:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from any replica that is up; 0 where there is none."""
+        """Seconds since the last message from any replica that is up, or from any replica if none is up. 0
+        for a fleet without replicas."""
         some = self._up or self._replicas
         return min((replica.engine.heartbeat_age_s for replica in some.values()), default=0.0)
 
@@ -217,7 +222,8 @@ class ReplicaFleet:
     # --- to the replicas --------------------------------------------------------------------------
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message to the replicas that it is for. Raises what encoding a request raises."""
+        """Send a message to the replicas that it is for. Raises the encoding error if a request cannot be
+        encoded."""
         if isinstance(message, Generate):
             self._router.send(message)
         elif isinstance(message, Abort):
@@ -244,7 +250,7 @@ class ReplicaFleet:
 
     def _received(self, name: str, replica: Replica, message: ToFrontend) -> None:
         if replica.left:
-            return  # its requests go on elsewhere, behind the output that has arrived
+            return  # its requests continue on other replicas, after the output that has arrived
         if isinstance(message, StepText):
             self._router.output_arrived(message)
             self._events.receive(message)
@@ -265,5 +271,5 @@ class ReplicaFleet:
         events = TreeEvents(change.epoch, change.number, change.added, change.removed, change.whole)
         if not self._placement.apply(name, events):
             replica.engine.send(GetTree())
-        elif self._placement.complete(name):  # else the whole tree that was asked for has the change
+        elif self._placement.complete(name):  # else the whole tree that was asked for contains it
             self._events.tree_changed(name, change)

@@ -1,6 +1,7 @@
 """Prefix index: digests of the page ends that each replica holds, from the events of its prefix tree.
 
-Events are hints: where one is missing or late, a request is computed again or waits, and says the same text.
+Events are hints. If one is missing or late, tokens are computed again or a request waits longer; the output
+stays the same.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeEvents:
-    """Changes of one replica's prefix tree since the events before.
+    """Changes of one replica's prefix tree since the previous `TreeEvents`.
 
-    `epoch` names the life of the tree, and `number` counts its events from 1. With `whole`, `added` is all
-    that the tree holds.
+    `epoch` identifies the tree: a restarted engine core has a new one. `number` counts the tree's events from
+    1. If `whole` is set, `added` has everything that the tree holds.
     """
 
     epoch: int
@@ -26,7 +27,7 @@ class TreeEvents:
 
 @dataclasses.dataclass(slots=True)
 class EventNumbers:
-    """The last event of one tree, and whether one before it is missing.
+    """The number of the last event of one tree, and whether an earlier event is missing.
 
     number     1     2     4      5     whole 5   6
     follows    yes   yes   no     yes   yes       yes
@@ -39,8 +40,8 @@ class EventNumbers:
     """Whether no event is missing since the last whole tree."""
 
     def follows(self, epoch: int, number: int, *, whole: bool) -> bool:
-        """Take the event of this number, which is none of before. False where some are missing between it and
-        the last one."""
+        """Record the event `number`, which has not been seen before. Returns False if events between it and
+        the last one are missing."""
         follows = whole or number == (self.number if epoch == self.epoch else 0) + 1
         self.epoch, self.number = epoch, number
         self.complete = whole or (self.complete and follows)
@@ -56,13 +57,13 @@ class _Tree:
 
 
 Masks = dict[int, int]
-"""Digest → the bits of the replicas that have it; at least one."""
+"""Digest → the bits of the replicas that have it. A digest that no replica has is left out."""
 
 
 class PrefixIndex:
-    """The digests that each replica holds, and those that are promised to it: it will compute them.
+    """The page digests that each replica holds, and those promised for it: pages that it has yet to compute.
 
-    Masks answer for all replicas at once, so a prompt costs the same with 64 replicas as with two.
+    Each digest has one bit mask over all replicas, so a lookup costs the same with 64 replicas as with two.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class PrefixIndex:
         self._promised: Masks = {}
 
     def join(self, replica: str) -> None:
-        """A replica with an empty tree."""
+        """Add a replica, whose tree is empty."""
         bit = 1
         while bit in self._names:
             bit <<= 1
@@ -87,7 +88,8 @@ class PrefixIndex:
         del self._names[tree.bit]
 
     def apply(self, replica: str, events: TreeEvents) -> bool:
-        """Take `events`. False where some before them are missing: ask the replica for `whole` ones."""
+        """Apply `events` to the replica's digests. Returns False if earlier events are missing: then ask the
+        replica for a whole tree."""
         tree = self._trees[replica]
         if events.whole:
             self._clear(tree, tree.digests.difference(events.added))
@@ -96,14 +98,14 @@ class PrefixIndex:
         if events.epoch != tree.last.epoch:
             self._clear(tree, set(tree.digests))
         elif events.number <= tree.last.number:
-            return True  # the whole that was asked for had them
+            return True  # the whole tree, which was asked for, contained them
         follows = tree.last.follows(events.epoch, events.number, whole=False)
         self._clear(tree, events.removed)
         self._set(tree, events.added)
         return follows
 
     def complete(self, replica: str) -> bool:
-        """No event of the replica is missing since its last whole."""
+        """Whether no event of the replica is missing since its last whole tree."""
         return self._trees[replica].last.complete
 
     def promise(self, replica: str, digests: Iterable[int]) -> None:
@@ -113,11 +115,12 @@ class PrefixIndex:
         _clear_bits(self._promised, digests, self._trees[replica].bit)
 
     def pages(self, digests: Sequence[int], *, promised: bool = False) -> dict[str, int]:
-        """Number of the prompt's whole pages, from the first on, that each replica holds; with `promised`
-        also those that it will compute. Replicas with none are left out.
+        """Replica → number of consecutive whole pages of the prompt, from its start, that the replica holds.
+        With `promised`, pages that the replica has yet to compute count as held. Replicas with 0 are left
+        out.
 
-        By bisection: a tree that holds a prefix holds every shorter one. Costs O(log pages) for each number
-        of pages that differs.
+        Found by bisection, since a tree that holds a prefix holds every shorter one. Costs O(log pages) for
+        each distinct number of pages.
         """
         more: Masks = self._promised if promised else {}
 
@@ -128,7 +131,8 @@ class PrefixIndex:
         found: dict[str, int] = {}
         mask = bits(0) if digests else 0
         spans = [(0, len(digests), mask)] if mask else []
-        """(low, high, replicas): they have the page `low`, and the first that they lack is at most `high`."""
+        """(low, high, mask): the replicas in `mask` have page `low`, and the first page that each of them
+        lacks is at most `high`."""
         while spans:
             low, high, mask = spans.pop()
             if low + 1 == high:

@@ -6,8 +6,8 @@
 The KV snapshot is a file in shared memory on one machine, and an object of Ray's store on a cluster
 (`SnapshotStore`).
 
-A request waits as it waits for its grammar: others go on. When the time that computing takes has passed, when
-a replica refuses or dies, it is sent without the pages, and computes.
+A request waits for its pages without delaying other requests. The request is sent without the pages, and
+computes them, if the move takes longer than computing would, or if one of the two replicas dies or refuses.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ log = logging.getLogger("ramify")
 
 
 PATIENCE = 4.0
-"""Times the expected time that a prompt may take on a replica for prompts."""
+"""A prompt on a prefill replica is given up after this many times its expected time."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Bytes of KV snapshots on their way to or from one replica at once; one alone may be larger. On a Ray
-cluster each is in its machine's memory three times for moments: a file, the actor's copy, and an object."""
+"""Most bytes of KV snapshots that are in transfer to or from one replica at once; a single one may be larger.
+On a Ray cluster a snapshot is for moments three times in its machine's memory: as a file, as the actor's
+copy, and as an object."""
 EVACUATE_S = 10.0
-"""Seconds in which the prefixes of a draining replica may move."""
+"""Most seconds that moving the prefixes of a draining replica may take."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
 """Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
-"""KV snapshots in a row that a replica refuses of another one before nothing is moved between the two any
-more: on machines with other processors the same model has other keys and values."""
+"""Number of KV snapshots in a row that one replica may refuse from another before nothing is moved between
+the two any more. Refusals occur between machines with different processors, where the same model has
+different keys and values."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -85,13 +87,14 @@ class _InProgress:
     bytes: int
     began: float
     waiting: list[tuple[str, Callable[[], None]]]
-    """Ids of the requests that wait, with a function that sends each."""
+    """(request id, function that sends the request) of each request that waits for the move."""
     export: ExportPrefix | None = None
-    """Sent when the source has computed the prompt."""
+    """The message to send when the source has computed the prompt; None if it has been sent, or if the source
+    computes no prompt."""
     prefill: bool = False
-    """The source computes the prompt first."""
+    """Whether the source, a prefill replica, computes the prompt first."""
     exporting: bool = False
-    """Whether the source has been asked for the KV snapshot and has not answered."""
+    """Whether the source has been asked for the KV snapshot and has not answered yet."""
     importing: bool = False
     timer: Timer | None = None
 
@@ -100,9 +103,9 @@ class KVConnector:
     """The moves in progress.
 
     send : sends a message to a replica that is up
-    page_bytes : gives the bytes of one page, 0 where replicas do not transfer pages
-    make_store : makes the place for the KV snapshots; called with the first move
-    later : calls a function after a number of seconds, unless it is cancelled; None for the running loop's
+    page_bytes : returns the bytes of one page, 0 if the replicas do not transfer pages
+    make_store : makes the store for the KV snapshots; called with the first move
+    later : schedules a function to run after a number of seconds; None for `call_later` of the running loop
     """
 
     def __init__(
@@ -123,21 +126,21 @@ class KVConnector:
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
         self._late: dict[str, _InProgress] = {}
-        """Moves that have ended while their KV snapshot may be written still, until the source has
-        answered."""
+        """Moves that have ended although their source may still be writing the KV snapshot. Each is removed
+        when the source has answered."""
         self._make_store = make_store
         self._store: SnapshotStore | None = None
         self._refusals: dict[tuple[str, str], int] = {}
-        """(source, target) → number of KV snapshots that were refused, one after the other."""
+        """(source, target) → number of KV snapshots in a row that the target has refused."""
         self._digests = Digests()
         self._asked: dict[str, asyncio.Future[Sequence[HeldPrefix]]] = {}
-        """Replica → its prefixes, for which `evacuate` waits."""
+        """Draining replica → future of the prefixes in its tree, for which `evacuate` waits."""
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
 
     def seconds_for(self, pages: int) -> float:
-        """Seconds in which `pages` pages come from another replica, as measured; infinite where they do
-        not."""
+        """Expected seconds for moving `pages` pages between replicas, as measured; infinite if pages are not
+        moved."""
         page_bytes = self._page_bytes()
         return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
@@ -150,12 +153,15 @@ class KVConnector:
         scope: str,
         then: Callable[[], None],
     ) -> bool:
-        """Move to `target` what the prompt of `work`, which is placed there, lacks, if that pays, or if there
-        are replicas that compute prompts.
+        """Move pages of the prompt of `work`, which is placed on `target`, to that replica. They come from a
+        replica that holds them, if moving is faster than computing. Otherwise a prefill replica, if there is
+        one, computes them.
 
-        ids, scope : of the prompt of `request`, as the tree has them
+        ids : token ids of the prompt of `request`
+        scope : the prefix tree's scope for `request`
+        then : sends the request
 
-        True where `then` is called once, later; False where the request is to be sent at once.
+        Returns True if `then` will be called once, later; False if the caller has to send the request now.
         """
         page_bytes = self._page_bytes()
         if not work.digests or not page_bytes or needs_states(request):
@@ -190,7 +196,8 @@ class KVConnector:
         need: Need,
         then: Callable[[], None],
     ) -> bool:
-        """Let a replica for prompts compute the whole pages that `target` lacks, and move them there."""
+        """Let a prefill replica compute the whole pages that `target` lacks, and move them to `target`.
+        Parameters and result are those of `fetch`; `need` says what `target` holds."""
         end, now = len(work.digests), self._clock()
         gained = (end - need.expected) * self._placement.page_size
         if gained < LEAST_TOKENS:
@@ -201,7 +208,7 @@ class KVConnector:
         source = self._placement.place_prefill(part, now)
         if source is None:
             return False
-        # Its queue, which has this prompt by now, at its pace.
+        # The time that the source takes for its queue, which includes this prompt.
         queue_s = self._placement.work_of(source) * self._placement.pace(source, now)
         # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
         # touched.
@@ -221,7 +228,8 @@ class KVConnector:
         return True
 
     def prompt_computed(self, rid: str) -> None:
-        """Export the prompt of a request that has ended, if it was computed for another replica."""
+        """Ask for the export of a prompt that has been computed. Ignored unless `rid` is the id of a prompt
+        computed for another replica."""
         found = self._moves.get(rid)
         if found is None or found.export is None:
             return
@@ -233,18 +241,19 @@ class KVConnector:
             self._end(rid, 0)
 
     def prompts(self, name: str) -> int:
-        """Number of prompts that the replica computes for others, or has computed and exports."""
+        """Number of prompts that the replica computes for others, or has computed and is exporting."""
         moves = self._moves.values()
         return sum(one.prefill and not one.importing and one.move.source == name for one in moves)
 
     def asked_of(self, name: str) -> list[str]:
-        """Ids of the requests that wait for a prompt which the replica computes."""
+        """Ids of the requests for which the replica `name` is computing a prompt."""
         moves = self._moves.values()
         computing = [one for one in moves if one.export is not None and one.move.source == name]
         return [rid for one in computing for rid, _ in one.waiting]
 
     def stop_waiting(self, rid: str) -> None:
-        """Send the request `rid` at once, which is aborted, if it waits here. Others go on waiting."""
+        """Send the aborted request `rid` at once, if it waits here. Other requests of the same move go on
+        waiting."""
         for found in list(self._moves.values()):
             own = [waiting for waiting in found.waiting if waiting[0] == rid]
             if own == found.waiting:
@@ -254,9 +263,11 @@ class KVConnector:
                 self._send_waiting(own, 0)
 
     async def evacuate(self, name: str) -> None:
-        """Move what the tree of `name` holds and programs will need to where their next requests will go.
+        """Move prefixes of the draining replica `name` to the replicas where their programs' next requests
+        will go.
 
-        Leased prefixes come first; what is cheaper to compute stays. Takes `EVACUATE_S` at most.
+        Leased prefixes come first. A prefix that is cheaper to compute than to move is left out. Takes at
+        most `EVACUATE_S` seconds.
         """
         until = self._clock() + EVACUATE_S
         takers = [taker for taker in self._placement.takers() if taker != name]
@@ -282,7 +293,8 @@ class KVConnector:
             await self._take_over(name, homes[program], prefix, left_s)
 
     async def _take_over(self, name: str, target: str, prefix: HeldPrefix, left_s: float) -> None:
-        """Move one prefix from `name` to `target`, if that pays."""
+        """Move one prefix from `name` to `target`, if that is faster than computing it there. Takes at most
+        `left_s` seconds."""
         if not self._placement.has(target) or not self._takes(target, name):
             return
         size, page_bytes = self._placement.page_size, self._page_bytes()
@@ -298,7 +310,8 @@ class KVConnector:
         await done.wait()
 
     def _has_room(self, move: Move, target: str) -> bool:
-        """Whether there is a store with room for the KV snapshot beside those on their way."""
+        """Whether the KV snapshot of `move` fits beside those in transfer: into the store, and into
+        `MOST_BYTES` of both replicas."""
         size = self._size(move)
         others = [*self._moves.values(), *self._late.values()]
         for name in (move.source, target):
@@ -326,7 +339,9 @@ class KVConnector:
         rid: str = "",
         prompt: Generate | None = None,
     ) -> None:
-        """Start a move. `prompt`: a request that the source computes first."""
+        """Start a move. `end` is the digest of its last page, and `waiting` the first request that waits for
+        it. `prompt`: a request that the source computes first, with the id `rid`; None if the source holds
+        the pages."""
         assert self._store is not None
         rid = rid or self._new_rid()
         snapshot, now = self._store.new(), self._clock()
@@ -347,7 +362,7 @@ class KVConnector:
         self._ask(rid, move.source, prompt or message)
 
     def _ask(self, rid: str, name: str, message: ToTokenizer) -> None:
-        """Send a message of the move `rid`, which ends where that fails."""
+        """Send a message of the move `rid`. If sending fails, the move ends."""
         try:
             self._send(name, message)
             self._moves[rid].exporting = isinstance(message, ExportPrefix)
@@ -359,7 +374,7 @@ class KVConnector:
         return f"{INTERNAL}move-{self._name}-{next(self._numbers)}"
 
     def answered(self, name: str, answer: Reply | Texts | Failed) -> bool:
-        """Take a replica's answer. Returns False where it is not about a move."""
+        """Handle the answer of the replica `name`. Returns False if it does not belong to a move."""
         if answer.rid == PREFIXES:
             self._tell(name, answer.prefixes if isinstance(answer, Reply) else ())
             return True
@@ -377,14 +392,15 @@ class KVConnector:
                 self._pace.learn(self._clock() - found.began, done.bytes)
             self._end(answer.rid, 0 if done is None else found.move.gained)
         elif done is None or not found.waiting:
-            self._end(answer.rid, 0)  # nobody waits for it any more, or there is nothing to import
+            self._end(answer.rid, 0)  # no request waits any more, or there is nothing to import
         else:
             found.importing = True
             self._ask(answer.rid, found.target, ImportPrefix(rid=answer.rid, path=found.snapshot))
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """Whether `target` has not refused the last KV snapshots of `source`."""
+        """Whether snapshots may be moved from `source` to `target`: fewer than `MOST_REFUSALS` in a row have
+        been refused."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -398,7 +414,7 @@ class KVConnector:
                 log.warning("cached pages are not moved from %s to %s any more: %s", *pair, message)
 
     def left(self, name: str) -> None:
-        """End the moves of a replica that takes no messages any more."""
+        """End the moves from and to the replica `name`, which takes no messages any more."""
         self._tell(name, ())
         self._refusals = {pair: count for pair, count in self._refusals.items() if name not in pair}
         for rid, found in list(self._moves.items()):
@@ -408,7 +424,7 @@ class KVConnector:
             self._remove(self._late.pop(rid).snapshot)
 
     def close(self) -> None:
-        """Forget all moves and remove their KV snapshots."""
+        """Drop all moves, and remove the store with its KV snapshots."""
         for found in self._moves.values():
             if found.timer is not None:
                 found.timer.cancel()
@@ -424,7 +440,8 @@ class KVConnector:
             asked.set_result(prefixes)
 
     def _joined(self, target: str, missing: Sequence[int]) -> _InProgress | None:
-        """A move to `target` that brings some of the pages which end with the digests `missing`."""
+        """A move to `target` that has waiting requests and whose last page is one of `missing`; None if there
+        is none."""
         wanted = set(missing)
         moves = self._moves.values()
         return next(
@@ -446,7 +463,7 @@ class KVConnector:
                 self._store.remove(snapshot)
 
     def _release(self, found: _InProgress, gained: int) -> None:
-        """Send the requests that wait; each has `gained` tokens fewer to compute."""
+        """Send the requests that wait for the move `found`. Each has `gained` tokens fewer to compute."""
         if found.timer is not None:
             found.timer.cancel()
             found.timer = None
@@ -466,5 +483,6 @@ class KVConnector:
 
 
 def needs_states(request: Generate) -> bool:
-    """The answer is read off the prompt's hidden states, which are computed anyway."""
+    """Whether the answer needs hidden states of the prompt itself, which have to be computed even if its
+    pages are cached."""
     return request.pooling is not None or request.sampling.prompt_logprobs_start is not None

@@ -1,4 +1,4 @@
-"""The replicas of this machine: their names, their shares of cores and GPUs; they come and go."""
+"""The replicas of this machine: their names, and their shares of its cores and GPUs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ramify.runtime.processes.shares import Share, share_of, shares
 
 
 class LocalFleet(ReplicaFleet):
-    """`config.replicas` replicas on this machine at first, named by numbers.
+    """A fleet on this machine. It starts with `config.replicas` replicas, which are named "0", "1" and so on.
 
     One replica has the whole machine; several divide its cores and GPUs.
 
-    workers : processes for the first one's engine core, if they were started early
-    make_engine : makes an engine core; called as `EngineSupervisor`
+    workers : processes for the engine core of the first replica, if they were started early
+    make_engine : makes an engine core; called with the arguments of `EngineSupervisor`
     make_store, placement, later : see `ReplicaFleet`
     """
 
@@ -56,8 +56,8 @@ class LocalFleet(ReplicaFleet):
             self._replica_set.hold(str(index), make)
 
     async def start(self) -> None:
-        """Start one engine core and then the others, which find compiled kernels and packed weights on
-        disk."""
+        """Start one engine core, and then the others concurrently. The others find compiled kernels and
+        packed weights on disk."""
         first, *others = list(self._replicas.items())
         try:
             await self._replica_set.start(*first)
@@ -75,7 +75,7 @@ class LocalFleet(ReplicaFleet):
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by role; with several replicas by replica and role, such as "1/scheduler"."""
+        """Process ids by role. With several replicas the keys are replica and role, such as "1/scheduler"."""
         found = super().pids
         return {role.partition("/")[2]: pid for role, pid in found.items()} if self._single else found
 
@@ -84,9 +84,10 @@ class LocalFleet(ReplicaFleet):
         return self
 
     async def add_one(self) -> str:
-        """Start one more replica. Returns its name, the lowest number that is free.
+        """Start one more replica. Returns its name, the lowest free number.
 
-        Raises `UnsupportedField` where every GPU or core has a replica, and what keeps it from starting.
+        Raises `UnsupportedField` if every GPU or core already has a replica, and the error of the start if it
+        fails.
         """
         if self._single:
             raise UnsupportedField(
@@ -99,9 +100,10 @@ class LocalFleet(ReplicaFleet):
         return name
 
     async def restart(self, name: str, limit_s: float) -> None:
-        """Drain a replica and start it anew. Requests wait where it is the only one.
+        """Drain a replica, and start it anew. If it is the only one, requests wait meanwhile.
 
-        Raises what `drain` raises, and what keeps it from starting: the replica is gone then.
+        Raises what `drain` raises, and the error of the start if it fails. After a failed start the fleet no
+        longer has the replica.
         """
         await self.drain(name, limit_s, last=True)
         try:
@@ -130,12 +132,13 @@ class LocalFleet(ReplicaFleet):
         )
 
     def _busy(self, name: str) -> bool:
-        """Whether the replica has something to answer."""
+        """Whether the replica has requests or control calls to answer."""
         return bool(self._router.count(name) or self._control_calls.waiting_for(name))
 
 
 async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all at once. Raises the first error, when the others, which are cancelled then, have ended."""
+    """Run all `works` concurrently. If one raises, the others are cancelled, and the first error is raised
+    when they have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

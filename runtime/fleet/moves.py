@@ -1,12 +1,15 @@
-"""When the cached pages of a prefix are moved to the replica of a request instead of being computed there.
+"""Decisions about moves: whether the cached pages of a prefix are moved to the replica of a request.
+
+Pages are moved if that is faster than computing them there.
 
 Example: a prompt has 1,500 tokens. Its replica holds 96 of them, another one 1,408; a token takes 22.5 KB.
 
     to compute    1,312 tokens x 0.3 ms                 0.39 s
     to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.11 s, so they are moved
 
-Both paces are measured: the replica's by its answers (`Placement`), that of moves by those before. A move
-that takes longer than computing would have taken is given up, and the request computes.
+Both paces are measured: that of computing on the replica by its answers (`Placement`), and that of moving by
+earlier moves. A move that takes longer than computing would have taken is given up, and the request computes
+the pages.
 """
 
 from __future__ import annotations
@@ -15,23 +18,25 @@ import dataclasses
 from collections.abc import Sequence
 
 OVERHEAD_BYTES = 8 << 20
-"""Bytes that every move counts beside its pages: four messages wait for steps of engine cores."""
+"""Overhead of every move, expressed in bytes: each of its four messages waits for a step of an engine
+core."""
 FIRST_PACE = 1 / 300e6
-"""Seconds a byte before the first move."""
+"""Assumed seconds per byte before the first move has been measured."""
 KEPT = 0.9
-"""Weight of a move in the pace when the next one has ended."""
+"""Decay of the measured pace: the factor by which the weight of earlier moves shrinks with each new one."""
 LEAST_TOKENS = 64
-"""No move for fewer: a step costs about as much as 50 tokens of a prefill (CPU)."""
+"""Least tokens that a move must save: a step costs about as much as 50 tokens of a prefill (on the CPU)."""
 LEAST_LIMIT_S = 0.05
 """Least time limit of a move, in seconds."""
 MOST_LIMIT_S = 60.0
-"""Longest time limit of a move, in seconds: before the first answer of a replica its pace is taken as 1 s a
-token."""
+"""Longest time limit of a move, in seconds. The bound is needed since the pace of a replica is taken as 1 s a
+token until its first answer."""
 
 
 @dataclasses.dataclass(slots=True)
 class MovePace:
-    """Seconds for one byte of a move, its way through both engine cores included; the newest weigh most."""
+    """Measured seconds per byte of a move, the handling by both engine cores included. Recent moves weigh
+    most."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -47,33 +52,35 @@ class MovePace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-    """Pages of a request's prompt that its replica lacks, counted from the first page on.
+    """The state of a replica with respect to a prompt, counted in whole pages from the start of the prompt.
 
-    expected : pages that the replica holds, or will have computed for others
+    held : pages that the replica holds now
+    expected : pages that the replica holds now or will have computed for other requests
     """
 
     held: int
     expected: int
     pace: float
-    """Seconds for a token that the replica computes."""
+    """Seconds in which the replica computes one token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """Pages ``[first, end)`` of the prompt come from `source`, within `limit_s` seconds."""
+    """A move of the pages ``[first, end)`` of the prompt from `source`, given up after `limit_s` seconds."""
 
     source: str
     first: int
     end: int
     gained: int
-    """Tokens that need not be computed."""
+    """Tokens that the target need not compute."""
     limit_s: float
 
 
 def choose(
     need: Need, sources: Sequence[tuple[str, int]], pace: MovePace, page_size: int, page_bytes: int
 ) -> Move | None:
-    """The move that saves most, None where none is cheaper than computing.
+    """The move from the source with the most pages; None if it saves fewer than `LEAST_TOKENS` tokens or is
+    not cheaper than computing.
 
     sources : other replicas, and the pages that each holds
     """
@@ -90,5 +97,5 @@ def choose(
 
 
 def limited(seconds: float) -> float:
-    """The time limit of a move that may take about `seconds`."""
+    """The time limit of a move: `seconds`, bounded by `LEAST_LIMIT_S` and `MOST_LIMIT_S`."""
     return min(max(seconds, LEAST_LIMIT_S), MOST_LIMIT_S)

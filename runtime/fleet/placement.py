@@ -1,15 +1,15 @@
-"""Placement: a request goes to the replica on which it would be through first.
+"""Placement: a request goes to the replica with the lowest estimated time until its prompt is computed.
 
 Work is counted in tokens to be computed; an output token counts as `OUTPUT_WEIGHT`. The cost of a replica is
-the work that it has, plus the tokens of the prompt that it does not hold, at its measured pace. Three rules
-follow from that alone:
+its queued work plus the prompt's tokens that it does not hold, times the seconds per token measured on it.
+Three rules follow from that alone:
 
-- A branch goes where its program is, as long as the queue there is shorter than what it would compute again
-  elsewhere, or until its pages have come there, where they can move.
-- The siblings of a fork are charged once for what they share: the pages that one of them will compute are
-  promised to the others.
-- New work goes where least is left. `place` reserves in the same call, so that two requests at the same
-  moment see each other.
+- A branch stays on its program's replica, as long as the queue there costs less than computing the prefix
+  again, or moving its pages, elsewhere.
+- The shared prefix of a fork is charged once. Its pages are promised by the sibling that computes them, so
+  that the others on the same replica count them as held.
+- New work goes to the replica with the least work left. `place` reserves the cost in the same call, so that
+  two simultaneous requests see each other.
 """
 
 from __future__ import annotations
@@ -21,35 +21,40 @@ from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
 from ramify.runtime.fleet.moves import LEAST_TOKENS
 
 OUTPUT_WEIGHT = 0.3
-"""Work of an output token, in prompt tokens. It costs 2.5 times a prompt token, but a new request does not
-wait for it: rows decode beside its prompt."""
+"""Work of an output token, in prompt tokens. An output token costs 2.5 times a prompt token. But a new
+request does not wait for output tokens, since decoding rows share the steps with the new prompt."""
 MISS_WEIGHT = 1.5
-"""Weight of a prompt token to be computed: the request waits for it, and so do the requests behind it. With
-1 the siblings of a fork go to idle replicas and compute there what one of them computes already; with 2
-they wait longer than that takes (`python -m benchmarks.fleet`)."""
+"""Weight of a prompt token to be computed: the request waits for the token, and so do the requests behind it
+in the queue. With a weight of 1 the siblings of a fork go to idle replicas, and compute again what one of
+them is already computing. With 2 they wait longer than computing would take (`python -m
+benchmarks.fleet`)."""
 STAY = 64.0
-"""Work that going elsewhere must save a program: its next step would be drawn to two places."""
+"""Least work, in tokens, that a program must save by leaving its replica. Leaving has a price: the next step
+of the program would find its pages divided between two replicas."""
 KEPT = 0.9
-"""Weight of an answer in a pace when the next one has come."""
+"""Decay of a measured pace: the factor by which the weight of earlier answers shrinks with each new one."""
 DOUBTED_S = 10.0
-"""Seconds without an answer after which a replica's pace counts half, and the fleet's the other half: one
-that was slow once would get no request by which to show that it is not."""
+"""Half-life of a replica's measured pace, in seconds without an answer: after that time the expected pace is
+the mean of the replica's and the fleet's. Otherwise a replica that was slow once would get no request by
+which to show that it is fast again."""
 STEP = 512.0
-"""Work left in the step that already runs when a request arrives, in tokens."""
+"""Work, in tokens, assumed to be left in the step that is running when a request arrives."""
 MOST_HOMES = 16_384
-"""Programs whose replica is remembered; a client that dies tells of no end."""
+"""Most programs whose replica is remembered. The bound is needed since a client that dies does not report the
+end of its programs."""
 KEPT_PROMISES = 256
-"""Prompts of ended requests that stay promised, for their events may come later than their last text."""
+"""Most ended requests of a replica whose prompts stay promised. A promise outlives its request, as the events
+of the pages may arrive after the request's last text."""
 
 
 class NoReplica(Exception):
-    """No replica takes new requests."""
+    """Raised when no replica takes new requests."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """A request: the digests of its prompt's whole pages in its cache scope, the prompt's tokens, and the
-    output that is expected, in tokens."""
+    """The work of a request: the digests of its prompt's whole pages, the number of prompt tokens, and the
+    expected number of output tokens."""
 
     rid: str
     digests: Sequence[int]
@@ -64,22 +69,22 @@ class _Reservation:
     replica: str
     placed_at: float
     queued: float
-    """The replica's work when it was placed, its own included."""
+    """The replica's work when the request was placed, that of the request's prompt included."""
     prompt: float
     """Prompt tokens that are still to be computed."""
     output: float
     promised: Sequence[int]
-    """Digests of the pages that it computes."""
+    """Digests of the pages that the request will compute."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Pace:
-    """Seconds for one token of work: of the answers so far, the newest weigh most."""
+    """Measured seconds per token of work. Recent answers weigh most."""
 
     seconds: float = 0.0
     tokens: float = 0.0
     value: float = 0.0
-    """0 before the first answer."""
+    """Seconds per token of work; 0 before the first answer."""
     learnt_at: float = 0.0
 
     def learn(self, seconds: float, tokens: float, now: float) -> None:
@@ -89,7 +94,7 @@ class _Pace:
         self.learnt_at = now
 
     def beside(self, fleet: float, now: float) -> float:
-        """Pace to be expected at `now`; `fleet`: the pace of all replicas, or 0."""
+        """The expected pace at `now`. `fleet` is the pace of all replicas together, 0 if not yet measured."""
         if not (self.value and fleet):
             return self.value or fleet
         trust = 0.5 ** (max(now - self.learnt_at, 0.0) / DOUBTED_S)
@@ -101,21 +106,22 @@ class _Replica:
     pace: _Pace
     prefill: bool = False
     answered: bool = False
-    """Whether its first answer has come. That one does not count in the pace, as it contains work done once,
-    such as compiling; only a fleet without any pace uses it."""
+    """Whether the first answer of the replica has come. The first answer does not count in the replica's
+    pace, as it includes one-time work such as compiling. It counts in the fleet's pace only while that has no
+    other measurement."""
     draining: bool = False
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-    """Ended request → digests of its pages that are still promised."""
+    """Id of an ended request → digests of its pages, which are still promised."""
     reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     unanswered: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
-    """Requests whose prompt is still to be computed, the oldest first."""
+    """Requests whose prompt is still to be computed, in order of placement."""
 
 
 class Placement:
-    """Places requests on replicas. Times are seconds of any one clock.
+    """Places requests on replicas. All times are in seconds, by one clock of the caller's choice.
 
-    page_size : tokens of a page of every replica; 0 until the first replica has told it
+    page_size : tokens per page, the same on every replica; 0 until the first replica has started
     """
 
     def __init__(self, page_size: int = 0) -> None:
@@ -126,28 +132,29 @@ class Placement:
         self._pace = _Pace()
         """Pace of the whole fleet."""
         self._homes: dict[str, str] = {}
-        """The replica of each program's last request; the least recently placed program first."""
+        """Program → replica of its last request, in order of placement, the oldest first."""
 
     # --- replicas ---------------------------------------------------------------------------------
 
     def join(self, replica: str, *, prefill: bool = False) -> None:
-        """Add a replica with an empty tree. Until its second answer its pace is taken to be the fleet's.
+        """Add a replica with an empty tree. Until its second answer the fleet's pace is used for it.
 
-        With `prefill` it computes prompts for others, and gets requests only while there is no other.
+        With `prefill` the replica computes prompts for others. It gets requests of its own only while there
+        is no replica without `prefill`.
         """
         self._replicas[replica] = _Replica(_Pace(), prefill)
         self._index.join(replica)
 
     def drain(self, replica: str) -> None:
-        """Place nothing more there."""
+        """Place nothing more on `replica`."""
         self._replicas[replica].draining = True
 
     def undrain(self, replica: str) -> None:
-        """Place requests there again."""
+        """Place requests on `replica` again."""
         self._replicas[replica].draining = False
 
     def leave(self, replica: str) -> list[Work]:
-        """Remove a replica that is gone. Returns the work that it had, to be placed anew."""
+        """Remove a replica that is gone. Returns the work that was placed on it, to be placed anew."""
         gone = self._replicas.pop(replica)
         self._index.leave(replica)
         for rid in gone.reserved:
@@ -174,13 +181,13 @@ class Placement:
         force: bool = False,
         move_s: Callable[[int], float] | None = None,
     ) -> str:
-        """The replica for `work`, whose cost is reserved there; with `only` that one, with `force` also where
-        it drains. Raises `NoReplica`.
+        """Choose the replica for `work`, and reserve its cost there. With `only`, that replica alone is
+        considered; with `force`, draining replicas are considered too. Raises `NoReplica`.
 
-        `move_s` gives the seconds in which a number of cached pages come from another replica; None where
-        they do not.
+        `move_s` maps a number of cached pages to the expected seconds for moving them between replicas; None
+        if pages are not moved.
 
-        Costs O(replicas + log pages + pages that it computes).
+        Costs O(replicas + log pages + pages to be computed).
         """
         home = self._homes.get(work.program) if work.program else None
         best: tuple[float, str, int] | None = None
@@ -208,8 +215,8 @@ class Placement:
         return name
 
     def place_prefill(self, work: Work, now: float) -> str | None:
-        """The replica that computes prompts and is the first to have done with this one; None if there is
-        none. Its cost is reserved there."""
+        """Choose the prefill replica that would finish the prompt of `work` first, and reserve its cost
+        there. Returns None if there is no prefill replica."""
         best: tuple[float, str, int] | None = None
         held = self._index.pages(work.digests, promised=True)
         for name, replica in self._taking(None, prefill=True):
@@ -224,7 +231,8 @@ class Placement:
         return name
 
     def progress(self, rid: str, tokens: int, now: float) -> None:
-        """Count `tokens` more of a request's output; with the first ones its prompt is computed."""
+        """Count `tokens` more output tokens of a request. The first call for a request also marks its prompt
+        as computed."""
         found = self._reservations.get(rid)
         if found is None:
             return
@@ -260,7 +268,7 @@ class Placement:
         self._homes.pop(program, None)
 
     def work_of(self, replica: str) -> float:
-        """Tokens of work that the replica has."""
+        """Work left on the replica, in tokens."""
         return self._replicas[replica].work
 
     # --- for moves of pages -----------------------------------------------------------------------
@@ -270,39 +278,41 @@ class Placement:
         return self._index.pages(digests).get(replica, 0)
 
     def others(self, replica: str, digests: Sequence[int]) -> list[tuple[str, int]]:
-        """The other replicas that hold some of the prompt's pages, each with the number of them."""
+        """(name, number of pages) of each replica other than `replica` that holds pages of the prompt."""
         return [(name, pages) for name, pages in self._index.pages(digests).items() if name != replica]
 
     def has(self, replica: str) -> bool:
         return replica in self._replicas
 
     def takers(self) -> list[str]:
-        """The replicas that new requests may go to, the one with the least work first."""
+        """The replicas that take new requests, the one with the least work first."""
         takers = [name for name, _ in self._taking(None, prefill=False)]
         return sorted(takers, key=self.work_of)
 
     def settle(self, program: str, replica: str) -> None:
-        """Draw the program's next request to `replica`."""
+        """Make `replica` the home of `program`, which its next requests prefer."""
         self._homes.pop(program, None)
         self._homes[program] = replica
         while len(self._homes) > MOST_HOMES:
             del self._homes[next(iter(self._homes))]
 
     def missing(self, rid: str) -> int:
-        """Prompt tokens that the replica of the request was expected to compute for it."""
+        """Prompt tokens that the replica is still expected to compute for the request; 0 for an unknown
+        id."""
         found = self._reservations.get(rid)
         return 0 if found is None else int(found.prompt)
 
     def answered(self, replica: str) -> bool:
-        """Whether the replica has computed a prompt."""
+        """Whether the replica has computed at least one prompt."""
         return self._replicas[replica].answered
 
     def pace(self, replica: str, now: float) -> float:
-        """Seconds for a token of work, as measured."""
+        """Expected seconds per token of work on the replica."""
         return self._pace_of(self._replicas[replica], now)
 
     def fetched(self, rid: str, tokens: int, now: float) -> None:
-        """Count `tokens` fewer of a prompt to be computed: the request has waited for pages until `now`."""
+        """Reduce the prompt tokens to be computed by `tokens`: their pages have arrived, and the request
+        waited for them until `now`."""
         found = self._reservations.get(rid)
         if found is not None and found.prompt:
             saved = min(float(tokens), found.prompt - 1)
@@ -316,7 +326,8 @@ class Placement:
     def _taking(
         self, only: str | None, *, prefill: bool, draining: bool = False
     ) -> list[tuple[str, _Replica]]:
-        """The replicas of one kind that take new work; also those that drain with `draining`."""
+        """The replicas that take new work. `prefill` selects the prefill replicas or the others, and `only` a
+        single replica. With `draining`, draining replicas are included."""
         return [
             (name, replica)
             for name, replica in self._replicas.items()
@@ -324,7 +335,8 @@ class Placement:
         ]
 
     def _missing(self, work: Work, pages: int) -> float:
-        """The prompt tokens to be computed where `pages` of its pages are held; the last one always is."""
+        """The prompt tokens to be computed if `pages` pages of the prompt are held; at least the last
+        token."""
         return max(work.tokens - pages * self.page_size, 1)
 
     def _reserve(self, work: Work, name: str, pages: int, now: float) -> None:
@@ -338,7 +350,8 @@ class Placement:
         replica.unanswered[work.rid] = reservation
 
     def _pace_of(self, replica: _Replica, now: float) -> float:
-        """The replica's pace, or what its oldest unanswered request shows if that is slower."""
+        """The expected pace of the replica, or the pace that its oldest unanswered request implies, if that
+        is slower."""
         pace = replica.pace.beside(self._pace.value, now) or 1.0
         for oldest in replica.unanswered.values():
             return max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))

@@ -1,4 +1,4 @@
-"""An engine core as its fleet uses it, and a replica: the core with its state in the fleet."""
+"""A replica: an engine core with its state in the fleet."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ramify.messages import ModelInfo
 State = Literal["starting", "up", "draining", "gone"]
 """State of a replica.
 
-starting    it takes nothing yet, or is being replaced
-up          it takes requests
-draining    it takes no new ones
-gone        it will not come back by itself
+starting    not ready yet, or its engine core is being restarted
+up          takes requests
+draining    takes no new requests
+gone        has failed, and will not come back by itself
 """
 
 
 HEARTBEAT_S = 2.0
-"""Seconds between two heartbeats: the scheduler is asked for its counters, so that even an idle engine core
-sends a message."""
+"""Seconds between two heartbeats. A heartbeat asks the scheduler for its counters, so that even an idle
+engine core sends a message."""
 HEARTBEAT = f"{INTERNAL}heartbeat"
-"""Id of these control calls; their answers only show that the engine core lives."""
+"""Id of the heartbeats' control calls. Their answers only show that the engine core is alive."""
 SILENT_S = 30.0
-"""An engine core without a message for this long hangs, as a step takes seconds at most; a frontend that
-has sent a replica nothing for this long is gone."""
+"""Seconds of silence after which an engine core counts as hung, since a step takes seconds at most. A
+frontend that has sent a replica nothing for as long counts as gone."""
 
 
 class Timer(Protocol):
@@ -37,17 +37,17 @@ class Timer(Protocol):
 
 
 Later = Callable[[float, Callable[[], None]], Timer]
-"""Calls a function after a number of seconds, unless the timer is cancelled."""
+"""Schedules a function to run after a number of seconds. Returns a timer that can cancel it."""
 
 
 class EngineCore(Protocol):
-    """An `EngineSupervisor`, or an engine core somewhere else that is used in the same way."""
+    """The interface of an engine core: an `EngineSupervisor`, or an engine core on another machine."""
 
     info: ModelInfo | None
-    """Set by `start`."""
+    """Description of the model; None before `start`."""
     max_prompt_tokens: int
     page_bytes: int
-    """Bytes of a KV page; 0 where its pages are not moved."""
+    """Bytes of a KV page; 0 if pages of this engine core cannot be moved."""
 
     @property
     def pids(self) -> Mapping[str, int]: ...
@@ -62,45 +62,45 @@ class EngineCore(Protocol):
 
 
 class EngineEvents(NamedTuple):
-    """Callbacks of an engine core. It calls them on the fleet's event loop."""
+    """Callbacks of an engine core, called on the fleet's event loop."""
 
     receive: Callable[[ToFrontend], None]
-    """Takes every message from the engine core."""
+    """Called with every message from the engine core."""
     died: Callable[[WorkerDied], bool]
-    """Called when the running requests are lost, with the error for those that cannot go on. Returns whether
-    a request is known to be the cause."""
+    """Called when the running requests are lost, with the error for requests that cannot be run again.
+    Returns whether a request is known to be the cause."""
     restarted: Callable[[], None]
-    """Called when the core has started anew, with an empty tree and without adapters."""
+    """Called when the engine core has been restarted, with an empty tree and without adapters."""
     gave_up: Callable[[EngineError], None]
-    """Called when the core will not start again."""
+    """Called with the reason when the engine core will not be restarted."""
 
 
 class FleetEvents(NamedTuple):
     """Callbacks of a fleet."""
 
     receive: Callable[[ToFrontend], None]
-    """Takes every message for the frontend."""
+    """Called with every message for the frontend."""
     lost: Callable[[WorkerDied | None, Sequence[str]], bool]
-    """Called with the ids of requests whose replica has died or has left, to be sent again, and with the
-    error for those that cannot go on: None where nothing has died. Returns whether one of them is known to
-    be the cause."""
+    """Called when a replica has died or left, with the ids of its requests, which are to be sent again. The
+    error is for requests that cannot be run again, None if the replica has not died. Returns whether one of
+    the requests is known to be the cause."""
     restarted: Callable[[], None]
-    """Called when a replica without adapters is up, before any request goes there."""
+    """Called when a replica has come up without adapters, before any request is sent to it."""
     gave_up: Callable[[EngineError], None]
     """Called with the reason when the last replica is gone."""
     tree_changed: Callable[[str, TreeChange | None], None]
-    """Called with a replica's name and the change of its prefix tree; with None where the tree is gone."""
+    """Called with the name of a replica and a change of its prefix tree; with None if the tree is gone."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a replica, for people to look at."""
+    """Status of a replica, for display."""
 
     name: str
     state: State
     requests: int
-    """Requests that it runs or has queued."""
+    """Number of running and queued requests of the replica."""
     heartbeat_age_s: float
-    """Seconds since its last message."""
+    """Seconds since the replica's last message; 0 before it has started."""
     pids: dict[str, int]
     """Role → process id."""
 
@@ -117,8 +117,8 @@ MakeEngine = Callable[[EngineEvents], EngineCore]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Replica:
-    """An engine core of the fleet, with its state. `up`: it takes messages. `left`: the fleet has removed
-    it."""
+    """An engine core of the fleet, with its state. `up`: the engine core takes messages. `left`: the fleet
+    has removed the replica."""
 
     engine: EngineCore
     up: bool = False
@@ -138,5 +138,5 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """Whether it takes requests, or will when it has started."""
+        """Whether the replica takes requests, or will take them once it has started."""
         return not (self.draining or self.gone)

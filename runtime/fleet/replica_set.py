@@ -1,10 +1,10 @@
 """The replicas of a fleet by name: they start, join, drain, leave, die and come back.
 
-starts       its model and its page size are those of the others
-joins        with an empty tree and without adapters: it gets the calls and requests that wait
-drains       nothing new goes there; what it has ends, or goes on elsewhere
-dies         its requests go to others with the output that they have (decision 0050), and it comes back
-is gone      it has died too often, and does not come back by itself
+starts       must have the model and the page size of the others
+joins        has an empty tree and no adapters; gets the control calls and requests that wait
+drains       gets no new requests; its requests end, or continue on other replicas
+dies         is restarted; its requests continue on others, after the output so far (decision 0050)
+is gone      has died too often, and is not restarted
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger("ramify")
 
 
 class ReplicaSet:
-    """The replicas `by_name`, which this class alone adds and removes.
+    """The replicas of a fleet, `by_name`. Only this class adds and removes them.
 
-    connector : moves cached pages between replicas; None where they are not moved
-    prefill : names of the replicas that compute prompts for the others
-    received : called with the name, the replica and each message of its engine core
+    connector : moves cached pages between replicas; None if pages are not moved
+    prefill : names of the prefill replicas, which compute prompts for the others
+    received : called with every message of an engine core, and with the name and replica that it came from
     events : the fleet's callbacks
     """
 
@@ -56,14 +56,15 @@ class ReplicaSet:
         self._received = received
         self._events = events
         self.info: ModelInfo | None = None
-        """Description of the model that all replicas have; None before the first has started."""
+        """Description of the model, which all replicas share; None before the first replica has started."""
         self.closing: set[asyncio.Future[None]] = set()
-        """Closings of engine cores that have come back with another model."""
+        """Futures of engine cores that are being closed because they came back with another model."""
 
     # --- start ------------------------------------------------------------------------------------
 
     def hold(self, name: str, make: MakeEngine) -> Replica:
-        """Add the replica `name`, with an engine core that is not started."""
+        """Add the replica `name` with the engine core from `make`, without starting it. Raises
+        `InvalidRequest` if the name is in use."""
         if name in self.by_name:
             raise InvalidRequest(f"There is a replica {name!r}.", field="name")
         events = EngineEvents(
@@ -76,7 +77,8 @@ class ReplicaSet:
         return replica
 
     async def start(self, name: str, replica: Replica) -> None:
-        """Start the engine core of `hold`. The replica is not in the fleet any more where this raises."""
+        """Start the engine core of a replica that `hold` has added. If the start fails, the replica is
+        removed and the error is raised."""
         try:
             await replica.engine.start()
             if replica.left:
@@ -86,14 +88,14 @@ class ReplicaSet:
             self._forget(name, replica)
             await replica.engine.aclose()
             raise
-        if not replica.engine.restarting:  # else it has died again, and comes back by itself
+        if not replica.engine.restarting:  # else it has died again, and its supervisor restarts it
             self._came_back(name, replica)
 
     def _check_model(self, name: str, replica: Replica) -> None:
-        """Compare model and page size with those of the first replica that started.
+        """Raise `EngineError` unless the model and page size are those of the first replica that started.
 
-        Requests go on elsewhere with the same tokens only where the model is the same, and digests of page
-        ends are equal only where pages have the same size.
+        Requests can continue on another replica only if the model is the same. Digests of page ends can be
+        compared only if pages have the same size.
         """
         info = replica.engine.info
         assert info is not None, "the engine core has started"
@@ -117,9 +119,9 @@ class ReplicaSet:
     async def drain(self, name: str, limit_s: float, *, last: bool = False) -> None:
         """Place nothing more on a replica, wait for its requests, and stop it.
 
-        Requests that have not ended after `limit_s` seconds go on elsewhere, behind their output. Raises
-        `NotFound`, and `InvalidRequest` for a replica that drains already and, without `last`, for the last
-        one.
+        Requests that have not ended after `limit_s` seconds continue on other replicas, after the output so
+        far. Raises `NotFound`, and `InvalidRequest` if the replica is already draining, or if it is the last
+        usable one and `last` is not set.
         """
         replica = self._replica(name)
         if replica.draining:
@@ -160,7 +162,8 @@ class ReplicaSet:
             )
 
     async def remove(self, name: str) -> None:
-        """Stop a replica now. Its requests go on elsewhere. Raises `NotFound`."""
+        """Stop a replica now. Its requests continue on other replicas, after the output so far. Raises
+        `NotFound`."""
         replica = self._replica(name)
         rids = self._forget(name, replica)
         self._events.lost(None, rids)
@@ -174,7 +177,7 @@ class ReplicaSet:
         return self.by_name[name]
 
     def _forget(self, name: str, replica: Replica) -> list[str]:
-        """Take a replica out of the fleet. Returns the ids of the requests that it had."""
+        """Remove a replica from the fleet. Returns the ids of its requests."""
         if self.by_name.get(name) is not replica:
             return []
         replica.left = True
@@ -192,7 +195,7 @@ class ReplicaSet:
         return explained
 
     def _down(self, name: str, replica: Replica, *, died: bool) -> list[str]:
-        """Count a replica out that takes nothing any more. Returns the ids of the requests that it had."""
+        """Mark a replica as down, and drop its state. Returns the ids of its requests."""
         rids = self._router.lose(name, died=died)
         if replica.up:
             replica.up = False
@@ -223,7 +226,8 @@ class ReplicaSet:
         self._router.place_all()
 
     def _join(self, name: str, replica: Replica) -> None:
-        """Send control calls that wait to a replica that is up, with an empty tree and no adapters."""
+        """Mark a replica as up, with an empty tree and no adapters, and send it the control calls that
+        wait."""
         self._placement.join(name, prefill=name in self._prefill)
         if replica.draining:
             self._placement.drain(name)
@@ -241,7 +245,7 @@ class ReplicaSet:
             self.give_up(error)
 
     def give_up(self, error: EngineError) -> None:
-        """End everything that waits for a replica: none is left."""
+        """End all requests and control calls that wait for a replica, since no replica is left."""
         self._control_calls.clear()
         self._router.clear()
         self._events.gave_up(error)

@@ -1,10 +1,10 @@
 """Routing: each request of a fleet finds a replica, is sent there, and is counted until it ends.
 
-one replica    there is nothing to choose: a request goes there as it comes
-several        the prompt's ids from some tokenizer, then `Placement`, then its replica; or it waits for one
-abort          sent to the replica, behind the request
-suspect        runs on the isolation replica, which has suspects alone, until `end_alone`
-replica lost   its requests are forgotten; the frontend sends them again
+one replica    the request is sent as it arrives
+several        the prompt is tokenised on some replica, `Placement` chooses a replica, the request is sent
+abort          sent to the request's replica, after the request
+suspect        runs on the isolation replica, which gets no other requests until `end_alone`
+replica lost   its requests are dropped here, and sent again by the frontend
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ramify.runtime.lora_names import tree_scope
 log = logging.getLogger("ramify")
 
 MOST_PINS = 4096
-"""Token limits of programs whose replica is remembered."""
+"""Most token limits whose replica is remembered."""
 PLACE = f"{INTERNAL}place-"
-"""Prefix of the ids of control calls for the tokens of a prompt that is to be placed."""
+"""Prefix of the ids of control calls that tokenise a prompt for its placement."""
 
 
 class Router:
     """Routes requests to the replicas.
 
-    replicas : the fleet's, by name; the caller changes them
-    connector : moves cached pages between replicas; None where they are not moved
-    prefill : names of the replicas that compute prompts for the others
-    receive : takes the message for the frontend where a request cannot be sent
-    single : the fleet has one replica and gets no other: its work is not counted for placement
+    replicas : the fleet's replicas by name; the caller adds and removes entries
+    connector : moves cached pages between replicas; None if pages are not moved
+    prefill : names of the prefill replicas, which compute prompts for the others
+    receive : called with the `Failed` message for the frontend if a request cannot be sent
+    single : the fleet has one replica and gets no other, so its work is not counted for placement
     """
 
     def __init__(
@@ -71,14 +71,16 @@ class Router:
         """Requests that have arrived and have not ended, by id."""
         self._isolation_replica: str | None = None
         self._pins: dict[str, str] = {}
-        """Token limit → its replica: one scheduler has to count all tokens of a limit's requests."""
+        """Token limit → its replica. All requests of a limit go to one replica, as one scheduler has to count
+        all their tokens."""
         self._idle: dict[str, asyncio.Event] = {}
-        """Replica → event, set when it has no request left, while `wait_idle` waits for that."""
+        """Replica → event that is set when the replica has no request left. Entries exist while `wait_idle`
+        waits."""
 
     # --- a request arrives ------------------------------------------------------------------------
 
     def send(self, request: Generate) -> None:
-        """Place a request, and send it to its replica. Raises what encoding it raises."""
+        """Place a request, and send it to its replica. Raises the encoding error if it cannot be encoded."""
         self._admit(FleetRequest(request))
 
     def send_alone(self, request: Generate) -> None:
@@ -86,18 +88,18 @@ class Router:
         self._admit(FleetRequest(request, alone=True))
 
     def _admit(self, found: FleetRequest) -> None:
-        """Send a request to the only replica, or place it after its prompt has been tokenised."""
+        """Send a request to the only replica, or place it once its prompt has been tokenised."""
         request = found.request
         only = self._only_replica()
         if only is not None:
-            found.ids = ()  # they would choose among replicas
+            found.ids = ()  # token ids are needed only to choose among replicas
             if self._replicas[only].up and self._isolation_replica is None and not found.alone:
                 found.replica = only
                 self._send(found)
                 self._pin(found, only)
                 self._requests[request.rid] = found
                 return
-        msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
+        msgspec.msgpack.encode(request)  # raises here the error that sending it would raise later
         self._requests[request.rid] = found
         if only is not None:
             self._place(found)
@@ -116,27 +118,29 @@ class Router:
             self._control_calls.ask(message, functools.partial(self._tokenised, found))
 
     def _only_replica(self) -> str | None:
-        """The replica of a `single` fleet, if it takes new requests; else None."""
+        """Name of the replica of a `single` fleet, if it takes new requests; else None."""
         if not self._single:
             return None
         ((name, replica),) = self._replicas.items()
         return name if replica.usable else None
 
     def _tokenised(self, found: FleetRequest, answer: Answer) -> None:
-        # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
+        # A prompt that cannot be tokenised is placed without ids; its replica refuses it and says why.
         found.ids = answer.prompts[0].ids if isinstance(answer, Texts) else ()
         self._place(found)
 
     # --- it finds its replica ---------------------------------------------------------------------
 
     def place_all(self) -> None:
-        """Send the requests that have waited for a replica, suspects first: others may not join them."""
+        """Place the requests that wait for a replica. Suspects come first, since the isolation replica must
+        have no other requests."""
         for found in sorted(self._requests.values(), key=lambda one: not one.alone):
             if found.ids is not None and not found.replica:
                 self._place(found)
 
     def _place(self, found: FleetRequest) -> None:
-        """Send a request to its replica; it goes on waiting where none is up, and fails where that raises."""
+        """Choose a replica for a request, and send it there. If no replica takes it, the request goes on
+        waiting; if placing it raises, the request fails."""
         try:
             self._find_place(found)
         except Exception as error:
@@ -171,7 +175,8 @@ class Router:
             send()
 
     def _free_for_suspects(self) -> str | None:
-        """The isolation replica, chosen now if there is none; None while it has other requests."""
+        """Name of the isolation replica, which is chosen if there is none yet. None while that replica still
+        has other requests, or if no replica is up."""
         if self._isolation_replica is None:
             usable = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
             free = [name for name in usable if name not in self._prefill] or usable
@@ -184,7 +189,7 @@ class Router:
         return None if others else name
 
     def end_alone(self) -> None:
-        """Send other requests to the isolation replica again."""
+        """End the isolation: the isolation replica takes all requests again."""
         for found in self._requests.values():
             found.alone = False
         isolated, self._isolation_replica = self._isolation_replica, None
@@ -208,7 +213,7 @@ class Router:
     # --- it is sent -------------------------------------------------------------------------------
 
     def _send_held(self, found: FleetRequest) -> None:
-        """Send a request that has waited for pages; nothing where its replica has gone meanwhile."""
+        """Send a request that has waited for pages. Does nothing if its replica has been lost meanwhile."""
         rid = found.request.rid
         if self._requests.get(rid) is found and not found.sent:
             try:
@@ -224,7 +229,7 @@ class Router:
             engine.send(abort)
 
     def abort(self, abort: Abort) -> None:
-        """Send an abort behind its request."""
+        """Send an abort to the replica of its request, after the request."""
         found = self._requests.get(abort.rid)
         if found is None:
             return
@@ -238,17 +243,17 @@ class Router:
     # --- it runs, and ends ------------------------------------------------------------------------
 
     def count(self, name: str) -> int:
-        """Number of the replica's requests, prompts that it computes for others among them."""
+        """Number of the replica's requests, including prompts that it computes for other replicas."""
         prompts = 0 if self._connector is None else self._connector.prompts(name)
         return prompts + sum(found.replica == name for found in self._requests.values())
 
     def placed(self, rid: str) -> bool:
-        """Whether there is a request of this id, and it has a replica."""
+        """Whether the request `rid` is known and has a replica."""
         found = self._requests.get(rid)
         return found is not None and bool(found.replica)
 
     def output_arrived(self, message: StepText) -> None:
-        """Count the output of requests, and end those that are done."""
+        """Count the output in `message`, and end the requests that have finished."""
         now = time.monotonic()
         for chunk in message.chunks:
             found = self._requests.get(chunk.rid) if chunk.ids else None
@@ -274,7 +279,7 @@ class Router:
                 self.place_all()
 
     def _fail(self, rid: str, error: Exception) -> None:
-        """End a request that cannot be sent; others go on."""
+        """End the request `rid`, which cannot be sent, and report `error` to the frontend."""
         log.error("a request could not be placed: %s", rid, exc_info=error)
         self.ended(rid)
         self._requests.pop(rid, None)
@@ -283,7 +288,7 @@ class Router:
     # --- a replica goes ---------------------------------------------------------------------------
 
     async def wait_idle(self, name: str, limit_s: float) -> None:
-        """Wait until the replica has no request, at most `limit_s` seconds."""
+        """Wait until the replica has no requests, for at most `limit_s` seconds."""
         idle = self._idle[name] = asyncio.Event()
         try:
             self.check_idle()
@@ -293,17 +298,18 @@ class Router:
             del self._idle[name]
 
     def check_idle(self) -> None:
-        """Let `wait_idle` go on for the replicas that have no request."""
+        """Wake `wait_idle` for each replica that has no requests."""
         for name, idle in self._idle.items():
             if not self.count(name):
                 idle.set()
 
     def unpin(self, name: str) -> None:
-        """Let token limits find another replica than this one, which drains."""
+        """Let the token limits of the draining replica `name` move to other replicas."""
         self._pins = {limit: home for limit, home in self._pins.items() if home != name}
 
     def lose(self, name: str, *, died: bool) -> list[str]:
-        """Forget the requests of a replica that takes no messages any more. Returns their ids."""
+        """Forget the requests of a replica that takes no messages any more. Returns their ids. If it died,
+        requests that waited for a prompt computed there are included."""
         rids = [rid for rid, found in self._requests.items() if found.replica == name]
         for asked in self._control_calls.waiting_for(name):
             found = self._requests.get(asked.removeprefix(PLACE))
@@ -311,7 +317,7 @@ class Router:
                 self._control_calls.forget(asked)
                 rids.append(found.request.rid)
         if died and self._connector is not None:
-            # The cause may be a prompt that it computed for others.
+            # The cause of the death may be a prompt that it computed for another replica.
             for rid in self._connector.asked_of(name):
                 self._placement.ended(rid)
                 rids.append(rid)
@@ -324,5 +330,5 @@ class Router:
         return rids
 
     def clear(self) -> None:
-        """Forget the requests that wait for a replica: the last one is gone."""
+        """Forget the requests that wait for a replica, since the last replica is gone."""
         self._requests = {rid: found for rid, found in self._requests.items() if found.replica}

@@ -1,4 +1,4 @@
-"""The figures of several replicas as those of one engine."""
+"""The counters of several replicas, merged into those of one engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ramify.runtime.fleet.replica import State
 
 
 class FleetStats(SchedulerStats, frozen=True, kw_only=True):
-    """The sums over the replicas that answered. A replica's counters begin again when it is replaced."""
+    """Sums of the counters over the replicas that answered. A replica's counters start at 0 again when it is
+    restarted."""
 
     replicas: dict[str, SchedulerStats | None]
-    """By replica; None for one that did not answer."""
+    """Replica → its counters; None for a replica that did not answer."""
     states: dict[str, State]
-    """By replica."""
+    """Replica → its state."""
 
 
 def merged(replies: Mapping[str, Reply], states: Mapping[str, State]) -> Reply:
-    """One reply of those of several replicas. `states`: of all that there are."""
+    """Merge the replies of several replicas. `states` has all replicas, those without a reply too."""
     first = next(iter(replies.values()))
     if first.stats is None:
         return first
@@ -42,7 +43,8 @@ def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -
 
 
 def _joined(snapshots: list[Snapshot]) -> Snapshot:
-    """The trees beside each other; the shares of one program are summed."""
+    """Merge the snapshots: the trees stand beside each other, and the queue shares of a program are
+    summed."""
     nodes: list[TreeNode] = []
     queue: dict[str, QueueShare] = {}
     for snapshot in snapshots:

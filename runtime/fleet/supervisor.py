@@ -1,4 +1,4 @@
-"""Supervisor of an engine core: starts it, asks for heartbeats, and starts it anew when a worker dies."""
+"""Supervisor of an engine core: starts it, asks it for heartbeats, and restarts it when a worker dies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ramify.runtime.processes.shares import Share
 log = logging.getLogger("ramify")
 
 RESTART_LIMIT = 3
-"""After more deaths than this within RESTART_WINDOW_S, those of starting workers included, the supervisor
+"""Most deaths within RESTART_WINDOW_S, those of starting workers included. After one more the supervisor
 gives up."""
 RESTART_WINDOW_S = 60.0
 
 
 class EngineSupervisor:
-    """An engine core on this machine that is replaced when it dies; an `EngineCore`.
+    """An engine core on this machine that is restarted when it dies; an `EngineCore`.
 
     All callbacks run on the event loop that `start` ran on.
 
@@ -42,24 +42,25 @@ class EngineSupervisor:
     workers
         Processes for the first engine core, if they were started early.
     share
-        Cores and GPUs of its processes, where there are several replicas.
+        Cores and GPUs of the processes; None for the whole machine.
     name
-        Name of the replica in the log, where there are several.
+        Name of the replica in the log; "" if there is only one.
     receive
         Called with every message from the engine core.
     died
-        Called with the error for requests that cannot be run again, when a worker has died. It returns
-        whether a request is known to be the cause; then the death does not count for `RESTART_LIMIT`.
+        Called when a worker has died, with the error for requests that cannot be run again. It returns
+        whether a request is known to be the cause; such a death does not count for `RESTART_LIMIT`.
     restarted
-        Called when a new engine core is ready.
+        Called when the restarted engine core is ready.
     gave_up
-        Called with the reason when there is no new engine core.
+        Called with the reason when the supervisor gives up.
     busy
-        Whether anything waits for the engine core's answer: then silence of `SILENT_S` is a death.
+        Returns whether anything waits for an answer of the engine core. If so, silence of `SILENT_S` counts
+        as a death.
     launch
-        Makes the processes; called as `EngineProcesses`.
+        Makes the processes; called with the arguments of `EngineProcesses`.
     heartbeat_s, silent_s
-        Seconds between two heartbeats, and of silence after which an engine core hangs.
+        Seconds between two heartbeats, and seconds of silence after which an engine core counts as hung.
     """
 
     def __init__(
@@ -91,14 +92,16 @@ class EngineSupervisor:
         self._heartbeat_s = heartbeat_s
         self._silent_s = silent_s
         self._unheard = 0
-        """Heartbeats since the last message. Time in which this process itself stood still does not count."""
+        """Number of heartbeats since the last message. Unlike a clock, the count does not include time in
+        which this process itself stood still."""
         self._engine: EngineProcesses | None = None
         self._last_message = 0.0
         self._heartbeat: asyncio.Task[None] | None = None
         self._restart: asyncio.Task[None] | None = None
         self._restart_times: collections.deque[float] = collections.deque()
         self._running = False
-        """An engine core was started, and neither `close_now` was called nor a restart has failed."""
+        """Whether an engine core has been started; False again after `close_now`, `aclose` or a failed
+        restart."""
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
@@ -115,7 +118,7 @@ class EngineSupervisor:
 
     async def aclose(self) -> None:
         self._running = False
-        # First: a restart that ends later would leave an engine core that nobody stops.
+        # Cancelled first: a restart that ended later would leave an engine core that nobody stops.
         tasks = [task for task in (self._heartbeat, self._restart) if task is not None]
         for task in tasks:
             task.cancel()
@@ -127,7 +130,7 @@ class EngineSupervisor:
             await _stop_processes(engine)
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
+        """Do the part of `aclose` that needs no running event loop."""
         self._running = False
         # Unset first: at the interpreter's exit the heartbeat may run at the same time, in the loop's thread.
         engine, self._engine = self._engine, None
@@ -135,7 +138,8 @@ class EngineSupervisor:
             engine.stop()
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message; dropped while there is no engine core. Raises what encoding it raises."""
+        """Send a message. It is dropped while there is no engine core. Raises the encoding error if it cannot
+        be encoded."""
         if self._engine is not None:
             self._engine.send(message)
 
@@ -185,7 +189,7 @@ class EngineSupervisor:
         self._last_message = time.monotonic()
 
     def _worker_died(self, role: str) -> None:
-        """Replace all workers: without one of them the state of the others is worthless."""
+        """Restart all workers, since the others are useless without the state of the one that died."""
         if not self._running or self._restart is not None:
             return
         self._begin_restart(f"The {role} process died")
@@ -230,7 +234,8 @@ class EngineSupervisor:
             self._restart = None
 
     async def _start_in_tries(self) -> None:
-        """Start the engine core once more where one of its processes dies while starting."""
+        """Start the engine core, and try again if one of its processes dies while starting. Raises
+        `WorkerDied` after too many deaths."""
         for _ in range(RESTART_LIMIT - 1):
             try:
                 await self._start_engine()
@@ -261,14 +266,14 @@ class EngineSupervisor:
             if silent and self._running and self._restart is None and self._busy():
                 self._begin_restart(f"The engine core said nothing for {self._silent_s:g} s")
                 continue
-            with contextlib.suppress(EngineError):  # the engine core was stopped at this moment
+            with contextlib.suppress(EngineError):  # the engine core was stopped just now
                 self.send(GetStats(rid=HEARTBEAT))
 
 
 async def _stop_processes(engine: EngineProcesses) -> None:
-    """Stop an engine core beside the event loop: its processes have seconds to end.
+    """Stop an engine core in a thread, since its processes may take seconds to end.
 
-    A caller that is cancelled meanwhile still waits for the end.
+    If the caller is cancelled meanwhile, it still waits until the processes have ended.
     """
     stopping = asyncio.ensure_future(asyncio.to_thread(engine.stop))
     try:

@@ -1,4 +1,4 @@
-"""Control calls of the server and of `Engine`: figures, tokens of texts, the cache, programs."""
+"""Control calls of the server and of `Engine`: counters, tokenisation, the cache, programs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ControlClient:
 
     ask : sends a call, and returns its answer
     tell : sends a message that has no answer
-    new_rid : gives ids of calls
-    max_prompt_tokens : gives the longest prompt, in tokens
+    new_rid : returns a new id for a call
+    max_prompt_tokens : returns the length of the longest prompt, in tokens
     """
 
     def __init__(
@@ -44,14 +44,15 @@ class ControlClient:
         self._max_prompt_tokens = max_prompt_tokens
 
     async def stats(self) -> SchedulerStats:
-        """Figures of the scheduler, or of all replicas."""
+        """Counters of the scheduler; with several replicas their sums."""
         reply = await self._ask(GetStats(rid=self._new_rid()))
         assert isinstance(reply, Reply)
         assert reply.stats is not None
         return reply.stats
 
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
-        """The scheduler's state, with at most `nodes` nodes of its tree and `programs` queued programs."""
+        """The scheduler's counters, and a snapshot of at most `nodes` nodes of its radix tree and `programs`
+        queued programs."""
         reply = await self._ask(GetSnapshot(rid=self._new_rid(), nodes=nodes, programs=programs))
         assert isinstance(reply, Reply)
         assert reply.stats is not None
@@ -73,7 +74,8 @@ class ControlClient:
     async def detokenize(
         self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Texts of token ids: of all, and with `skip_special_tokens` of all but special tokens."""
+        """Two texts of each list in `ids`: the first with all tokens, the second without special tokens if
+        `skip_special_tokens` is set."""
         reply = await self._ask(
             Detokenize(rid=self._new_rid(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
         )

@@ -1,4 +1,4 @@
-"""Embeddings: which pooling a request gets, and its vector from the pooled hidden states."""
+"""Embeddings: the pooling of a request, and the vector made from the pooled hidden states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ramify.messages import ModelInfo, Pooling
 
 
 def pooling_for(info: ModelInfo, asked: str | None) -> Pooling:
-    """The pooling that is `asked` for, or else the model's own.
+    """The pooling named by `asked`; if that is None, the model's own.
 
-    Raises `InvalidRequest` for a pooling that there is not, and `UnsupportedField` where the model's own
-    way to embed texts is not served.
+    Raises `InvalidRequest` if `asked` is no pooling, and `UnsupportedField` if `asked` is None and the
+    model's own pooling is not supported.
     """
     served: tuple[Pooling, ...] = get_args(Pooling)
     for pooling in served:
@@ -31,10 +31,12 @@ def pooling_for(info: ModelInfo, asked: str | None) -> Pooling:
 
 
 def vector_of(pooled: bytes, dimensions: int | None, *, normalize: bool) -> np.ndarray:
-    """The embedding of pooled states (`TextChunk.embedding`): (dimensions,) float32.
+    """The embedding made from the bytes of a pooled hidden state (`TextChunk.embedding`): (dimensions,)
+    float32.
 
-    It is cut to its first `dimensions` (Kusupati et al. 2022, "Matryoshka Representation Learning"), and then
-    divided by its Euclidean length with `normalize`. Raises `InvalidRequest` for too many dimensions.
+    The vector is truncated to its first `dimensions` entries (Kusupati et al. 2022, "Matryoshka
+    Representation Learning"), if given. With `normalize` it is then divided by its Euclidean length. Raises
+    `InvalidRequest` if the vector has fewer than `dimensions` entries.
     """
     vector = np.frombuffer(pooled, "<f4").astype(np.float32)
     if dimensions is not None:

@@ -1,6 +1,6 @@
-"""The frontend: request ids, answers, cancellation and back-pressure, before a fleet of replicas.
+"""The frontend: request ids, answers, cancellation and back-pressure, in front of a fleet of replicas.
 
-`Engine` in a user's script and the HTTP server share it. Everything runs on one event loop.
+`Engine` in a user's script and the HTTP server both use it. Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ log = logging.getLogger("ramify")
 class Frontend:
     """Sends requests to the replicas and returns their chunks.
 
-    workers : processes for the first engine core, if they were started early
-    make_fleet : makes the replicas from the callbacks; None: `config.replicas` on this machine
+    workers : processes for the engine core of the first replica, if they were started early
+    make_fleet : makes the fleet from its callbacks; None for `config.replicas` replicas on this machine
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Frontend:
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the model's files, start the replicas, and load the config's LoRA adapters. Raises what keeps
-        any of them from it."""
+        """Find the model's files, start the replicas, and load the config's LoRA adapters. If one of these
+        fails, stops the replicas and raises the error."""
         if self._config.kv_events is not None:
             self._kv_events = KVEvents(self._config, lambda: self.loras.loaded)
         self._watchdog = LoopWatchdog(asyncio.get_running_loop())
@@ -131,10 +131,10 @@ class Frontend:
         """Stop the replicas; requests that are running fail with `EngineClosed`."""
         self._close()
         await self._tasks.cancel()
-        await self._fleet.aclose()  # not by `close_now`, for whose seconds the event loop would stand still
+        await self._fleet.aclose()  # `close_now` would block the event loop for seconds
 
     def close_now(self) -> None:
-        """`aclose` without a running event loop."""
+        """Do what `aclose` does, without a running event loop."""
         self._close()
         self._fleet.close_now()
 
@@ -156,7 +156,7 @@ class Frontend:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt that the model and the KV pages allow."""
+        """Length in tokens of the longest prompt that fits the model and the KV pages."""
         return self._fleet.max_prompt_tokens
 
     @property
@@ -165,12 +165,12 @@ class Frontend:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The worker processes by role."""
+        """Process ids of the workers by role; with several replicas by replica and role."""
         return self._fleet.pids
 
     @property
     def status(self) -> FrontendStatus:
-        """Figures of the frontend itself, now."""
+        """The current status of the frontend."""
         heartbeat_age_s = self._fleet.heartbeat_age_s
         serves = self._closed is None and not self._draining and not self._fleet.restarting
         return FrontendStatus(
@@ -184,7 +184,7 @@ class Frontend:
     # --- requests ---------------------------------------------------------------------------------
 
     def new_rid(self) -> str:
-        """A request id that no other frontend on this machine gives."""
+        """A new request id, different from those of other frontends on this machine."""
         self._rid_count += 1
         return f"{self._rid_prefix}-{self._rid_count}"
 
@@ -194,12 +194,12 @@ class Frontend:
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; the last has `finish` set. Closing the iterator aborts it.
 
-        When a process of the engine core dies, the next engine core goes on behind the output that has
-        arrived. Raises `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and
-        `WorkerDied` for a request that kills engine cores (`quarantine`).
+        If the engine core dies, a restarted engine core or another replica continues the request after the
+        output that has arrived. Raises `Overloaded` if the queue is full, `InvalidRequest` for an invalid
+        request, and `WorkerDied` for a request that kills engine cores (`quarantine`).
         """
         if self._schemas is not None and request.constraint is not None:
-            checked(request.constraint)  # its size, before it is parsed
+            checked(request.constraint)  # checks the size before the source is parsed
             if has_references(request.constraint.source):
                 return self._generate_bundled(request)
         return self._generate(request)
@@ -209,7 +209,8 @@ class Frontend:
         return validated(request, chunks) if to_be_validated(request) else chunks
 
     async def _generate_bundled(self, request: Generate) -> AsyncIterator[TextChunk]:
-        """`_generate` with the schemas of the config's folder, which a thread puts beside the request's."""
+        """Do as `_generate`, after a thread has added the schemas of the config's folder that the constraint
+        refers to."""
         assert request.constraint is not None
         constraint = await asyncio.to_thread(self._with_schemas, request.constraint)
         chunks = self._generate(msgspec.structs.replace(request, constraint=constraint))
@@ -218,7 +219,7 @@ class Frontend:
                 yield chunk
 
     def _bundled(self, constraint: Constraint) -> Constraint:
-        """`constraint` with the schemas of the config's folder that it refers to."""
+        """`constraint` with the schemas added that its references point to, from the config's folder."""
         assert self._schemas is not None
         return with_definitions(constraint, self._schemas)
 
@@ -234,9 +235,9 @@ class Frontend:
             self._requests.close(request.rid)
 
     def abort(self, rid_prefix: str | None = None) -> int:
-        """End the requests whose id is `rid_prefix` or begins with it and "-" or "#"; None: all.
+        """Abort the requests whose id is `rid_prefix` or begins with it and "-" or "#". None aborts all.
 
-        Returns their number.
+        Returns the number of aborted requests.
         """
         requests = self._requests
         rids = list(requests.outputs) if rid_prefix is None else requests.named(rid_prefix)
@@ -249,13 +250,13 @@ class Frontend:
     async def export_prefix(
         self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
     ) -> bytes | None:
-        """The cached pages of a prompt's beginning as a KV snapshot, for the `import_prefix` of another
-        engine.
+        """The cached pages of a prompt's prefix as a KV snapshot, for `import_prefix` of another engine.
 
-        ids : of the prompt; scope, lora : as a request has them
-        skip : tokens whose pages the other engine has, which are left out
+        ids : token ids of the prompt
+        scope, lora : cache scope and LoRA adapter of the prompt, as in a request
+        skip : number of tokens at the start whose pages are left out, as the other engine has them
 
-        None where no whole page is cached, or the pages of this engine are not transferred. Raises
+        Returns None if no whole page is cached, or if this engine cannot transfer pages. Raises
         `EngineClosed` and `WorkerDied`.
         """
         self._check_one_replica()
@@ -269,7 +270,8 @@ class Frontend:
             return None
 
     async def import_prefix(self, snapshot: bytes) -> int:
-        """Take a KV snapshot into the prefix cache. Returns the tokens of its prefix that are cached then.
+        """Take a KV snapshot into the prefix cache. Returns the number of tokens of its prefix that are
+        cached afterwards.
 
         Raises what `KVSnapshots.import_` raises.
         """
@@ -285,7 +287,7 @@ class Frontend:
 
     def _check_open(self) -> None:
         if self._closed is not None:
-            raise copy.copy(self._closed)  # without the traceback that a raised instance keeps
+            raise copy.copy(self._closed)  # a copy, since a raised instance keeps its traceback
 
     def _open(self, request: Generate) -> OutputQueue:
         self._check_open()
@@ -316,7 +318,8 @@ class Frontend:
         return self._requests.send_request(request)
 
     def _check_room(self, request: Generate) -> None:
-        """Raises `Overloaded` where no more requests may be in flight, or no more of its flow."""
+        """Raise `Overloaded` if the number of requests in flight, or that of the request's flow, is at its
+        limit."""
         running = self._config.max_running or self.info.max_running
         most, own = self._config.most_requests(running), self._requests.in_flow(request)
         told = ""
@@ -332,7 +335,7 @@ class Frontend:
         )
 
     def _post(self, message: ControlCall) -> asyncio.Future[Reply | Texts]:
-        """Send a control call at once. Raises what ended the engine."""
+        """Send a control call at once. Raises the error that ended the engine, if it has ended."""
         self._check_open()
         return self._replies.post(message)
 
@@ -351,12 +354,12 @@ class Frontend:
             self._replies.take(message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
-        """Publish the change of a replica's prefix tree; None: the tree is gone with its engine core."""
+        """Publish the change of a replica's prefix tree. None: the tree is gone with its engine core."""
         if self._kv_events is not None:
             self._kv_events.publish_change(replica, change)
 
     def _fail_all(self, error: EngineError) -> None:
-        """End every request and control call with `error`, which new ones get as well."""
+        """Close the frontend: `error` ends every request and control call, and is raised for new ones."""
         self._closed = error
         self._requests.fail_all(error)
         self._replies.fail_all(error)

@@ -1,14 +1,15 @@
 """KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
 
-A block is a page. Its hash is the digest of all tokens up to its end
-(`ramify.radix.digest`), 64 bits, equal in every process: routers take it as a name, and compute their
-own hashes from `token_ids`. Example with pages of 4, after a prompt of ten tokens and one that shares five:
+A block is a page. Its hash is the 64-bit digest of all tokens up to its end (`ramify.radix.digest`), which is
+equal in every process. Routers use it as a name, and compute their own hashes from `token_ids`. Example with
+pages of 4, after a prompt of ten tokens and a second prompt that shares its first five:
 
     BlockStored   block_hashes [h1, h2]   parent None   token_ids [0, …, 7]
     BlockStored   block_hashes [h3]       parent h1     token_ids [4, 91, 92, 93]
 
-With several replicas a block is stored while any of them holds it. The server chooses among its replicas, so
-to a router it is one worker, of rank 0. Format: vLLM's `vllm/distributed/kv_events.py`, as of 0.26.
+With several replicas a block counts as stored while any replica holds it. To a router the server is one
+worker, of rank 0, as the server itself chooses among its replicas. Format: vLLM's
+`vllm/distributed/kv_events.py`, as of 0.26.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.processes.ipc import Publisher
 
 MEDIUM = "GPU"
-"""The tier from which requests are computed, whatever the device: to routers CPU means an offloaded block."""
+"""The storage tier of all blocks, whatever the device. Routers would take "CPU" for an offloaded block."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Blocks that follow each other."""
+    """Newly stored blocks, each of which follows the one before it."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
-    """None where the first block begins the sequence."""
+    """The hash of the block before the first one; None if the first block begins the sequence."""
     token_ids: list[int]
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
-    """For each block; the cache scope is that of the block that begins the sequence."""
+    """One entry for each block: (cache scope,) for a block that begins a sequence, None for others. None
+    altogether if no block has one."""
     cache_salt: str | None = None
-    """The cache scope, for routers that do not read `extra_keys`; not one of vLLM's fields."""
+    """The cache scope, for routers that do not read `extra_keys`. This field is not one of vLLM's."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -54,7 +56,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """No block is held any more."""
+    """All blocks have been removed."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -62,13 +64,13 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     ts: float
-    """Seconds since 1970."""
+    """Time in seconds since 1970."""
     events: list[Event]
     data_parallel_rank: int | None = None
 
 
 class HeldBlocks:
-    """The blocks that any replica holds. `names` has the engine's LoRA adapters, name → what is loaded."""
+    """The blocks that any replica holds. `names` returns the engine's LoRA adapters by name."""
 
     def __init__(self, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
         self._names = names
@@ -76,8 +78,8 @@ class HeldBlocks:
         self._holders: Counter[int] = Counter()
 
     def events_of(self, replica: str, change: TreeChange | None) -> list[Event]:
-        """Events for subscribers, who see all replicas as one, from a replica's `change`; None: it is
-        gone."""
+        """The events that a replica's `change` means for subscribers, who see all replicas as one. None as
+        `change`: the replica's tree is gone."""
         held = self._replicas.setdefault(replica, set())
         if change is None:
             del self._replicas[replica]
@@ -106,7 +108,7 @@ class HeldBlocks:
         return [BlockRemoved(block_hashes=gone, medium=MEDIUM)] if self._holders else [AllBlocksCleared()]
 
     def _stored(self, run: PageRun, held: set[int]) -> Iterator[Event]:
-        """Events for the pages of a run that no replica held before."""
+        """Events for those pages of a run that no replica held before."""
         start = None
         for place, digest in enumerate(run.digests):
             if digest not in held:
@@ -123,7 +125,7 @@ class HeldBlocks:
 
     def _event(self, run: PageRun, start: int, end: int) -> BlockStored:
         revision, _, salt = run.scope.partition(":")
-        # An adapter that is not loaded any more has its revision as its name: never that of the model alone.
+        # An unloaded adapter is named by its revision, so that its blocks never pass for the model's own.
         lora = next((name for name, one in self._names().items() if one.revision == revision), revision)
         tokens = memoryview(run.tokens).cast("i")
         page_size = len(tokens) // len(run.digests)
@@ -143,8 +145,8 @@ class HeldBlocks:
 
 
 class KVEvents:
-    """Publishes the events of an engine whose `config` has `kv_events`. Raises `EngineError` where an address
-    cannot be bound."""
+    """The publisher of KV events, for a `config` with `kv_events`. Raises `EngineError` if an address cannot
+    be bound."""
 
     def __init__(self, config: EngineConfig, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
         assert config.kv_events is not None
@@ -157,15 +159,15 @@ class KVEvents:
         self._encoder = msgspec.msgpack.Encoder()
 
     def start_publishing(self, model: str) -> None:
-        """Publish from now on, for the model that requests call `model`. Call it on the event loop."""
+        """Publish from now on; `model` is the model's name in requests. Must be called on the event loop."""
         topic = f"kv@{socket.gethostname()}@{model}" if self._topic is None else self._topic
         self.publisher.topic = topic
-        # Who sees number 0 knows that the blocks of an earlier process are gone.
+        # Number 0 tells subscribers that the blocks of an earlier process are gone.
         self._publish([AllBlocksCleared()])
         self.publisher.attach(asyncio.get_running_loop())
 
     def publish_change(self, replica: str, change: TreeChange | None) -> None:
-        """Publish the events of a replica's `change`; None: the replica is gone."""
+        """Publish the events of a replica's `change`. None: the replica's tree is gone."""
         if events := self._blocks.events_of(replica, change):
             self._publish(events)
 

@@ -1,4 +1,4 @@
-"""KV snapshots as bytes: out of one engine and into another one, however they are carried."""
+"""KV snapshots as bytes: exported from one engine and imported into another, by any transport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Post = Callable[[ExportPrefix | ImportPrefix], Awaitable[Reply | Texts]]
 
 
 class KVSnapshots:
-    """`post` sends a message into the engine core and has its answer; `new_rid` gives ids."""
+    """Exports and imports KV snapshots. `post` sends a message to the engine core and returns the answer;
+    `new_rid` returns new ids."""
 
     def __init__(self, post: Post, new_rid: Callable[[], str]) -> None:
         self._post = post
@@ -23,13 +24,13 @@ class KVSnapshots:
     async def export(
         self, ids: Sequence[int], scope: str, skip: int, *, room: int = 0
     ) -> tuple[Transferred, bytes]:
-        """The KV snapshot of the whole pages of `ids` that the tree's `scope` holds, without the first `skip`
-        tokens.
+        """The KV snapshot of the whole pages of `ids` that the tree holds in `scope`, without those of the
+        first `skip` tokens.
 
-        room : bytes that have to be free where it lies before it is read
+        room : bytes that must be free in the snapshot folder beforehand
 
-        Raises `Overloaded` where they are not, and `RamifyError` where the tree holds no more, or pages are
-        not transferred.
+        Raises `Overloaded` if fewer bytes are free, and `RamifyError` if the tree holds no pages beyond
+        `skip`, or if pages are not transferred.
         """
         path = self._new_path(room)
         message = ExportPrefix(rid=self._new_rid(), ids=tuple(ids), scope=scope, path=path, skip=skip)
@@ -41,11 +42,11 @@ class KVSnapshots:
         return _transferred(reply), snapshot
 
     async def import_(self, snapshot: bytes) -> Transferred:
-        """Take the pages of `snapshot` into the prefix tree. `tokens` are those of its prefix that the tree
-        has then.
+        """Take the pages of `snapshot` into the prefix tree. `tokens` of the result is the number of tokens
+        of the snapshot's prefix that the tree holds afterwards.
 
-        Raises `InvalidRequest` for a KV snapshot that does not fit this engine or is damaged, and
-        `Overloaded` where there is no room for it; nothing has changed then.
+        Raises `InvalidRequest` if the KV snapshot is damaged or does not fit this engine, and `Overloaded` if
+        there is no room for it. The tree is unchanged in these cases.
         """
         path = self._new_path(len(snapshot))
         try:

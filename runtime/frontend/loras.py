@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: loaded by name into the scheduler, and again into every new engine core."""
+"""The LoRA adapters of an engine: loaded into the scheduler by name, and again into every new engine core."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class LoadedLora(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     revision: str
-    """Changes with the adapter's files."""
+    """Identifies the content of the adapter's files."""
 
 
 class Loras:
     """The adapters that requests can name.
 
-    ask : sends a message into the engine core
-    reserved : names that requests over HTTP have for the model alone
+    ask : sends a message to the engine core, and returns the future of the answer
+    reserved : returns the names that stand for the model without an adapter in requests over HTTP
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class Loras:
         self.loaded: dict[str, LoadedLora] = {}
 
     def revision(self, name: str) -> str:
-        """Revision of the adapter; "" for the model alone. Raises `NotFound` for a name of no adapter."""
+        """Revision of the adapter `name`; "" for the name "", which means the model without an adapter.
+        Raises `NotFound` for an unknown name."""
         if not name:
             return ""
         if name not in self.loaded:
@@ -51,7 +52,8 @@ class Loras:
         return self.loaded[name].revision
 
     async def load(self, name: str, path: str) -> None:
-        """Load the folder at `path`. Raises `InvalidRequest` and `UnsupportedField`."""
+        """Load the adapter in the folder `path` under `name`. Raises `InvalidRequest` and
+        `UnsupportedField`."""
         checked_name(name, "name")
         if name in self._reserved():
             raise InvalidRequest(
@@ -63,7 +65,7 @@ class Loras:
             raise InvalidRequest(f"The path of the LoRA adapter {name!r} is {path!r}.", field="path")
         answer = self._ask(LoadLora(rid=self._new_rid(), name=name, path=path))
         answer.add_done_callback(functools.partial(self._record, name, path))
-        await asyncio.shield(answer)  # a caller that goes away leaves the adapter loaded
+        await asyncio.shield(answer)  # if the caller is cancelled, the adapter is loaded all the same
 
     def _record(self, name: str, path: str, answer: Answer) -> None:
         if not answer.cancelled() and answer.exception() is None:
@@ -76,7 +78,8 @@ class Loras:
             await self.load(name, path)
 
     async def unload(self, name: str) -> None:
-        """Forget a name. Requests that run or wait with the adapter end with it. Raises `NotFound`."""
+        """Forget an adapter. Running and waiting requests that use it keep it until they finish. Raises
+        `NotFound` for an unknown name."""
         if name not in self.loaded:
             raise unknown(name, self.loaded, "name")
         found = self.loaded.pop(name)
@@ -87,8 +90,8 @@ class Loras:
             raise
 
     def restore(self) -> None:
-        """A new engine core has started, which has no adapters: load them into it. Messages keep their
-        order, so that requests sent from now on find them."""
+        """Load all adapters into an engine core that has just started without any. Messages keep their order,
+        so requests sent from now on find the adapters."""
         for name, lora in self.loaded.items():
             answer = self._ask(LoadLora(rid=self._new_rid(), name=name, path=lora.path))
             answer.add_done_callback(functools.partial(self._restored, name, lora))

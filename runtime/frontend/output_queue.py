@@ -1,7 +1,8 @@
 """The chunks of one request, from the engine core to the iterator that a caller reads.
 
-When the engine core dies, the next one gets the request with the ids that have arrived (`Continuation`).
-Its chunks repeat that output, which is cut off here, so that the reader sees one output without a gap.
+If the engine core dies, the next one gets the request with the output ids that have arrived (`Continuation`).
+Its chunks repeat the output that has arrived. The repeated part is cut off here, so the reader sees one
+output without a gap.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Continuation, Finish, Generate, TextChunk, TokenLogprobs, Usage
 
 SUSPECT_AT = 2
-"""A request in flight at this many deaths, without going on in between, may be what kills the engine core."""
+"""Number of deaths after which a request is a suspect: it was in flight at all of them and made no progress
+in between, so it may be their cause."""
 MOST_ALONE = 2
-"""A request over which the engine core has died this often while it ran alone fails."""
+"""Number of deaths of an engine core after which a request that ran there alone fails."""
 PROGRESS = 32
-"""Output tokens by which a request must have gone on behind a death, so that it was not what killed. What
-kills at some token kills there again; fewer tokens are on their way to the frontend at a death."""
+"""Least output tokens of progress since the last death that clear a request of suspicion. A request that
+kills at some token does so again at the same token. Fewer tokens than this are in transit to the frontend
+when an engine core dies."""
 
 
 class OutputQueue:
-    """Chunks of one request that have arrived and have not been read. One reader; used on one event loop.
+    """The chunks of one request that have arrived and have not been read. It has one reader, and is used on
+    one event loop.
 
-    request : as the engine core has it
-    rid : the id that the chunks carry for the reader; None for the request's
+    request : the request as sent to the engine core
+    rid : the id in the chunks that the reader gets; None for that of `request`
     """
 
     def __init__(self, request: Generate, rid: str | None = None) -> None:
         self.request = request
         self._rid = request.rid if rid is None else rid
         self.deaths = 0
-        """Engine cores that died while they ran the request, since it last went on."""
+        """Number of engine cores that died while running the request, since it last made progress."""
         self.aborted = False
-        """Whether its end has been asked for."""
+        """Whether the request has been aborted."""
         self._deaths_alone = 0
         self._size_at_death = 0
         self.ended = False
@@ -51,7 +55,7 @@ class OutputQueue:
         self._text: list[str] = []
         self._repeated_ids = 0
         self._repeated_text = ""
-        """Text that the next chunks repeat, with `_repeated_ids` tokens."""
+        """Text that the next chunks will repeat; `_repeated_ids` is the number of its tokens."""
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: TextChunk) -> None:
@@ -74,7 +78,7 @@ class OutputQueue:
         self._wake()
 
     def end_aborted(self) -> None:
-        """End an aborted request that no engine core has, behind the output that has arrived."""
+        """End an aborted request that no engine core has, after the output that has arrived."""
         if not self.ended:
             self.ended = True
             usage = Usage(completion_tokens=self.size)
@@ -83,10 +87,10 @@ class OutputQueue:
             self._wake()
 
     def rest(self) -> Generate:
-        """The request, from the end of the output that has arrived on; its engine core has died."""
+        """The request to send to another engine core, which continues after the output that has arrived."""
         self._repeated_ids, self._repeated_text = len(self._ids), "".join(self._text)
         self._text = [self._repeated_text]
-        # Chunks that are held back would hide where a request is that may be what kills.
+        # Chunks that are held back would hide the progress of a request that may be the cause of deaths.
         request = msgspec.structs.replace(self.request, every_s=0.0) if self.deaths else self.request
         if not self._ids:
             return request
@@ -94,7 +98,8 @@ class OutputQueue:
         return msgspec.structs.replace(request, continues=output)
 
     def _repeats(self, chunk: TextChunk) -> bool:
-        """Whether `chunk` repeats the output that has arrived, and does not end before its end."""
+        """Whether `chunk` repeats the output that has arrived. A chunk that finishes the request before the
+        end of that output does not."""
         expected = self._repeated_text
         return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
 
@@ -117,8 +122,8 @@ class OutputQueue:
         )
 
     def count_death(self, error: WorkerDied, *, alone: bool = False) -> None:
-        """The engine core that ran the request has died; `error` ends it where that happened too often when
-        it ran alone."""
+        """Count the death of the engine core that ran the request. `alone`: the request ran there alone.
+        After `MOST_ALONE` such deaths the request fails with `error`."""
         if self.size >= self._size_at_death + PROGRESS:
             self.deaths = self._deaths_alone = 0
         self._size_at_death = self.size
@@ -129,12 +134,12 @@ class OutputQueue:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what kills engine cores."""
+        """Whether the request may be the cause of deaths."""
         return self.deaths >= SUSPECT_AT
 
     @property
     def size(self) -> int:
-        """Output tokens that have arrived."""
+        """Number of output tokens that have arrived."""
         return len(self._ids)
 
     def fail(self, error: RamifyError) -> None:
@@ -144,10 +149,10 @@ class OutputQueue:
             self._wake()
 
     async def next(self) -> TextChunk:
-        """The next chunk, waiting for it if there is none. Raises the error that ended the request."""
+        """The next chunk. Waits if there is none. Raises the error that ended the request."""
         while not self._chunks:
             if self._error is not None:
-                raise copy.copy(self._error)  # without the traceback that a raised instance keeps
+                raise copy.copy(self._error)  # a copy, since a raised instance keeps its traceback
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -161,7 +166,7 @@ class OutputQueue:
 
 
 def _without(logprobs: TokenLogprobs | None, first: int) -> TokenLogprobs | None:
-    """The entries behind the first `first`."""
+    """`logprobs` without the first `first` entries."""
     if logprobs is None or first == 0:
         return logprobs
     kept = {name: getattr(logprobs, name)[first:] for name in TokenLogprobs.__struct_fields__}

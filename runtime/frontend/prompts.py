@@ -1,4 +1,4 @@
-"""Prompts as callers give them: text, token ids, segments; one or several."""
+"""Prompts as callers write them: one prompt or a list of prompts, each as text, token ids or segments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ChatMessage, Generate, Segment
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
-"""Text, token ids, or segments: texts and lists of ids, one after the other."""
+"""Text, token ids, or a list of segments, each of which is a text or a list of token ids."""
 
 MAX_TOKEN_CHARACTERS = 128
-"""No vocabulary has a longer token; the longest are runs of spaces."""
+"""Most characters of a token, in any vocabulary. The longest tokens are runs of spaces."""
 MAX_CHOICE_CHARACTERS = 1 << 20
-"""Most characters of all choices of one request: about a second for the tokenizer."""
+"""Most characters of all choices of a request together: the tokenizer takes about a second for them."""
 MAX_PREAMBLES = 64
 MAX_PARTS = 64
-"""Most places of a hint where later prompts part: the text behind each is tokenised. Programs send two."""
+"""Most entries of `hint.parts`, places at which later prompts part from this one. The text after each place
+is tokenised separately. Programs send two entries."""
 KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 
 def segments_of(given: Any, field: str = "prompt") -> tuple[Segment, ...]:
-    """The segments of one prompt. Raises `InvalidRequest` for anything but a `Prompt`, at `field`."""
+    """The segments of one prompt. Raises `InvalidRequest` unless `given` is a `Prompt`. `field` is the name
+    for the error."""
     if isinstance(given, str):
         return (given,)
     parts = _items(given, field)
@@ -34,9 +36,11 @@ def segments_of(given: Any, field: str = "prompt") -> tuple[Segment, ...]:
 
 
 def prompts_of(given: Any, field: str = "prompts") -> tuple[list[tuple[Segment, ...]], bool]:
-    """Segments of each prompt in `given`, and whether that is a list of prompts, not one text or list of ids.
+    """(segments of each prompt in `given`, whether `given` is a list of prompts). A text or a list of token
+    ids is one prompt.
 
-    Raises `InvalidRequest` for an empty list, an empty prompt, and anything that is neither.
+    Raises `InvalidRequest` for an empty list, an empty prompt, and a `given` that is neither a prompt nor a
+    list of prompts.
     """
     if not isinstance(given, str):
         given = _items(given, field)
@@ -52,7 +56,7 @@ def prompts_of(given: Any, field: str = "prompts") -> tuple[list[tuple[Segment, 
 
 
 def check_types(request: Generate) -> None:
-    """Raise `InvalidRequest` for a prompt or a chat that no other process could read."""
+    """Raise `InvalidRequest` for a prompt or a chat with values of wrong types."""
     for index, segment in enumerate(request.prompt):
         if type(segment) is not str and not (type(segment) is tuple and {*map(type, segment)} <= {int}):
             raise _refused(segment, f"prompt[{index}]", "text or a tuple of token ids")
@@ -60,7 +64,8 @@ def check_types(request: Generate) -> None:
 
 
 def check_chat(chat: Sequence[ChatMessage] | None) -> None:
-    """Raise `InvalidRequest` for what is no list of messages with texts."""
+    """Raise `InvalidRequest` unless `chat` is None or a list of messages whose roles and contents are
+    texts."""
     if chat is None:
         return
     if isinstance(chat, str) or not isinstance(chat, Sequence):
@@ -74,11 +79,13 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
 
 
 def check_prompt(request: Generate, most_tokens: int) -> None:
-    """Refuse a request that is no prompt or cannot fit: tokenising it would keep others waiting.
+    """Check the prompt of a request before it is tokenised, as tokenising one that is too long would delay
+    others.
 
-    most_tokens : of a prompt that the engine takes
+    most_tokens : length of the longest prompt that the engine takes
 
-    Raises `InvalidRequest` and `PromptTooLong`.
+    Raises `InvalidRequest` for values of wrong types and too many entries, and `PromptTooLong` for a prompt
+    that cannot fit.
     """
     check_types(request)
     for field, count, limit in (
@@ -98,7 +105,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
                 remedy="Send several requests." if field == "choices.texts" else "Give fewer.",
             )
     ids = sum(len(part) for part in request.prompt if not isinstance(part, str))
-    if ids > most_tokens + 1:  # with max_tokens 0 the context may be full
+    if ids > most_tokens + 1:  # with max_tokens 0 the prompt may fill the whole context
         raise PromptTooLong(
             f"The prompt has {ids} token ids; this engine takes at most {most_tokens} tokens.",
             field="prompt",
@@ -123,7 +130,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
 
 
 def _texts(request: Generate) -> Iterator[str]:
-    """All texts from which the tokenizer makes the prompt."""
+    """All texts in `request` from which the tokenizer makes the prompt."""
     yield from (part for part in request.prompt if isinstance(part, str))
     for message in request.chat or ():
         yield from (message.role, message.content, message.name, message.tool_call_id, message.reasoning)
@@ -144,7 +151,8 @@ def _segment(given: Any, field: str) -> Segment:
 
 
 def _items(given: Any, field: str) -> Sequence[Any]:
-    """The items of a sequence or iterator, or of an array of NumPy or PyTorch."""
+    """The items of a sequence, an iterator, or a NumPy or PyTorch array. Raises `InvalidRequest` for
+    others."""
     items = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(items, Iterator):
         items = list(items)
@@ -154,7 +162,7 @@ def _items(given: Any, field: str) -> Sequence[Any]:
 
 
 def _ids(items: Sequence[Any]) -> tuple[int, ...] | None:
-    """The integers of `items`; None where they are others."""
+    """`items` as integers; None if some of them are not integers."""
     kinds = {*map(type, items)}
     if kinds <= {int}:
         return tuple(items)

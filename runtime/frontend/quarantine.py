@@ -1,9 +1,9 @@
-"""Quarantine: requests that may be what kills an engine core go on one at a time, apart from others.
+"""Quarantine: requests that may be the cause of an engine core's deaths run one at a time, apart from others.
 
-deaths 1, 2     the requests of the engine core go on at once, together with others
-then            each one that was in flight at both, and had not gone on in between, is a suspect
-one at a time   a suspect runs alone until it has gone on by `PROGRESS` tokens, or has ended
-a death there   is counted against it alone; at the second one it fails
+deaths 1, 2     the requests of the engine core are sent again at once, together with others
+then            a request that was in flight at both deaths, without progress in between, is a suspect
+one at a time   a suspect runs alone until it has produced `PROGRESS` more tokens, or has ended
+a death there   counts only for the suspect that ran; after two such deaths that suspect fails
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ log = logging.getLogger("ramify")
 
 
 class Quarantine:
-    """The suspects. One is sent at a time, by `send_alone`; `end_alone` is called when none is left.
+    """The queue of suspects. One is sent at a time, by `send_alone`. `end_alone` is called when none is left.
 
-    From a `send_alone` to `end_alone`, the engine core that has the suspect gets no request but suspects.
+    Between the first `send_alone` and `end_alone`, the engine core that runs the suspects gets no other
+    requests.
     """
 
     def __init__(self, send_alone: Callable[[Generate], None], end_alone: Callable[[], None]) -> None:
@@ -34,7 +35,8 @@ class Quarantine:
         self._until = 0
 
     def died(self, outputs: Iterable[OutputQueue], error: WorkerDied) -> bool:
-        """An engine core has died that had these requests. Returns whether one that ran alone is to blame."""
+        """Count the death of an engine core that had the requests `outputs`. Returns whether the suspect that
+        ran alone is to blame."""
         found = list(outputs)
         probe = self._probe if self._probe in found else None
         for output in found if probe is None else [probe]:
@@ -42,7 +44,7 @@ class Quarantine:
         return probe is not None
 
     def add_suspects(self, outputs: Iterable[OutputQueue]) -> None:
-        """Queue suspects to run singly; the interrupted one is the first again."""
+        """Queue suspects to run one at a time. The one that was interrupted by the death goes first."""
         for output in outputs:
             if output is self._probe:
                 self._probe = None
@@ -52,11 +54,11 @@ class Quarantine:
         self.send_next()
 
     def waits(self, output: OutputQueue) -> bool:
-        """Whether the request waits here to be sent."""
+        """Whether the request waits in the queue of suspects."""
         return any(output is waiting for waiting in self._waiting)
 
     def send_next(self) -> None:
-        """Send the next suspect if the one that runs has ended or has gone on."""
+        """Send the next suspect, unless one is still running that has not made enough progress."""
         probe = self._probe
         if probe is not None and not probe.ended and probe.size < self._until:
             return

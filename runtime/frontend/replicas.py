@@ -1,4 +1,4 @@
-"""Replicas as people see them: their states, and orders to add, drain and restart them."""
+"""Replicas from an operator's view: their states, and orders to add, drain and restart them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ramify.runtime.frontend.tasks import Tasks
 
 
 class Replicas:
-    """The replicas of `fleet`. Orders go on where whoever gave them has gone away.
+    """The replicas of `fleet`. An order is carried out to its end, even if its caller is cancelled.
 
-    check_open : raises what ended the engine
+    check_open : raises the error that ended the engine, if it has ended
     """
 
     def __init__(self, fleet: ReplicaFleet, tasks: Tasks, check_open: Callable[[], None]) -> None:
@@ -21,7 +21,7 @@ class Replicas:
         self._check_open = check_open
 
     def statuses(self) -> list[ReplicaStatus]:
-        """State and figures of every replica, now."""
+        """The current status of every replica."""
         return self._fleet.statuses()
 
     def status(self, name: str) -> ReplicaStatus | None:

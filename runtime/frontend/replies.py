@@ -1,4 +1,4 @@
-"""Control calls of the frontend that wait for their answers."""
+"""Control calls of the frontend that have not been answered."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Replies:
     def __init__(self, send: Callable[[ToTokenizer], None]) -> None:
         self._send = send
         self.waiting: dict[str, asyncio.Future[Reply | Texts]] = {}
-        """Id of a control call → its answer."""
+        """Id of a control call → future of its answer."""
 
     def post(self, message: ControlCall) -> asyncio.Future[Reply | Texts]:
-        """Send a control call at once; the future has the answer."""
+        """Send a control call at once. Returns the future of its answer."""
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self.waiting[message.rid] = future
         future.add_done_callback(lambda _: self.waiting.pop(message.rid, None))

@@ -1,7 +1,7 @@
-"""The requests of a frontend in flight: their outputs, from the first message to the last chunk.
+"""The requests in flight of a frontend: their outputs, from the sending of the request to the last chunk.
 
-In the engine core a request's id is the client's, "~" and a number: one that is used again, while the end
-of the request before is on its way, gets nothing of that one.
+In the engine core a request has the client's id with "~" and a number appended. A client may use an id again
+while the last chunks of the earlier request are in transit: the number keeps them apart.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("ramify")
 
 
 class Requests:
-    """Requests in flight, which `fleet` runs. Everything runs on one event loop."""
+    """The requests in flight, which `fleet` runs. Everything runs on one event loop."""
 
     def __init__(self, fleet: ReplicaFleet) -> None:
         self._fleet = fleet
         self.outputs: dict[str, OutputQueue] = {}
-        """By the client's id."""
+        """Client's request id → output."""
         self._flows: collections.Counter[tuple[str, ...]] = collections.Counter()
-        """Requests in flight by flow."""
+        """Flow → number of requests in flight."""
         self._numbers = itertools.count()
         self.quarantine = Quarantine(fleet.send_alone, fleet.end_alone)
         self._empty = asyncio.Event()
@@ -46,7 +46,8 @@ class Requests:
     # --- begin and end ----------------------------------------------------------------------------
 
     def send_request(self, request: Generate) -> OutputQueue:
-        """Send a request. Raises `InvalidRequest`, and nothing of it stays, where it cannot be sent."""
+        """Send a request, and return its output. If the request cannot be sent, it is forgotten, and an error
+        such as `InvalidRequest` is raised."""
         in_engine = msgspec.structs.replace(request, rid=f"{request.rid}~{next(self._numbers)}")
         output = self.outputs[request.rid] = OutputQueue(in_engine, rid=request.rid)
         try:
@@ -62,7 +63,7 @@ class Requests:
         return output
 
     def close(self, rid: str) -> None:
-        """Forget a request whose chunks nobody reads any more, and abort it unless it has ended."""
+        """Forget a request whose chunks nobody reads any more, and abort the request unless it has ended."""
         output = self.outputs.pop(rid, None)
         if output is not None and (flow := _flow_of(output.request)):
             self._flows[flow] -= 1
@@ -76,7 +77,7 @@ class Requests:
             self._empty.set()
 
     def abort(self, rids: Sequence[str]) -> int:
-        """End these requests; their last chunks come. Returns how many."""
+        """Abort the requests `rids`. Their last chunks still arrive. Returns the number of requests."""
         for rid in rids:
             output = self.outputs[rid]
             output.aborted = True
@@ -87,12 +88,12 @@ class Requests:
         return len(rids)
 
     def named(self, rid_prefix: str) -> list[str]:
-        """The ids that are `rid_prefix` or begin with it and "-" or "#"."""
+        """Ids of the requests in flight that are `rid_prefix` or begin with it and "-" or "#"."""
         begins = (rid_prefix + "-", rid_prefix + "#")
         return [rid for rid in self.outputs if rid == rid_prefix or rid.startswith(begins)]
 
     async def wait_empty(self, seconds: float) -> None:
-        """Wait at most `seconds` until none is in flight."""
+        """Wait until no request is in flight, for at most `seconds`."""
         if self.outputs:
             self._empty.clear()
             try:
@@ -103,7 +104,8 @@ class Requests:
     # --- messages of the engine core -----------------------------------------------------------------------
 
     def _of(self, engine_id: str) -> OutputQueue | None:
-        """The output of a request by its id in the engine core; None where nobody reads it any more."""
+        """The output of the request with the id `engine_id` in the engine core; None if it has no reader any
+        more."""
         output = self.outputs.get(engine_id.rpartition("~")[0])
         return output if output is not None and output.request.rid == engine_id else None
 
@@ -112,7 +114,7 @@ class Requests:
             output = self._of(chunk.rid)
             if output is not None and not output.ended:
                 output.put(chunk)
-                if output.ended and chunk.finish is None:  # its text differs; the engine core would go on
+                if output.ended and chunk.finish is None:  # it failed: its text differs
                     self._fleet.send(Abort(rid=chunk.rid))
         if self.quarantine.busy:
             self.quarantine.send_next()
@@ -131,15 +133,19 @@ class Requests:
     # --- deaths -----------------------------------------------------------------------------------
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """A replica that had the requests `rids`, ids in the engine core, has died, or without an error is
-        drained: send them again, for others to go on with. Returns whether one that ran alone is to blame."""
+        """Send again the requests of a replica that has died, or that is drained if `error` is None.
+
+        rids : ids of the requests in the engine core
+
+        Returns whether a request that ran alone is to blame for the death.
+        """
         outputs = [output for rid in rids if (output := self._of(rid)) is not None]
         to_blame = error is not None and self.quarantine.died(outputs, error)
         self._resend(outputs)
         return to_blame
 
     def _resend(self, outputs: Iterable[OutputQueue]) -> None:
-        """Send requests that were in an engine core which is gone; suspects one after the other."""
+        """Send again the requests of an engine core that is gone. Suspects go to the quarantine instead."""
         going_on = [output for output in outputs if not output.ended]
         for output in going_on:
             if output.suspect and output.aborted:
@@ -158,6 +164,7 @@ class Requests:
 
 
 def _flow_of(request: Generate) -> tuple[str, ...]:
-    """The flow that `request` shares a place with: scope, kind and id; empty where it is alone."""
+    """(scope, kind, id) of the request's flow, the requests that share its place in the queue; () if it has a
+    place of its own."""
     kind, name = flow_key("" if request.hint is None else request.hint.program, request.flow, request.rid)
     return () if kind == "request" else (request.scope, kind, name)

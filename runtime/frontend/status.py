@@ -1,4 +1,4 @@
-"""Status of a frontend: whether it serves, and how it fares."""
+"""Status of a frontend."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a frontend serves, and how it fares."""
+    """The status of a frontend, at one moment."""
 
     healthy: bool
-    """Whether it takes requests, and the replicas are heard from."""
+    """Whether the frontend takes requests, and has heard from a replica within `SILENT_S`."""
     gave_up: bool
-    """Whether it takes no requests, and never will again."""
+    """Whether the frontend is closed: it has not been started, was closed, or its last replica is gone."""
     in_flight: int
-    """Requests that run or wait."""
+    """Number of running and waiting requests."""
     heartbeat_age_s: float
     """Seconds since the last message from any replica."""
     blocked_s: float

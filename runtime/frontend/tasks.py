@@ -1,4 +1,4 @@
-"""Tasks that go on although whoever waits for them has gone away."""
+"""Tasks that run on if their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Tasks that run until they end or all are cancelled. Used on one event loop."""
+    """A set of tasks, each of which runs until it ends or `cancel` is called. Used on one event loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, also where the caller is cancelled. Returns its result, or raises its
-        error."""
+        """Run `work` to its end, even if the caller is cancelled. Returns its result, or raises its error."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
     async def cancel(self) -> None:
-        """Cancel all, and wait for their ends."""
+        """Cancel all tasks, and wait until they have ended."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -33,4 +32,4 @@ class Tasks:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio would log one that nobody waits for
+            task.exception()  # asyncio would log an exception that is never retrieved

@@ -1,4 +1,4 @@
-"""Validates outputs against their JSON Schema after the end (``strict="validate"``)."""
+"""Validation of complete outputs against their JSON Schema (``strict="validate"``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from ramify.messages import Generate, TextChunk, Violation
 
 MAX_WAIT_S = 10.0
-"""Longest wait of an output behind others to be validated, in seconds; each of them may take 2 s."""
+"""Longest time, in seconds, that an output waits for the validation of others, each of which may take 2 s."""
 
 
 def to_be_validated(request: Generate) -> bool:
@@ -24,7 +24,7 @@ def to_be_validated(request: Generate) -> bool:
 
 
 async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) -> AsyncIterator[TextChunk]:
-    """The same chunks, the last with `violations`. Closing this iterator closes `chunks`."""
+    """The `chunks`, with `violations` set in the last one. Closing this iterator closes `chunks`."""
     text = ""
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -38,13 +38,14 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
 
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
-    """The only thread that validates: one text takes a bounded time (`time_limit`), and never more than one
-    thread is busy beside the event loop. `MAX_WAIT_S` bounds the wait."""
+    """An executor with one thread, so that validation never occupies more than one thread beside the event
+    loop. `time_limit` bounds the time of each text, and `MAX_WAIT_S` the wait in the queue."""
     return ThreadPoolExecutor(1, "ramify-validate")
 
 
 def _in_time(request: Generate, text: str, asked: float) -> tuple[Violation, ...]:
-    """`violations`, or where `MAX_WAIT_S` have passed since `asked`, that it was not validated."""
+    """The result of `violations`. If `MAX_WAIT_S` have passed since `asked`, a single violation that says
+    that `text` was not validated."""
     if time.monotonic() - asked > MAX_WAIT_S:
         waited = f"It was not validated: it waited for more than {MAX_WAIT_S:g} s behind other outputs"
         return (Violation(instance="", schema="", message=waited),)
@@ -52,7 +53,7 @@ def _in_time(request: Generate, text: str, asked: float) -> tuple[Violation, ...
 
 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:
-    """The keywords of the request's schema that `text`, a whole output, does not satisfy."""
+    """The violations in `text`, a complete output, of keywords of the request's schema."""
     # Imported here: a frontend needs the grammar package for nothing else.
     from ramify.grammar.schema.document.json_values import parse_json
     from ramify.grammar.schema.instance import validate_text

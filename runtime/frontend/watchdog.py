@@ -1,15 +1,15 @@
-"""A watchdog of the event loop: it names the code that keeps the loop from running.
+"""A watchdog of the event loop: it logs the code that blocks the loop.
 
-    asked      the watchdog puts a call on the loop, every EVERY_S
+    asked      the watchdog schedules a call on the loop, every EVERY_S
     1 s later  not answered: "The event loop has been blocked for 1.0 s", with the stack of the loop's thread
     2 s, 4 s   the same again
     answered   "The event loop did not run for 5.2 s."
 
-A loop that waits for events although it has a call to run is not blocked by any code: its thread was not
-scheduled, and the line says so.
+If the loop is waiting for events although it has a call to run, no code blocks it: its thread was not
+scheduled, and the log line says so.
 
-Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog as well: then
-there is the last line alone.
+Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog too. Then only the
+last line is logged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ log = logging.getLogger("ramify")
 
 EVERY_S = 0.5
 BLOCKED_S = 1.0
-"""A loop that answers sooner is not reported. Garbage collection and large bodies take up to some 0.3 s."""
+"""Shortest blocking that is reported, in seconds. Garbage collection and large bodies take up to about 0.3
+s."""
 _RUN_ONCE = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 MOST_FRAMES = 12
-"""Innermost frames of a stack that are logged."""
+"""Number of innermost stack frames that are logged."""
 
 
 class LoopWatchdog:
-    """Watches the event loop that runs in the calling thread, from a daemon thread, until `stop`."""
+    """A daemon thread that watches the event loop of the calling thread, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class LoopWatchdog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_s = 0.0
-        """Seconds for which the loop did not run, of all times of at least `blocked_s`."""
+        """Total seconds for which the loop did not run, counting only times of at least `blocked_s`."""
         self._loop = loop
         self._thread = threading.get_ident()
         self._blocked_s = blocked_s
@@ -54,7 +55,8 @@ class LoopWatchdog:
         self._asked: float | None = None
         self._answered: float | None = None
         self._runner: CodeType | None = None
-        """The code that calls a callback of the loop. While uvloop waits for events, it is innermost."""
+        """The code from which the loop calls its callbacks. While uvloop waits for events, this code is the
+        innermost frame."""
         self._next_s = blocked_s
         self._stopped = threading.Event()
 
@@ -72,7 +74,8 @@ class LoopWatchdog:
                 return
 
     def look(self) -> None:
-        """Ask the loop, or see whether it has answered. Raises RuntimeError where it is closed."""
+        """Schedule a call on the loop, or check whether the last one has run. Raises RuntimeError if the loop
+        is closed."""
         if self._asked is not None and self._answered is None:
             self._report(self._clock() - self._asked)
             return
@@ -90,7 +93,7 @@ class LoopWatchdog:
         self._runner = sys._getframe(1).f_code
 
     def _waits(self, frame: FrameType) -> bool:
-        """Whether a loop whose thread's innermost frame is `frame` waits for events."""
+        """Whether the loop is waiting for events; `frame` is the innermost frame of its thread."""
         if frame.f_back is not None and frame.f_back.f_code is _RUN_ONCE:
             return frame.f_code.co_name == "select"
         return frame.f_code is self._runner

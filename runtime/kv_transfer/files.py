@@ -1,8 +1,10 @@
-"""KV snapshots as files: in a private folder, in shared memory where there is some, gone when their owner is.
+"""KV snapshots as files: in a private folder that is removed when its process ends.
 
-Names are made here. A file is created anew (O_EXCL), never through a link, and readable by its user alone.
-Files are read and written, not mapped: a full disk or a truncated file is an error then, and not a signal
-that ends the process.
+The folder is in shared memory if possible.
+
+Names are made here. A file is always a new one (O_EXCL), is never opened through a link, and is readable only
+by its user. Files are read and written, not mapped, so that a full disk or a truncated file is an error and
+not a signal that ends the process.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _NAME = "ramify-kv-"
 
 
 class SnapshotFolder:
-    """A folder for KV snapshots (mode 0700), locked while this process lives. Folders of the dead are
-    removed."""
+    """A new folder for KV snapshots (mode 0700), locked while this process lives. Abandoned folders of
+    processes that have died are removed first."""
 
     def __init__(self, below: Path | None = None) -> None:
         if below is None:
@@ -37,7 +39,7 @@ class SnapshotFolder:
         made = Path(tempfile.mkdtemp(prefix=f".{_NAME}", dir=below))
         self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # It has its name from when it is locked: one with this name and no lock is abandoned.
+        # The folder gets its name after the lock, so a folder of this name without a lock is abandoned.
         self.path = made.with_name(made.name[1:])
         made.rename(self.path)
 
@@ -46,19 +48,19 @@ class SnapshotFolder:
         return str(self.path / secrets.token_hex(8))
 
     def room(self) -> int:
-        """Bytes that are free here."""
+        """Free bytes on the folder's file system."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
     def has_room(self, size: int) -> bool:
-        """There is twice the room that a KV snapshot of `size` bytes takes."""
+        """Whether twice the room of a KV snapshot of `size` bytes is free."""
         return self.room() >= 2 * size
 
     def remove(self, snapshot: str) -> None:
         remove(snapshot)
 
     def close(self) -> None:
-        """Remove all KV snapshots and the folder. May be called twice."""
+        """Remove the folder with all KV snapshots. May be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -66,7 +68,7 @@ class SnapshotFolder:
 
 
 def remove_abandoned(below: Path) -> None:
-    """Remove this user's folders of KV snapshots whose processes have died without `close`."""
+    """Remove those of this user's snapshot folders in `below` whose processes have died without `close`."""
     for path in below.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -79,7 +81,8 @@ def remove_abandoned(below: Path) -> None:
 
 
 class NewFile:
-    """A file that is written, at any offset. Raises `OSError`: there must be none of this name."""
+    """A new file, which can be written at any offset. Raises `OSError`, also if a file of this name
+    exists."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -99,7 +102,8 @@ class NewFile:
 
 
 class ExistingFile:
-    """A file that is read. Raises `OSError`, or `BadSnapshot` unless this user alone may read it."""
+    """An existing file, opened for reading. Raises `OSError`, and `BadSnapshot` unless it belongs to this
+    user and nobody else can read it."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

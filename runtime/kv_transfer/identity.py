@@ -1,6 +1,7 @@
-"""KV identity: a digest of everything that keys and values depend on beside tokens, scope and adapter.
+"""KV identity: a digest of what keys and values depend on, apart from tokens, cache scope and LoRA adapter.
 
-Only engines of equal identity share pages."""
+Only engines of equal KV identity exchange pages.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +29,20 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change keys and values: arithmetic, and RoPE by the length of the context.
-`seed` makes the weights of a dummy model."""
+"""Options of the engine that change keys and values: those of the arithmetic, and those of RoPE, on which the
+context length has an effect. `seed` determines the weights of a dummy model."""
 
 HEAD = 1 << 18
 SAMPLES, SAMPLE = 64, 1 << 12
-"""Sampling of a large file: its first bytes, where its shapes stand, and SAMPLES places of SAMPLE bytes,
-instead of a second for each GB. Another checkpoint differs nearly everywhere."""
+"""Sampling of a large weights file, as reading all of it would take a second for each GB. The digest covers
+the first HEAD bytes, which contain the shapes, and SAMPLES places of SAMPLE bytes. Another checkpoint differs
+nearly everywhere."""
 
 
 def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
-    """A digest that is the same on every machine where a token's keys and values are: by the content of the
-    weights' files, the options and the processor's instructions, and not by paths and dates."""
+    """The KV identity of an engine. It is equal on two machines if they compute the same keys and values for
+    a token: it depends on the content of the weights' files, the options and the processor's instructions,
+    and not on paths and dates."""
     layers, _, *page = pool.k.shape
     parts = (
         VERSION,

@@ -1,5 +1,4 @@
-"""The KV snapshot of a prefix's KV pages: plain bytes, the same in a file, in shared memory and in an
-object store.
+"""The format of a KV snapshot: a prefix's KV pages as bytes, in a file, shared memory or an object store.
 
     offset                   bytes
     0                        24      magic, version, length and CRC-32 of the header, CRC-32 of the tables
@@ -8,14 +7,13 @@ object store.
     24 + h + 4 n             4 p             the CRC-32 of each page that follows
     24 + h + 4 n + 4 p       B p     pages, each (2, layers, kv_heads, page_size, head_dim): keys, then values
 
-Numbers are little-endian. The ids are those of all whole pages of the prefix; the pages begin with number
-`first_page`, for a reader that holds the ones before. Nothing behind the last page.
+Numbers are little-endian. The token ids are those of all whole pages of the prefix. The pages begin with
+number `first_page`, for a reader that already holds the earlier ones. Nothing follows the last page.
 
-The writer writes the first 24 bytes last, so that a KV snapshot which was never finished has no magic. The
-checksum is CRC-32 as zlib computes it (3 GB/s): it finds every flipped bit and every burst of up to 32 bits,
-is in the standard library, and lets other threads run. It is no signature: who can write to the folder of the
-KV snapshots can make one that passes. A reader takes numbers and two strings from a KV snapshot; nothing
-is executed.
+The writer writes the first 24 bytes last, so that an unfinished KV snapshot has no magic. The checksum is
+CRC-32 as zlib computes it (3 GB/s). It finds every flipped bit and every burst of up to 32 bits, is in the
+standard library, and lets other threads run. It is no signature: anyone who can write to the folder can make
+a KV snapshot that passes. A reader takes numbers and two strings from a KV snapshot; nothing is executed.
 """
 
 from __future__ import annotations
@@ -32,23 +30,23 @@ MAGIC = b"RMFYKVIM"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIIII")
 MOST_HEADER = 1 << 20
-"""Bytes; a cache scope may be long."""
+"""Most bytes of the header, which contains the cache scope."""
 
 Bytes = bytes | bytearray | memoryview
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class BadSnapshot(Exception):
-    """The KV snapshot cannot be used, in words for the log."""
+    """Raised when a KV snapshot cannot be used, with a message for the log."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: str
-    """Identity of the keys and values in the pages (`ramify.runtime.kv_transfer.identity`)."""
+    """The KV identity of the engine that wrote the pages (`ramify.runtime.kv_transfer.identity`)."""
     scope: str
     """The prefix tree's scope: the request's cache scope and the revision of its LoRA adapter."""
     tokens: Count
-    """A multiple of `page_size`."""
+    """Number of tokens of the prefix, a multiple of `page_size`."""
     page_size: Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
     page_bytes: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
     first_page: Count
@@ -66,7 +64,8 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, size: int) -> Bytes:
-        """Exactly `size` bytes, or fewer at the end; a copy that nobody else writes to."""
+        """Exactly `size` bytes from `offset` on, or fewer at the end of the snapshot. The bytes are a copy
+        that nobody else writes to."""
         ...
 
 
@@ -75,9 +74,9 @@ class Sink(Protocol):
 
 
 class SnapshotWriter:
-    """Writes a KV snapshot; the pages in order, in pieces of any number.
+    """Writes a KV snapshot. The pages are written in order, any number of them at a time.
 
-    ids : (n,) int32, n a multiple of `page_size`
+    ids : token ids of the prefix, (n,) int32, n a multiple of `page_size`
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class SnapshotWriter:
         self._sums: list[int] = []
 
     def write_pages(self, data: Bytes) -> None:
-        """The next pages, `page_bytes` each."""
+        """Write the next pages, `page_bytes` each."""
         view, size = memoryview(data).cast("B"), self._header.page_bytes
         self._sink.write(self._pages_at + len(self._sums) * size, view)
         self._sums += [zlib.crc32(view[at : at + size]) for at in range(0, len(view), size)]
@@ -123,8 +122,8 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads a KV snapshot. Every method raises `BadSnapshot` where something is not as the writer wrote
-    it."""
+    """Reads a KV snapshot. Every method raises `BadSnapshot` if the snapshot is damaged or unfinished, or has
+    another version."""
 
     def __init__(self, source: Source) -> None:
         if sys.byteorder != "little":
@@ -159,11 +158,11 @@ class SnapshotReader:
         if zlib.crc32(tables) != tables_sum:
             raise BadSnapshot("the checksum of its token ids is wrong")
         self.ids = np.frombuffer(tables, "<i4", header.tokens).astype(np.int32)
-        """(tokens,) int32"""
+        """Token ids of the prefix, (tokens,) int32."""
         self._sums = np.frombuffer(tables, "<u4", header.pages, 4 * header.tokens)
 
     def pages(self, start: int, count: int) -> Bytes:
-        """Pages ``[start, start + count)`` of the prefix, checked."""
+        """Read the pages ``[start, start + count)`` of the prefix, and check their checksums."""
         size, at = self.header.page_bytes, start - self.header.first_page
         data = self._source.read(self._pages_at + at * size, count * size)
         view = memoryview(data)

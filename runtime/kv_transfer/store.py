@@ -1,4 +1,4 @@
-"""Store of a fleet's KV snapshots on their way: files on one machine, objects of Ray's store on a cluster."""
+"""Interface of the store for a fleet's KV snapshots: files on one machine, Ray objects on a cluster."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Protocol
 
 
 class SnapshotStore(Protocol):
-    """`ramify.runtime.kv_transfer.files.SnapshotFolder`, or `ramify.ray.snapshots.RemoteSnapshots`."""
+    """A store for KV snapshots: `ramify.runtime.kv_transfer.files.SnapshotFolder`, or
+    `ramify.ray.snapshots.RemoteSnapshots`."""
 
     def new(self) -> str:
-        """A name for one KV snapshot, which `ExportPrefix` and `ImportPrefix` have as their `path`. Raises
+        """A name for a new KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises
         `OSError`."""
 
     def has_room(self, size: int) -> bool:
-        """Whether a KV snapshot of `size` bytes may be made. Raises `OSError`."""
+        """Whether there is room for a KV snapshot of `size` bytes. Raises `OSError`."""
 
     def remove(self, snapshot: str) -> None:
-        """The KV snapshot is not needed any more; there may be none of this name."""
+        """Remove a KV snapshot, if there is one of this name."""
 
     def close(self) -> None:
         """Remove all KV snapshots."""

@@ -2,16 +2,18 @@
 
 Starting and stopping them (a *worker* is any of these processes):
 
-- `prestart`: starts workers before their configuration is known, so that they import meanwhile.
-- `engine_processes`: sends the configuration, waits until all are ready, notices a death, stops all.
+- `prestart`: starts workers before their configuration is known, so that their imports overlap with reading
+  it.
+- `engine_processes`: sends the configuration to the workers, waits until all are ready, notices deaths, and
+  stops all workers.
 - `shares`: cores and GPUs of each replica.
 - `worker_start`: the entry point of every worker.
-- `worker_process`: the life of a worker: it reads its orders, and exits when its parent is gone.
+- `worker_process`: what all workers share: each reads its orders, and exits when its parent is gone.
 - `ipc`: the sockets between the processes.
 
-The work of each (the scheduler is `ramify.runtime.scheduler`):
+The work of each process (that of the scheduler is in `ramify.runtime.scheduler`):
 
-- `tokenizer`, with `choice_tokens` for choices that are scored behind a prompt, and `message_texts` for
+- `tokenizer`, with `choice_tokens` for choices that are scored after a prompt, and `message_texts` for
   special tokens that messages spell.
 - `detokenizer`, with `text_stream` for the text of one output.
 - `grammar_compiler`.

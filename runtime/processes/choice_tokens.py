@@ -1,14 +1,14 @@
-"""Choices behind a prompt as tokens: which tokens are scored for each choice.
+"""Tokenisation of choices after a prompt: the tokens that are scored for each choice.
 
-A choice is tokenised together with the text that the prompt ends in, so its first token may contain the end
+A choice is tokenised together with the text at the end of the prompt, so its first token may contain the end
 of the prompt:
 
     prompt           "Answer: "      →  Answer|:|␣
     prompt + choice  "Answer: Yes"   →  Answer|:|␣Yes
     shared 2 (Answer, :), ids [␣Yes], dropped 0: the score is that of ␣Yes after "Answer:".
 
-`dropped` counts the first ids that spell the end of the prompt alone, in another way than the prompt itself
-did. They are computed and not scored.
+`dropped` is the number of leading ids that only spell the end of the prompt, which the prompt alone splits
+into other tokens. They are computed and not scored.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from ramify.messages import Choices, Generate, Segment
 
 MAX_SCORED_CHOICES = 1024
 TAIL = 128
-"""Only about this many characters at the end of the prompt's text are tokenised again with each choice. Where
-they would have other tokens alone than within the whole text, the whole text is taken."""
+"""Number of characters, about, at the end of the prompt's text that are tokenised again with each choice. If
+this tail has other tokens alone than within the whole text, the whole text is used instead."""
 
 Encode = Callable[[str, bool], Sequence[int]]
 """(text, whether it begins the prompt) → token ids."""
 EncodeJoint = Callable[[str, bool], tuple[Sequence[int], Sequence[int]]]
-"""(text, whether it begins the prompt) → token ids, and the end of each token in characters."""
+"""(text, whether it begins the prompt) → token ids, and the position in the text, in characters, at which
+each token ends."""
 
 
 def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choices | None:
-    """The choices of a request, or None. Raises `InvalidRequest` for empty choices or too many, and
-    `UnsupportedField` for an option that has no effect beside choices.
+    """The choices of a request; None if it has none. Raises `InvalidRequest` for an empty choice or a wrong
+    number of choices, and `UnsupportedField` for an option that has no effect when choices are scored.
 
-    `spelling` maps our names of fields to those of the client, for the messages.
+    `spelling` maps our names of fields to the client's, for error messages.
     """
     choices = request.choices
     if choices is None:
@@ -66,7 +67,7 @@ def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choice
 
 
 def check_pooling(request: Generate) -> None:
-    """Raise `UnsupportedField` for an option that has no effect where a prompt is embedded."""
+    """Raise `UnsupportedField` for an option that has no effect when a prompt is embedded."""
     if request.pooling is None:
         return
     sampling = request.sampling
@@ -84,20 +85,21 @@ def check_pooling(request: Generate) -> None:
 
 
 class ChoiceTokenizer:
-    """Tokenises choices behind one prompt.
+    """Tokenises choices that follow one prompt.
 
     Parameters
     ----------
     encode, encode_joint
-        The model's tokenizer.
+        Functions of the model's tokenizer.
     prompt
         Segments of the prompt.
     length
-        Tokens of the prompt.
+        Number of tokens of the prompt.
     exact
-        Keep all tokens of the prompt, so that no choice's first token contains any of its text.
+        Whether to keep all tokens of the prompt, so that no choice's first token contains any of its text.
     templated
-        The chat template has written the prompt's beginning, so no beginning-of-sequence token is added.
+        Whether a chat template has written the beginning of the prompt. Then no beginning-of-sequence token
+        is added.
     """
 
     def __init__(
@@ -120,12 +122,12 @@ class ChoiceTokenizer:
             texts.append(segment)
         self._text = "".join(reversed(texts))
         self._first = len(texts) == len(prompt) and not templated
-        """The text begins the prompt."""
+        """Whether the text `_text` begins the prompt."""
         self._tokens = self._encode(self._text, self._first) if self._text else ()
         self._take_tail()
 
     def _take_tail(self) -> None:
-        """Replace a long text by its end, where the end has the same tokens alone as within the text."""
+        """Replace a long text by its tail, if the tail has the same tokens alone as within the text."""
         place = self._text.rfind(" ", 0, max(len(self._text) - TAIL, 0))
         if place <= 0:
             return
@@ -134,7 +136,7 @@ class ChoiceTokenizer:
             self._text, self._tokens, self._first = self._text[place:], tail, False
 
     def tokens(self, choice: str) -> ChoiceTokens:
-        """`choice` behind the prompt."""
+        """The tokens of `choice` after the prompt."""
         if self._text:
             ids, ends = self._encode_joint(self._text + choice, self._first)
             same = common(self._tokens, ids)

@@ -1,4 +1,4 @@
-"""The detokenizer process: output ids become text; stop strings end requests here."""
+"""The detokenizer process: turns output ids into text, and ends requests at their stop strings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ log = logging.getLogger("ramify")
 class Detokenizer:
     """Turns token ids into text.
 
-    `abort` is called with the id of a request that a stop string or an error ends, `fail` with the error.
+    `abort` is called with the id of a request that ends at a stop string or by an error. `fail` is called
+    with the error.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Detokenizer:
         self._token_texts: dict[int, str] = {}
 
     def step(self, output: StepOutput) -> StepText | None:
-        """The text of one step; None where all of it is held back."""
+        """The text of one step; None if all of it is held back."""
         chunks = [text for chunk in output.chunks if (text := self._chunk_or_failure(chunk)) is not None]
         return StepText(chunks=tuple(chunks)) if chunks else None
 
@@ -61,7 +62,7 @@ class Detokenizer:
     def _chunk_or_failure(self, chunk: TokenChunk) -> TextChunk | None:
         try:
             return self._chunk(chunk)
-        except Exception as error:  # ends this request, and no other
+        except Exception as error:  # ends only this request
             log.exception("detokenising %s failed", chunk.rid)
             self.forget(chunk.rid)
             self._abort(chunk.rid)
@@ -92,7 +93,7 @@ class Detokenizer:
         return self._continue(output, chunk)
 
     def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
-        """The chunk with its text; None where it is held back."""
+        """The chunk with its text; None if the text is held back."""
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids
@@ -170,8 +171,9 @@ class Detokenizer:
 
     @cached_property
     def _spell(self) -> Callable[[int], str]:
-        """Function from an id to its `token_text`: with the bytes that the vocabulary has, which a part of a
-        character loses when it is decoded alone, as the space before a word does with SentencePiece."""
+        """Function from a token id to its text (`token_text`), made from the token's bytes in the vocabulary.
+        Decoding a token alone would lose bytes of an unfinished character, and with SentencePiece the space
+        before a word."""
         from ramify.grammar.vocabulary import byte_speller
 
         decoder = self._tokenizer.decoder
@@ -190,7 +192,7 @@ class Detokenizer:
 
 
 def shortened(chunk: TokenChunk, count: int) -> TokenChunk:
-    """`chunk` with its first `count` output tokens alone."""
+    """`chunk` reduced to its first `count` output tokens."""
     logprobs = chunk.logprobs
     if logprobs is not None:
         lists = {name: getattr(logprobs, name)[:count] for name in logprobs.__struct_fields__}
@@ -202,8 +204,8 @@ def shortened(chunk: TokenChunk, count: int) -> TokenChunk:
 class _Output:
     """An output that has not ended.
 
-    `every_s` is the least time between two chunks, in seconds. Here it matters for outputs with stop strings
-    only: the scheduler keeps it for all others.
+    `every_s` is the least time between two chunks, in seconds. It is enforced here only for outputs with stop
+    strings; for others the scheduler enforces it.
     """
 
     def __init__(self, stream: TextStream, usage: Usage, every_s: float) -> None:
@@ -211,13 +213,13 @@ class _Output:
         self.usage = usage
         self.every_s = every_s
         self.ids = 0
-        self.shown_ids = 0  # as `ids`, without a stop token at the end
+        self.shown_ids = 0  # like `ids`, but without a stop token at the end
         self._held: list[TextChunk] = []
         self._since = 0.0
         self._first = True
 
     def coalesce(self, chunk: TextChunk, now: float) -> TextChunk | None:
-        """`chunk` joined to the chunks held back before it; None while `every_s` has not passed."""
+        """The chunks held back so far and `chunk`, joined; None while `every_s` has not passed."""
         self._held.append(chunk)
         if len(self._held) == 1:
             self._since = now
@@ -226,7 +228,7 @@ class _Output:
             return None
         whole, self._held = joined(self._held), []
         if self._first and whole.usage is None:
-            # The client learns with this chunk how long ago the first token came.
+            # Tells the client how long ago the first token came.
             usage = msgspec.structs.replace(self.usage, total_s=self.usage.total_s + waited)
             whole = msgspec.structs.replace(whole, usage=usage)
         self._first = False

@@ -24,10 +24,10 @@ class EngineProcesses:
 
     `receive` and `died` are called on the event loop that `start` ran on.
 
-    workers : processes without orders, which `start` takes; None: it starts them
-    share : cores and GPUs of processes that it starts; None where the machine is not divided
-    receive : takes every message that arrives
-    died : called with the role of a worker that ended although nobody stopped it
+    workers : prestarted processes that `start` gives their orders; None: `start` starts new ones
+    share : cores and GPUs of the processes that `start` starts; None for the whole machine
+    receive : called with every message that arrives, except `Ready`
+    died : called with the role of a worker that has ended without being stopped
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class EngineProcesses:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> dict[str, Ready]:
-        """Give the workers their orders and wait until all are ready. Raises what kept one from starting."""
+        """Give the workers their orders and wait until all are ready. Returns the `Ready` message of each
+        role. If a worker cannot start, stops all and raises the error."""
         self._loop = loop = asyncio.get_running_loop()
         self._directory = socket_folder()
         sockets = Sockets(self._directory)
@@ -91,7 +92,7 @@ class EngineProcesses:
         self._tokenizer.send(message)
 
     def disconnect(self) -> None:
-        """Close both sockets. Call on the event loop."""
+        """Close both sockets. Must be called on the event loop."""
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
@@ -102,12 +103,12 @@ class EngineProcesses:
     def stop(self) -> None:
         """End all workers, wait for them, and remove the sockets. May be called twice.
 
-        After `disconnect` any thread may call it; before, only the event loop's.
+        Before `disconnect`, only the event loop's thread may call this method; afterwards any thread may.
         """
         self.disconnect()
         processes, self._processes = self._processes, {}
         for process in processes.values():
-            close(process)  # all of them first, so that they end at the same time
+            close(process)  # closes all before waiting, so that they end at the same time
         for process in processes.values():
             stop(process)
         if self._directory is not None:
@@ -149,7 +150,8 @@ class EngineProcesses:
             self._loop.call_later(1.0, self._give_up, role, code)
 
     def _give_up(self, role: str, code: int) -> None:
-        """Fail the start: a worker has ended before all were ready, though it may have been itself."""
+        """Fail the start, since the worker `role` has ended before all workers were ready. If all have become
+        ready meanwhile, report a death instead."""
         starting = [ready for ready in self._ready.values() if not ready.done()]
         for ready in starting:
             ready.set_exception(WorkerDied(f"The {role} process ended with code {code} while starting."))

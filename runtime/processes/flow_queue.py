@@ -1,12 +1,13 @@
-"""Messages that wait for the tokenizer, by flow: a long list of prompts does not hold up those of others.
+"""The queue of messages for the tokenizer, by flow: a long list of prompts does not delay other clients.
 
-Example: 1,000 prompts of one body wait when a chat comes. The flows take turns, so the chat goes second.
+Example: 1,000 prompts of one body are queued when a chat arrives. The flows take turns, so the chat goes
+second.
 
     body    p1 p2 p3 …        p1, chat, p2, p3, …
     chat    chat
 
-Messages of one flow keep their order. `Abort`, `EndProgram` and `AwaitTools` go behind the requests that they
-are about, and messages about all requests (`BARRIERS`) behind all that came before.
+Messages of one flow keep their order. `Abort`, `EndProgram` and `AwaitTools` stay behind the requests that
+they are about. Messages about all requests (`BARRIERS`) stay behind all that came before them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class _Hint(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The fields of any message that tell its flow. The others are not decoded: a list of token ids takes ten
-    times the memory as Python's integers."""
+    """The fields of a message that determine its flow. The other fields are not decoded: as Python integers a
+    list of token ids takes ten times the memory."""
 
     type: str
     rid: str = ""
@@ -39,16 +40,16 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 
 
 class FlowQueue:
-    """Encoded messages in, and out in the order in which they are to be handled."""
+    """A queue of encoded messages, which leave it in the order in which they are to be handled."""
 
     def __init__(self) -> None:
         self._flows: OrderedDict[tuple[str, str], deque[tuple[str, bytes]]] = OrderedDict()
-        """Ids and messages by flow; the first flow is the next one. Messages about a program do not tell its
-        scope, so programs of the same id in two scopes share a place here."""
+        """Flow → (request id or "", message) of its messages. The first flow has the next turn. Messages
+        about a program do not name its scope, so programs of the same id in two scopes share a flow here."""
         self._flow_of: dict[str, tuple[str, str]] = {}
-        """Flows of the requests that wait, by their id."""
+        """Request id → flow, of the requests in the queue."""
         self._behind: deque[bytes] = deque()
-        """A barrier, and what has come since."""
+        """A barrier, and the messages that arrived after it."""
 
     def __bool__(self) -> bool:
         return bool(self._flows or self._behind)
@@ -64,7 +65,7 @@ class FlowQueue:
             self._put(header, message)
 
     def take(self) -> bytes | None:
-        """The next message; None where none waits."""
+        """The next message; None if the queue is empty."""
         if not self._flows:
             return self._past_barrier()
         flow, messages = self._flows.popitem(last=False)
@@ -89,7 +90,8 @@ class FlowQueue:
         self._flows.setdefault(flow, deque()).append((rid, message))
 
     def _past_barrier(self) -> bytes | None:
-        """The barrier that nothing waits before; what has come behind it takes its place."""
+        """The barrier, once no message before it is left; None if there is none. The messages that arrived
+        after the barrier are queued then."""
         if not self._behind:
             return None
         barrier, *rest = self._behind

@@ -1,8 +1,8 @@
 """The grammar compiler's process.
 
 Arguments: the socket to listen on, the width of the model's logits, and the stop token ids, separated by
-commas. Each job gets a child process. The scheduler asks for grammars that are not on disk; this process puts
-them there.
+commas. Each job runs in a child process. The scheduler asks for grammars that are not on disk, and this
+process writes them to disk.
 """
 
 from __future__ import annotations

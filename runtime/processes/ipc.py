@@ -26,9 +26,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Inbox(Generic[T]):
-    """Receives messages of type `kind` (a union of tagged structs) at `path`.
+    """The receiving end at `path`, for messages of type `kind` (a union of tagged structs).
 
-    With `refuse`, `recv` calls it with the request id and the reason where a message is of another type.
+    refuse : called with the request id and the reason for a message of another type; None: `recv` raises
     """
 
     def __init__(self, path: Path, kind: Any, refuse: Callable[[str, str], None] | None = None) -> None:
@@ -41,9 +41,9 @@ class Inbox(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def recv(self, timeout_s: float | None = None) -> T | None:
-        """The next message, or None after `timeout_s` seconds without one. With None it waits for ever.
+        """The next message. Waits for at most `timeout_s` seconds, or without limit if that is None.
 
-        None as well for a message that was refused.
+        Returns None if no message has arrived in time, or if the message was refused.
         """
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
         if self._socket.poll(timeout_ms) == 0:
@@ -51,14 +51,14 @@ class Inbox(Generic[T]):
         return self.decode(self._socket.recv())
 
     def recv_encoded(self, *, wait: bool) -> bytes | None:
-        """The next message for `decode`. Without `wait`, None where none has arrived."""
+        """The next message, encoded; `decode` decodes it. Without `wait`, None if no message has arrived."""
         try:
             return self._socket.recv(0 if wait else zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def decode(self, message: bytes) -> T | None:
-        """The message; None where it was refused, as `recv` says."""
+        """The decoded message; None if it was refused."""
         try:
             return self._decoder.decode(message)
         except msgspec.ValidationError as error:
@@ -68,7 +68,8 @@ class Inbox(Generic[T]):
             return None
 
     def drain(self) -> list[T]:
-        """All messages that have arrived, without waiting. What cannot be decoded is logged."""
+        """All messages that have arrived, without waiting. Messages that cannot be decoded are logged and
+        left out."""
         messages: list[T] = []
         while True:
             try:
@@ -79,7 +80,7 @@ class Inbox(Generic[T]):
                 messages.append(self._decoder.decode(message))
 
     def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[T], None]) -> None:
-        """Call `handle` on `loop` for every message from now on. Its exceptions are logged."""
+        """Call `handle` on `loop` for every message from now on. Exceptions of `handle` are logged."""
 
         def readable() -> None:
             # ZeroMQ's descriptor is edge-triggered: it signals again only after all messages were read.
@@ -99,7 +100,7 @@ class Inbox(Generic[T]):
 
 
 class Outbox:
-    """Sends messages to the `Inbox` at `path`, which may be bound later."""
+    """The sending end for the `Inbox` at `path`, which may be bound later."""
 
     def __init__(self, path: Path) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
@@ -112,29 +113,29 @@ class Outbox:
         self._socket.send(_encoder.encode(message))
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close. Queued messages are still sent for up to `linger_s` seconds."""
+        """Close the socket. Queued messages are still sent, for up to `linger_s` seconds."""
         self._socket.close(linger=int(linger_s * 1000))
 
 
 class Publisher:
-    """Numbered messages for any number of subscribers: a PUB socket at `address`, and with `replay` a ROUTER
-    socket at which they get again what they have missed.
+    """Publishes numbered messages to any number of subscribers by a PUB socket at `address`. With `replay`, a
+    ROUTER socket at that address sends missed messages again.
 
-    The frames are those of vLLM's KV events, numbers being 8 bytes, big-endian:
+    The frames are those of vLLM's KV events. Numbers have 8 bytes and are big-endian:
 
         to subscribers    topic, number from 0 on, payload
         a request         (empty,) first number
         its answers       (empty,) topic, number, payload; after the last (empty,) empty, -1, empty
 
-    A subscriber that reads too slowly misses messages, and sees by the numbers that it has. `KEPT` messages
-    of at most `KEPT_BYTES` are kept for replays. Raises `OSError` where an address cannot be bound; a port of
-    0 is any free one.
+    A subscriber that reads too slowly misses messages, and notices the gap by the numbers. For replays the
+    last messages are kept: at most `KEPT` messages, and at most `KEPT_BYTES` of them. Raises `OSError` if an
+    address cannot be bound. Port 0 means any free port.
     """
 
     KEPT = 10_000
     KEPT_BYTES = 256 << 20
     UNREAD = 100_000
-    """Messages that may wait for a subscriber."""
+    """Most messages that are queued for one subscriber."""
     END = (-1).to_bytes(8, "big", signed=True)
 
     def __init__(self, address: str, replay: str | None = None) -> None:
@@ -173,16 +174,17 @@ class Publisher:
         self._sockets[0].send_multipart((self.topic.encode(), number, payload), zmq.NOBLOCK)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer requests for replays on `loop` from now on."""
+        """From now on, answer requests for replays on `loop`."""
         if self.replay_address is not None:
             self._loop = loop
             loop.add_reader(int(self._sockets[1].getsockopt(zmq.FD)), self.answer)
             loop.call_soon(self.answer)
 
     def answer(self) -> None:
-        """Answer a request for a replay, if one has come.
+        """Answer one request for a replay, if one has come.
 
-        One a call: a subscriber that asks again at once would keep the loop from all else.
+        One call answers only one request: otherwise a subscriber that asks again and again would block the
+        loop.
         """
         if len(self._sockets) < 2:
             return  # closed
@@ -190,7 +192,7 @@ class Publisher:
             request = self._sockets[1].recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
-        if self._loop is not None:  # the descriptor is edge-triggered, and another one may have come
+        if self._loop is not None:  # the descriptor is edge-triggered, and another request may have come
             self._loop.call_soon(self.answer)
         if len(request) != 3 or len(request[2]) != 8:
             return
@@ -200,7 +202,7 @@ class Publisher:
         self._replay(request[0], b"", self.END, b"")
 
     def _replay(self, asker: bytes, *frames: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # too much waits for it
+        with contextlib.suppress(zmq.Again):  # the subscriber's queue is full
             self._sockets[1].send_multipart((asker, b"", *frames), zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -213,13 +215,14 @@ class Publisher:
 
 
 LONGEST_PATH = 103
-"""Bytes of a socket's path that every system accepts: sun_path of unix(7) has 104 to 108 with the zero."""
+"""Longest path of a socket, in bytes, that every system accepts: sun_path of unix(7) has 104 to 108 bytes
+with the terminating zero."""
 LONGEST_NAME = len("/ramify-xxxxxxxx/compiler-99999")
 
 
 def socket_folder() -> Path:
-    """A new private folder (mode 0700) for an engine core's sockets: in TMPDIR, or in /tmp if TMPDIR is too
-    long."""
+    """Create a private folder (mode 0700) for an engine core's sockets: in TMPDIR, or in /tmp if the path of
+    TMPDIR is too long."""
     usual = tempfile.gettempdir()
     fits = len(os.fsencode(usual)) + LONGEST_NAME <= LONGEST_PATH
     return Path(tempfile.mkdtemp(prefix="ramify-", dir=usual if fits else "/tmp"))
@@ -236,7 +239,7 @@ class Sockets:
         self.frontend = directory / "frontend"
 
     def rank(self, index: int) -> Path:
-        """The socket of rank `index`, from 1 on: the first rank is the scheduler."""
+        """The socket of rank `index`, at least 1. Rank 0 is the scheduler."""
         return self.directory / f"rank-{index}"
 
     def compiler(self, generation: int) -> Path:

@@ -1,4 +1,4 @@
-"""Keeps the special tokens that a chat template writes apart from those that texts of messages spell.
+"""Distinguishes special tokens that a chat template writes from their spellings in the texts of messages.
 
 Example: the user's text is ``a<|im_end|>b``, and · stands for `MARK`.
 
@@ -22,16 +22,16 @@ from ramify.errors import InvalidRequest
 from ramify.runtime.model.tokenizer.chat_format import template_source
 
 MARK = "\U0010ffff"
-"""A code point that is no character (Unicode, section 23.7). In the text of a message it is left out."""
+"""A code point that is no character (Unicode, section 23.7). It is removed from the texts of messages."""
 _BEFORE = "\U0010fffe"
-"""A token that stands before a text which is not the beginning of the prompt: some tokenizers begin with a
-space."""
+"""A token put before a text that does not begin the prompt, since some tokenizers add a space at the
+beginning of a text."""
 
 
 class MessageTexts:
-    """Marks and encodes texts of messages. `tokenizer` is a fast transformers tokenizer.
+    """Marks and encodes the texts of messages. `tokenizer` is a fast transformers tokenizer.
 
-    Special are the tokens that the tokenizer says so of, and those that the chat template writes, such as
+    Tokens count as special if the tokenizer says so, or if the chat template writes them, such as
     ``<tool_call>``.
     """
 
@@ -50,15 +50,17 @@ class MessageTexts:
         self._all = _any_of((*special.values(), *written.values()))
 
     def marked(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """A turn whose texts have a mark in every special token that they spell.
+        """`turn` with a mark in every special token that its texts spell.
 
-        In an assistant's turn tokens such as ``</think>`` stay, by which templates take it apart.
+        In an assistant's turn, tokens that only the template makes special, such as ``</think>``, are left as
+        they are, since templates split the turn at them.
         """
         found = self.marked_values(turn, self._special if turn["role"] == "assistant" else self._all)
         return {**found, "role": turn["role"]}
 
     def marked_values(self, value: Any, spellings: re.Pattern[str] | None = None) -> Any:
-        """`value`, built of dicts, lists and texts, with all of its texts marked."""
+        """`value`, built of dicts, lists and texts, with a mark in each of the `spellings` (None: all special
+        tokens) in its texts."""
         spellings = spellings or self._all
         if isinstance(value, str):
             return spellings.sub(lambda found: found[0][0] + MARK + found[0][1:], value)
@@ -72,11 +74,11 @@ class MessageTexts:
         return value
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a rendered prompt. Raises `InvalidRequest` where a text has no other ids than special
-        ones."""
+        """The ids of a rendered prompt. Raises `InvalidRequest` if a marked spelling can only be encoded as
+        the special token."""
         found = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = []
-        run: list[int] = []  # ids behind the last special token, whose end is `start`
+        run: list[int] = []  # ids after the last special token, which ends at `start`
         start = 0
         for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
             if token not in self._ids:
@@ -87,7 +89,7 @@ class MessageTexts:
         return ids + self._unmarked(text[start:], run, first=start == 0)
 
     def _unmarked(self, text: str, ids: list[int], *, first: bool) -> list[int]:
-        """The ids of `text` without its marks; `ids` where it has none."""
+        """The ids of `text` without its marks; `ids` if it has none. `first`: the text begins the prompt."""
         if MARK not in text:
             return ids
         text = text.replace(MARK, "")
@@ -105,7 +107,7 @@ class MessageTexts:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """The tokenizer, to which special tokens are text."""
+        """A copy of the tokenizer that encodes the spellings of special tokens as ordinary text."""
         description = json.loads(self._backend.to_str())
         for entry in description["added_tokens"]:
             entry["special"] = entry["id"] in self._ids
@@ -116,6 +118,7 @@ class MessageTexts:
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
-    """Any of `spellings`, the longest first. None of one character, which cannot be parted."""
+    """A pattern that matches any of `spellings`, the longest first. Spellings of one character are left out,
+    since no mark can be put inside them."""
     parts = sorted((each for each in spellings if len(each) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, parts)) or r"(?!)", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Workers that are started before they have orders: imports take each of them 0.3 s to 2 s."""
+"""Workers that are started before they get their orders: importing takes each of them 0.3 s to 2 s."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ROLES = {
     "tokenizer": "processes.tokenizer",
     "detokenizer": "processes.detokenizer",
 }
-"""Role → module. The scheduler first: it takes longest to import."""
+"""Role → module. The scheduler is first, as it takes longest to import."""
 
 GOMP_SPINCOUNT = "10000"
-"""Rounds of libgomp's busy-waiting before a thread sleeps: some tens of microseconds."""
+"""Iterations of libgomp's busy-waiting before a thread sleeps. They take some tens of microseconds."""
 
 
 def worker_env(config: EngineConfig) -> dict[str, str]:
-    """The environment of a worker: the parent's, with limits for compute threads.
+    """The environment of a worker: the parent's, with settings for compute threads.
 
     Compute threads that busy-wait starve the other processes where cores are few. Threads that sleep at once
     cost a wake-up of 30 to 60 us at every matrix product. Busy-waiting for about as long as a wake-up takes
-    gave 8 to 25% more tokens/s on two cores than either.
+    gave 8 to 25% more tokens/s on two cores than either extreme.
     """
     env = dict(os.environ)
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -40,9 +40,9 @@ def worker_env(config: EngineConfig) -> dict[str, str]:
 
 
 class PrestartedWorkers:
-    """The processes of one engine core. The end of a ``with`` block kills those that nobody has taken.
+    """The processes of one engine core. The end of a ``with`` block kills them unless `take` was called.
 
-    `share`: what they get of the machine where there are several replicas. None: they are the first one's.
+    `share` has the cores and GPUs of the processes. None: those of the first replica.
     """
 
     def __init__(self, config: EngineConfig, share: Share | None = None) -> None:
@@ -63,7 +63,7 @@ class PrestartedWorkers:
                 own.bind(self._processes[role].pid)
 
     def take(self) -> dict[str, subprocess.Popen[bytes]]:
-        """The processes by role. The caller must give them orders, and must end them."""
+        """The processes by role. The caller must give them their orders, and must end them."""
         processes, self._processes = self._processes, {}
         return processes
 
@@ -84,8 +84,8 @@ def start(
     """Start a worker that runs ``ramify.runtime.<module>``.
 
     With `own_session` it gets a session of its own, so that a terminal's Ctrl-C reaches the parent alone.
-    Without, it shares the caller's. That is for a worker of low priority: Linux may divide processor time
-    between sessions first and heed niceness only inside one (sched(7), autogroup).
+    Otherwise it shares the caller's session, which is meant for a worker of low priority: Linux may divide
+    processor time between sessions first and heed niceness only inside one (sched(7), autogroup).
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ramify.runtime.processes.worker_start", module, *arguments],

@@ -21,18 +21,19 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """A replica's cores, and its value of CUDA_VISIBLE_DEVICES: a GPU for each rank; None: the parent's."""
+    """The cores of a replica, and its GPUs as a value for CUDA_VISIBLE_DEVICES, one for each rank. `gpu` is
+    None on the CPU and for the whole machine: the parent's value stays."""
 
     cores: tuple[int, ...]
     gpu: str | None = None
 
     def env(self) -> dict[str, str]:
-        """Environment variables of the replica's processes beside the parent's."""
+        """Environment variables that the replica's processes get in addition to the parent's."""
         return {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
 
     def bind(self, pid: int) -> None:
         """Keep a process that has just been started, and its threads and children, on the cores."""
-        with contextlib.suppress(ProcessLookupError):  # it has died; whoever waits for it reports that
+        with contextlib.suppress(ProcessLookupError):  # it has died, which its supervisor notices
             bind(pid, self.cores)
 
     def of_ranks(self, count: int) -> list[Share]:
@@ -46,9 +47,9 @@ def whole() -> Share:
 
 
 def shares(config: EngineConfig) -> list[Share]:
-    """A share for each replica.
+    """The shares of the replicas that the engine starts with.
 
-    Raises `UnsupportedField` where there are fewer GPUs than replicas.
+    Raises `UnsupportedField` if there are not enough GPUs.
     """
     count = config.replicas
     cores = split_cores(list(whole().cores), count, "replicas")
@@ -70,12 +71,12 @@ def shares(config: EngineConfig) -> list[Share]:
 
 
 def share_of(config: EngineConfig, index: int) -> Share:
-    """The share of the replica with this number, which may be one more than those that the engine began with.
+    """The share of the replica number `index`, which may be added to those that the engine started with.
 
-    Such a one gets the next GPU. On the CPU it shares cores with others, whose number of threads is fixed:
-    the last of as many parts as there are replicas then.
+    An added replica gets the next GPU. On the CPU it shares cores with others, as the shares of running
+    replicas stay: it gets the last part of the cores divided into `index` + 1 parts.
 
-    Raises `UnsupportedField` where every GPU, or every core, has a replica.
+    Raises `UnsupportedField` if every GPU or core has a replica.
     """
     if index < config.replicas:
         return shares(config)[index]
@@ -92,9 +93,10 @@ def share_of(config: EngineConfig, index: int) -> Share:
 
 
 def split_cores(cores: list[int], count: int, what: str) -> list[tuple[int, ...]]:
-    """`count` runs of neighbouring cores, as equal as can be, for `count` of `what`.
+    """`cores` divided into `count` runs of neighbouring cores, of sizes as equal as possible. `what` names
+    the parts in the log.
 
-    They share cores where there are fewer, one each.
+    If there are fewer cores than parts, each part gets one core, and parts share cores.
     """
     if len(cores) < count:
         log.warning("%d %s share %d cores: each is slower than one alone", count, what, len(cores))
@@ -104,7 +106,7 @@ def split_cores(cores: list[int], count: int, what: str) -> list[tuple[int, ...]
 
 
 def _by_topology(cores: list[int]) -> list[int]:
-    """Hyperthreads of one core next to each other, and cores of one package."""
+    """`cores` in an order that puts hyperthreads of one core next to each other, and cores of one package."""
 
     def place(core: int) -> tuple[int, ...]:
         folder = _TOPOLOGY / f"cpu{core}" / "topology"
@@ -118,14 +120,15 @@ def _by_topology(cores: list[int]) -> list[int]:
 
 
 def on_cpu(config: EngineConfig) -> bool:
-    """Whether replicas certainly run on the CPU; only torch knows whether a GPU can be used."""
+    """Whether it is certain without torch that replicas run on the CPU. If False, only torch can tell whether
+    a GPU is usable."""
     return config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists())
 
 
 def _gpus(config: EngineConfig) -> list[str]:
-    """The GPUs that replicas run on, as CUDA_VISIBLE_DEVICES names them; none on the CPU.
+    """The usable GPUs, as CUDA_VISIBLE_DEVICES names them; empty if replicas run on the CPU.
 
-    Imports torch only where there is a GPU.
+    Imports torch only if there may be a GPU.
     """
     if on_cpu(config):
         return []

@@ -1,15 +1,15 @@
-"""Incremental detokenisation: whole characters only, stop strings found across token borders.
+"""Incremental detokenisation: text in whole characters only, and stop strings across token borders.
 
 `TextStream` holds one request's output. Text is released as soon as it can no longer change. It is held back
 while its last bytes are an unfinished UTF-8 character, and while its end may begin a stop string.
 
-Example, with the stop string "END" ("é" is the bytes C3 A9, one token each here):
+Example, with the stop string "END" ("é" has the bytes C3 A9, here one token each):
 
     ids pushed   text decoded   released   held back
     "caf"        "caf"          "caf"
     C3           "caf"          ""         C3, an unfinished character
     A9           "café"         "é"
-    " E"         "café E"       " "        "E", which "END" begins with
+    " E"         "café E"       " "        "E", with which "END" begins
     "ND of"      "café END of"  ""         the text ends before "END"; `matched` is "END"
 """
 
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 REPLACEMENT = "�"
 LONGEST_UNFINISHED = 16
-"""Ids that may wait for the rest of a character. UTF-8 has at most 4 bytes a character, so 16 ids without a
-whole one are not valid UTF-8."""
+"""Most ids that may wait for the rest of a character. UTF-8 has at most 4 bytes per character, so 16 ids
+without a whole character are not valid UTF-8."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -33,16 +33,16 @@ class Released(NamedTuple):
     text: str
     matched: str | None
     behind: int = 0
-    """Number of pushed ids behind the one that completed the stop string."""
+    """Number of pushed ids after the one that completed the stop string."""
 
 
 class TextStream:
     """The text of one output.
 
     `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
-    token differently at the start of a text. `overlap` is the end of the prompt where the first output token
-    spells it again (token healing): it is cut off the text. Stop strings count only behind the texts in
-    `stop_after`, which come one after the other. `special` has the spelling of each special token.
+    token differently at the start of a text. `overlap` is the end of the prompt if the output begins by
+    spelling it again (token healing). It is cut off the text. Stop strings count only after all texts in
+    `stop_after` have appeared, in that order. `special` has the spelling of each special token.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class TextStream:
     ) -> None:
         self._decode = decode
         self._special = special
-        self._controls: list[int] = []  # places in the text, from `_told` on
+        self._controls: list[int] = []  # places in the text, not before `_told`
         self._told = 0
         self._stop_after = list(stop_after)
-        self._stop_from = 0  # stop strings count from here on, once `_stop_after` is empty
+        self._stop_from = 0  # place in the text from which stop strings count, once `_stop_after` is empty
         self._skip = len(overlap)
         self.healed = bool(overlap)
         self._stop = tuple(stop)
@@ -71,10 +71,11 @@ class TextStream:
         self._text = ""
         self._released = 0
         self._text_end: list[int] = []
-        """For each output id, the length of the text after it; -1 inside a character."""
+        """For each output id, the length of the text up to and including its token; -1 if the token ends
+        inside a character."""
         self._starts: list[int] = []
-        """For each output id, the place of the first character that it is a part of."""
-        self._whole = 0  # whole characters of the pending ids, which end inside a character
+        """For each output id, the place in the text of the first character that the token is a part of."""
+        self._whole = 0  # number of whole characters in the text of the pending ids
 
     @property
     def text(self) -> str:
@@ -82,8 +83,8 @@ class TextStream:
         return self._text
 
     def push(self, ids: Sequence[int]) -> Released:
-        """Append output `ids`. When a stop string completes, the text ends right before it, and later ids are
-        not looked at: how many come at once changes nothing."""
+        """Append output `ids`. If a stop string is completed, the text ends right before it, and later ids
+        are ignored. So the text does not depend on how the ids are divided among calls."""
         for place, token in enumerate(ids):
             searched = max(0, len(self._text) - self._longest_stop + 1)
             self._ids.append(token)
@@ -96,7 +97,7 @@ class TextStream:
         return Released(self._release(len(self._text) - self._held_back()), None)
 
     def controls(self) -> tuple[int, ...]:
-        """`TextChunk.controls` for the text that was released since the last call."""
+        """The value of `TextChunk.controls` for the text released since the last call."""
         start, self._told = self._told, self._released
         found = tuple([place - start for place in self._controls if place < self._told])
         del self._controls[: len(found)]
@@ -108,10 +109,10 @@ class TextStream:
         return bool(self._stop)
 
     def pieces(self, pushed: int, ids: int, characters: int) -> tuple[tuple[int, int], ...]:
-        """`TextChunk.pieces` for the last `ids` ids and the last `characters` characters.
+        """The value of `TextChunk.pieces` for the last `ids` ids and the last `characters` characters.
 
-        The last push had `pushed` ids: all of `ids`, or all but a stop token at the end. Only for outputs
-        without stop strings.
+        `pushed` is the number of ids of the last push: `ids`, or one fewer if a stop token follows that was
+        not pushed. Only for outputs without stop strings.
         """
         first = len(self._text_end) - pushed
         before = next((end for end in reversed(self._text_end[:first]) if end >= 0), 0)
@@ -127,18 +128,19 @@ class TextStream:
         return tuple(found)
 
     def starts(self, ids: int) -> list[int]:
-        """`TokenLogprobs.offsets` of the last `ids` ids; a stop string may have cut their text off."""
+        """The value of `TokenLogprobs.offsets` for the last `ids` ids. If a stop string has cut off the text
+        of a token, its offset is the length of the text."""
         return [min(start, len(self._text)) for start in self._starts[len(self._starts) - ids :]]
 
     def flush(self) -> str:
-        """Release the rest. An unfinished character becomes the replacement character."""
+        """Release the rest of the text. An unfinished character becomes the replacement character."""
         if self._read < len(self._ids):
             self._append(self._pending_text())
             self._read = len(self._ids)
         return self._release(len(self._text))
 
     def cut(self) -> tuple[int, str]:
-        """After a stop string: `(kept_ids, tail)` of `TextChunk`."""
+        """The values `(kept_ids, tail)` of `TextChunk` after a stop string."""
         end = len(self._text)
         kept = len(self._text_end)
         while kept > 0 and not 0 <= self._text_end[kept - 1] <= end:
@@ -147,14 +149,15 @@ class TextStream:
         return kept, self._text[start:end]
 
     def _decode_pending(self) -> bool:
-        """Append the text of the pending ids, unless it ends inside a character. Returns whether it did."""
+        """Append the text of the pending ids, unless that text ends inside a character. Returns whether it
+        was appended."""
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
             self._whole = len(text.rstrip(REPLACEMENT))
             return False
         self._append(text)
         self._whole = 0
-        # It is not in the text where special tokens are left out.
+        # With skip_special_tokens the spelling is not in the text.
         spelling = self._special.get(self._ids[-1])
         if spelling and text.endswith(spelling):
             self._controls.append(len(self._text) - len(spelling))
@@ -170,7 +173,7 @@ class TextStream:
         return self._decode(self._ids[self._window :])[len(before) :]
 
     def _may_stop_here(self) -> bool:
-        """All of `stop_after` have been written."""
+        """Whether all of `stop_after` have appeared in the text."""
         while self._stop_after:
             end = self._stop_after[0]
             position = self._text.find(end, self._stop_from)

@@ -9,13 +9,13 @@ from types import FrameType
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised within the block. No `except Exception` of the code in it stops it."""
+    """Raised within the block when its time is over. An `except Exception` in the block does not catch it."""
 
 
 @contextlib.contextmanager
 def processor_time_limit(seconds: float) -> Iterator[None]:
-    """Raise `ProcessorTimeOver` after that much processor time of the process (setitimer(2),
-    ITIMER_VIRTUAL), between two operations of the interpreter. For the main thread alone."""
+    """Raise `ProcessorTimeOver` in the block after `seconds` of the process's processor time (setitimer(2),
+    ITIMER_VIRTUAL), between two operations of the interpreter. Only for the main thread."""
 
     def over(number: int, frame: FrameType | None) -> None:
         raise ProcessorTimeOver

@@ -40,12 +40,12 @@ from ramify.runtime.processes.worker_start import finish_startup
 log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
-"""The texts whose token ids are cached have at most this many characters together."""
+"""Most characters, together, of the texts whose token ids are cached."""
 TEMPLATE_S = 5.0
-"""Most processor time of a chat template, which is a program of the model's; no other prompt is tokenised
-meanwhile."""
+"""Most seconds of processor time for rendering a chat template, which is a program from the model's files. No
+other prompt is tokenised meanwhile."""
 CACHED_FROM = 24
-"""Texts of fewer characters are not cached: tokenising them again is cheaper."""
+"""Least characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
 
 
 class PromptTokenizer:
@@ -59,13 +59,13 @@ class PromptTokenizer:
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
-        """(text, it begins the prompt) → ids, least recently used first. A program sends its earlier turns
-        again with every call."""
+        """(text, whether it begins the prompt) → ids, least recently used first. A program sends its earlier
+        turns again with every call."""
         self._cached_characters = 0
 
     def submit(self, request: Generate) -> Submit:
-        """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices, and where the
-        chat template raises."""
+        """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices or preambles,
+        and if the chat template raises. Raises `UnsupportedField` for options that have no effect."""
         choices = check_choices(request)
         check_pooling(request)
         if request.thinking is not None:
@@ -110,7 +110,7 @@ class PromptTokenizer:
         sampling = request.sampling
         channels = templated and self._has_channels
         if channels or any(token in self._control for preamble in preambles for token in preamble.end_ids):
-            # The reader of the output looks for the end of the preamble, and for channels, in the text.
+            # The frontend's parsers look for the ends of preambles, and for channels, in the text.
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         return msgspec.structs.replace(
             submit,
@@ -121,7 +121,7 @@ class PromptTokenizer:
         )
 
     def tokenize(self, message: Tokenize) -> Texts:
-        """The ids of prompts. Raises `InvalidRequest` where the chat template raises."""
+        """The ids of the message's prompts. Raises `InvalidRequest` if the chat template raises."""
         ids = [self._prompt(prompt, special=message.special)[1] for prompt in message.prompts]
         tokens = self._tokenizer.convert_ids_to_tokens if message.entries else lambda one: ()
         return Texts(
@@ -130,7 +130,7 @@ class PromptTokenizer:
         )
 
     def detokenize(self, message: Detokenize) -> Texts:
-        """The text of ids."""
+        """The texts of the message's lists of ids."""
 
         def texts(skip: bool) -> tuple[str, ...]:
             return tuple([str(self._tokenizer.decode(ids, skip_special_tokens=skip)) for ids in message.ids])
@@ -138,7 +138,8 @@ class PromptTokenizer:
         return Texts(rid=message.rid, whole=texts(False), text=texts(message.skip_special_tokens))
 
     def _prompt(self, request: Generate, *, special: bool) -> tuple[tuple[Segment, ...], list[int]]:
-        """The prompt with the chat template's text, and its ids with the start of the first preamble."""
+        """(segments, ids) of the prompt. A chat is rendered by the chat template. The ids also contain the
+        start of the first preamble."""
         prompt: tuple[Segment, ...] = request.prompt
         if request.chat is not None:
             prompt = (self._render(request),)
@@ -148,10 +149,11 @@ class PromptTokenizer:
         return prompt, ids
 
     def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
-        """After how many of `ids` later prompts are expected to part from this one: where the hint says so,
-        and behind the last message of a chat.
+        """Numbers of ids after which later prompts are expected to part from this one: at the places that the
+        hint names, and after the last message of a chat.
 
-        The text behind such a place is tokenised alone, and compared with the end of `ids`.
+        Each is found by tokenising the text after the place alone, and comparing its tokens with the end of
+        `ids`.
         """
         tails: list[tuple[Segment, ...]] = []
         for index, characters in () if request.hint is None else request.hint.parts:
@@ -169,18 +171,19 @@ class PromptTokenizer:
             while same < min(len(expected), len(ids)) and expected[-same - 1] == ids[-same - 1]:
                 same += 1
             if same or not expected:
-                # A token may span the place, in this prompt or in a later one.
+                # A token may span the place, in this prompt or in a later prompt.
                 forks.add(len(ids) - same - (1 if same == len(expected) else 2))
         return tuple(sorted(fork for fork in forks if fork > 0))
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
-        """Whether the prompt ends in `text`, trailing white space aside."""
+        """Whether the text of `ids` ends in `text`, apart from trailing white space."""
         tail = ids[-len(text) - 8 :]  # a token has at least one character; 8 more allow for white space
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
     def _with_end_ids(self, preambles: Iterable[Preamble]) -> Iterator[Preamble]:
-        """The preambles with the tokens of their ends. One that is nothing but its end becomes several where
-        that has control tokens: one for each of these, and for each text between them."""
+        """The preambles with the token ids of their ends. If a preamble without free text (max_tokens 0) has
+        an end with control tokens, it is divided into several: one for each control token, and one for each
+        text between them."""
         for preamble in preambles:
             if not preamble.end or (preamble.uncounted and preamble.max_tokens is None):
                 raise InvalidRequest(
@@ -204,12 +207,12 @@ class PromptTokenizer:
 
     @cached_property
     def _has_channels(self) -> bool:
-        """The chat template writes messages in channels, as gpt-oss's does."""
+        """Whether the chat template writes messages in channels, as that of gpt-oss does."""
         return "<|channel|>" in template_source(self._tokenizer)
 
     @cached_property
     def _thoughts(self) -> str:
-        """The field of a message in which the chat template looks for its thoughts."""
+        """Name of the field from which the chat template takes the reasoning of a message."""
         source = template_source(self._tokenizer)
         other = "message.thinking" in source and "reasoning_content" not in source
         return "thinking" if other else "reasoning_content"
@@ -221,8 +224,8 @@ class PromptTokenizer:
         return frozenset(token for token, entry in added.items() if entry.special)
 
     def _join(self, prompt: tuple[Segment, ...], *, templated: bool) -> list[int]:
-        """The ids of the segments. `templated`: the chat template has written the beginning, so that none is
-        added."""
+        """The ids of the segments. `templated`: the chat template has written the beginning of the prompt, so
+        no beginning-of-sequence token is added."""
         ids: list[int] = []
         text = ""
         for segment in (*prompt, ()):
@@ -236,7 +239,7 @@ class PromptTokenizer:
         return ids
 
     def _encode(self, text: str, start: bool) -> list[int]:
-        """The ids of `text`; with `start` it begins the prompt."""
+        """The ids of `text`. `start`: the text begins the prompt."""
         cached = self._cache.get((text, start))
         if cached is not None:
             self._cache.move_to_end((text, start))
@@ -257,13 +260,15 @@ class PromptTokenizer:
         return ids
 
     def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
-        """As `_encode`, with the end of each token in `text`, in characters."""
+        """Do as `_encode`, and also return the position in `text`, in characters, at which each token
+        ends."""
         found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
         ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
         return (ids[1:], ends[1:]) if start and self._has_two_bos(ids) else (ids, ends)
 
     def _has_two_bos(self, ids: list[int]) -> bool:
-        """The text spells a beginning-of-sequence token, and the tokenizer has added another."""
+        """Whether `ids` begin with two beginning-of-sequence tokens, since the text spells one and the
+        tokenizer has added another."""
         return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
     def _render(self, request: Generate) -> str:
@@ -297,7 +302,8 @@ class PromptTokenizer:
 
 
 def _turn(message: ChatMessage, thoughts: str) -> dict[str, Any]:
-    """A message as chat templates take it, with the arguments of calls as objects instead of JSON text."""
+    """A message in the form that chat templates take: the arguments of calls are objects instead of JSON
+    text. `thoughts` is the name of the field for the reasoning."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [

@@ -1,8 +1,8 @@
-"""Life of a worker: it reads its orders, and exits when its parent is gone.
+"""The common part of all workers: a worker reads its orders, and exits when its parent is gone.
 
 A parent starts a worker (`worker_start.py`) with a pipe as standard input, writes one line of JSON (`Orders`)
-and keeps the pipe open. End of file on the pipe means that the parent has ended, by `kill -9` too. The worker
-then removes the socket directory and exits at once.
+and keeps the pipe open. End of file on the pipe means that the parent has ended; it also comes after `kill
+-9`. The worker then removes the socket directory and exits at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ramify.runtime.processes.prestart import start
 log = logging.getLogger("ramify")
 
 ORPHAN_CHECK_S = 2.0
-"""Seconds between two looks at the parent's process id, beside waiting for the end of file."""
+"""Seconds between two checks of the parent's process id, in addition to waiting for the end of file."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of safetensors files, or a GGUF file."""
     model_name: str
     draft_weights: str | None = None
-    """As `weights`, of the draft model; None without one."""
+    """The weights of the draft model, in the same form as `weights`; None without a draft model."""
     draft_tokenizer: str | None = None
 
 
@@ -65,9 +65,9 @@ def spawn(
 
 
 def give_orders(process: subprocess.Popen[bytes], orders: Orders) -> None:
-    """Send `orders` to a worker that has been started without."""
+    """Send `orders` to a worker that has been started without orders."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has died; the thread that waits for it reports that
+    with contextlib.suppress(BrokenPipeError):  # it has died, which the thread that waits for it reports
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
 
@@ -83,7 +83,7 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
 
 
 def close(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipe of a worker: it exits as soon as it notices."""
+    """Close the pipe of a worker, which exits when it notices."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -92,8 +92,8 @@ def close(process: subprocess.Popen[bytes]) -> None:
 def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
     """Read the orders and start watching the parent. A worker's `main` begins with this call.
 
-    `remove_sockets`: remove the socket directory when the parent is gone. False for a worker whose parent is
-    another worker: the engine core goes on using the sockets.
+    `remove_sockets`: whether to remove the socket directory when the parent is gone. False for a worker whose
+    parent is another worker, since the engine core still uses the sockets.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = _read_line(0)
@@ -113,7 +113,7 @@ def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
 
 @contextlib.contextmanager
 def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
-    """Turn an exception in the block into a `Ready` message with its error, then exit with status 1."""
+    """If the block raises, send a `Ready` message with the error to the frontend, and exit with status 1."""
     try:
         yield
     except Exception as error:
@@ -128,7 +128,7 @@ def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
 def _report_unless_orphaned(
     sockets: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """An excepthook that prints nothing where the engine core ended while this worker was still starting."""
+    """An excepthook that prints nothing if the engine core ended while this worker was still starting."""
     if sockets.exists():
         sys.__excepthook__(kind, error, trace)
 

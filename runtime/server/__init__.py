@@ -1,15 +1,16 @@
 """The HTTP server: one folder for each API dialect, above the modules that the dialects share.
 
-- `service`: the frontend, metrics and recent requests. `Service.generate` returns every endpoint's chunks.
+- `service`: the frontend, metrics and recent requests. All endpoints get their chunks from
+  `Service.generate`.
 - `metrics`, `recent`: counters, and the latest requests for the dashboard.
 - `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `streams`: merges the chunks of several generations. `sse`: sends them as server-sent events.
 - `errors`: errors as responses.
-- `calls`: Ramify's own endpoint for the calls of programs. The endpoint that runs a whole program is
-  `ramify.programs.route`, since it needs `lang`, which nothing in here imports.
+- `calls`: Ramify's own endpoint for single calls of programs. The endpoint that runs a whole program is
+  `ramify.programs.route`, since it needs `lang`, which nothing in this folder imports.
 
 Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
-completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API). `app/` puts them
-together and serves them.
+completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API). `app/` combines
+the dialects into one application and serves it.
 """

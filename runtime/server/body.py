@@ -1,4 +1,4 @@
-"""Reads the body of a request: bounded in size, also when it is inflated, and in time."""
+"""Reads the body of a request, within limits of size (before and after inflating) and time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ramify.errors import InvalidRequest
 from ramify.runtime.server.errors import ClientGone
 
 MAX_BODY_BYTES = 32 << 20
-"""Most bytes of a body, also when it is inflated. A batch of 700 prompts of 8,000 token ids each is about 32
+"""Most bytes of a body, both as sent and inflated. A batch of 700 prompts of 8,000 token ids each is about 32
 MB of JSON."""
 MAX_GZIP_MEMBERS = 16
-"""Most members of a gzip body: zlib copies the bytes after a member, so that the time grows with members
-times bytes."""
+"""Most members of a gzip body. The bound is needed since zlib copies the bytes after each member, so that the
+time grows with members times bytes."""
 BODY_IDLE_S = 60.0
-"""Seconds that a body may bring no byte."""
+"""Longest time without a byte of the body, in seconds."""
 
 
 class BodyTooLarge(InvalidRequest):
@@ -86,7 +86,7 @@ def _inflated(body: bytes, encoding: str) -> bytes:
     `MAX_GZIP_MEMBERS` members."""
     window = _WINDOWS[encoding]
     if encoding == "deflate" and (body[0] & 15 != 8 or int.from_bytes(body[:2]) % 31):
-        window = -15  # without zlib's header, as some clients send it
+        window = -15  # raw deflate without zlib's header, as some clients send it
     parts: list[bytes] = []
     room = MAX_BODY_BYTES
     while body:

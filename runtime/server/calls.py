@@ -1,15 +1,17 @@
-"""``POST /v1/calls``: a request of a program as Ramify's own client sends it, in the runtime's own structs.
+"""The endpoint ``POST /v1/calls``: one request of a program by Ramify's own client, in runtime structs.
 
 The body:
 
 - ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that does not show the text as
-  it arrives sets `every_s`: sending an event takes as long as the rest of a short call.
+  it arrives sets `every_s` to get fewer events, since sending an event takes as long as the rest of a short
+  call.
 
-- ``model``: the fingerprint (`ModelInfo.fingerprint`) of the model that the program began on, whose token ids
-  the prompt may hold. A server that has another model by now refuses the request.
+- ``model``: the fingerprint (`ModelInfo.fingerprint`) of the model that the program started on. The prompt
+  may contain token ids of that model, so a server that has another model by now refuses the request.
 
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
-before the first event is a response with its own status, and later an event ``{"error": …}``.
+before the first event is sent as a response with its own status. A later error is sent as an event
+``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ router = APIRouter()
 
 PATH = "/v1/calls"
 UNSUPPORTED = ("chat", "tools", "template_kwargs", "thinking")
-"""Fields of `Generate` that are refused: programs write the turns of a chat themselves."""
+"""Fields of `Generate` that are refused, since programs write the turns of a chat themselves."""
 
 
 class _StrictGenerate(Generate, frozen=True, kw_only=True, tag="Generate", forbid_unknown_fields=True):
-    """A `Generate` that refuses the fields of newer clients."""
+    """A `Generate` that refuses unknown fields, such as those of newer clients."""
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +60,7 @@ async def answer_call(request: Request) -> Response:
     return EventStream(_events(service.generate(body.request, PATH)))
 
 
-# Not `router.post`: FastAPI's handling of arguments takes longer than the rest of this endpoint.
+# `router.post` is avoided: FastAPI's handling of arguments takes longer than the rest of this endpoint.
 router.add_route(PATH, answer_call, methods=["POST"])
 
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, with the body that OpenAI's API has. Each leaves one line in the log."""
+"""Errors as HTTP responses, with the body of OpenAI's API. Each error is logged in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOGGED_CHARACTERS = 500
 
 
 class ClientGone(Cancelled):
-    """The client disconnected before the response."""
+    """Raised when the client disconnects before the response."""
 
 
 class Problem(msgspec.Struct, kw_only=True):
@@ -30,9 +30,9 @@ class Problem(msgspec.Struct, kw_only=True):
     param: str | None
     code: str
     pointer: str | msgspec.UnsetType | None = msgspec.UNSET
-    """JSON pointer into a JSON Schema (RFC 6901)."""
+    """JSON pointer (RFC 6901) to the place of the error in a JSON Schema."""
     remedy: str | msgspec.UnsetType = msgspec.UNSET
-    """The remedy; the message ends with it too."""
+    """The remedy, which is also the end of the message."""
 
 
 class ErrorReply(msgspec.Struct, kw_only=True):
@@ -40,7 +40,8 @@ class ErrorReply(msgspec.Struct, kw_only=True):
 
 
 def error_body(error: RamifyError) -> bytes:
-    """The JSON body ``{"error": {message, type, param, code}}``."""
+    """The JSON body ``{"error": {message, type, param, code}}``. The object also has a pointer and a remedy
+    if the error has them."""
     return msgspec.json.encode(
         ErrorReply(
             error=Problem(
@@ -64,12 +65,13 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
-        headers["connection"] = "close"  # the rest of the body may still come
+        headers["connection"] = "close"  # the rest of the body may still arrive
     return Response(error_body(error), error.status, headers, "application/json")
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
-    """One line about an error that is sent: a warning, unless the request was ended from outside (499)."""
+    """Log one line about an error response: as information if the request was aborted or its client is gone
+    (499), else as a warning."""
     client = scope.get("client")
     # Many messages begin with the field: "top_p is 2.0; …", "At /items: regex: …".
     if field and not re.match(rf"(At /.*?: )?{re.escape(field)}[ :]", message):
@@ -85,7 +87,7 @@ def log_error(scope: Scope, status: int, message: str, field: str | None = None)
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Give Ramify's errors and the router's the same body."""
+    """Install handlers that give Ramify's errors and the router's errors the same body."""
 
     @app.exception_handler(RamifyError)
     async def ramify_error(request: Request, error: RamifyError) -> Response:

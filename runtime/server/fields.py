@@ -1,7 +1,7 @@
 """Reading a JSON body field by field.
 
-Each field is taken once, with its type. Fields that were not taken are refused by name, so no option is
-accepted and ignored. Every error names its field.
+Each field is taken once, with its type. Fields that were not taken are refused by name, so that no option is
+silently ignored. Every error names its field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.spelling import nearest
 from ramify.text import shortened
 
 MAX_OBJECTS = 10_000
-"""Most objects of a list, such as messages: each takes about 10 us of the event loop."""
+"""Most objects in a list, such as messages. Each object takes about 10 us of the event loop's time."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Fields:
-    """The fields of one JSON object. A null counts as a field that was not given."""
+    """The fields of one JSON object. A field that is null counts as not given."""
 
     def __init__(
         self, values: dict[str, msgspec.Raw], path: str = "", ignored: list[str] | None = None
@@ -37,13 +37,13 @@ class Fields:
         self._values = values
         self._path = path
         self.taken: set[str] = set()
-        """Fields that were taken, given or not."""
+        """Names of the fields that were taken, whether given or not."""
         self.ignored: list[str] = [] if ignored is None else ignored
-        """Fields of the whole body that were given and have no effect, such as ``messages[].name``."""
+        """Full names of given fields without an effect, in the whole body, such as ``messages[].name``."""
 
     @classmethod
     def parse(cls, body: bytes) -> Fields:
-        """The fields of the JSON object in `body`. Raises `InvalidRequest` for anything else."""
+        """The fields of the JSON object in `body`. Raises `InvalidRequest` if `body` is no JSON object."""
         return cls(decode(body, dict[str, msgspec.Raw], ""))
 
     def path(self, field: str) -> str:
@@ -51,17 +51,17 @@ class Fields:
         return f"{self._path}.{field}" if self._path else field
 
     def given(self, field: str) -> bool:
-        """True where the client sent `field`. A null counts as not sent."""
+        """True if the client sent `field`, and not as null."""
         return field in self._values and not self.is_null(field)
 
     def is_null(self, field: str) -> bool:
-        """True where the client sent `field` as null."""
+        """True if the client sent `field` as null."""
         raw = self._values.get(field)
         # Only null starts with an "n" in JSON.
         return raw is not None and memoryview(raw)[0] == ord("n")
 
     def mentions(self, field: str, name: str) -> bool:
-        """True where the JSON of `field` has the string `name` somewhere."""
+        """True if `name` occurs as a string anywhere in the JSON of `field`."""
         return f'"{name}"'.encode() in bytes(self._values.get(field, b""))
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
@@ -70,14 +70,15 @@ class Fields:
         return default if raw is None else decode(raw, kind, self.path(field))
 
     def need(self, field: str, kind: Any = str) -> Any:
-        """The value of `field`, as `take` reads it. Raises `InvalidRequest` where it is missing or empty."""
+        """The value of `field` as `kind`. Raises `InvalidRequest` if it is missing or empty."""
         value = self.take(field, kind)
         if value in (None, "", ()):
             raise InvalidRequest(f"{self.path(field)} is missing.", field=self.path(field))
         return value
 
     def take_text(self, field: str) -> str | None:
-        """The JSON text of `field` as the client wrote it: key order and numbers untouched."""
+        """The JSON text of `field` exactly as the client wrote it, with its key order and numbers; None if
+        not given."""
         raw = self._take_raw(field)
         if raw is None:
             return None
@@ -85,17 +86,19 @@ class Fields:
         return bytes(raw).decode()
 
     def take_json(self, field: str) -> str | None:
-        """The JSON text of `field`, or of the string in `field` where it holds one."""
+        """The JSON text of `field`. If the field holds a string, that string is the JSON text. None if not
+        given."""
         text = self.take_text(field)
         return msgspec.json.decode(text, type=str) if text and text.lstrip().startswith('"') else text
 
     def take_struct(self, field: str, kind: type[T]) -> T | None:
-        """The object in `field` as a `kind`. Unlike with `take`, unknown fields are refused by name."""
+        """The object in `field` as a `kind`; None if not given. Unlike `take`, this refuses unknown fields by
+        name."""
         inner = self.take_object(field)
         return None if inner is None else inner.as_struct(kind)
 
     def as_struct(self, kind: type[T]) -> T:
-        """The fields that have not been taken, as a `kind`. Unknown ones are refused by name."""
+        """The remaining fields as a `kind`. Unknown fields are refused by name."""
         values: dict[str, Any] = {}
         for entry in msgspec.structs.fields(kind):
             take = self.need if entry.required else self.take
@@ -105,13 +108,13 @@ class Fields:
         return kind(**values)
 
     def take_object(self, field: str) -> Fields | None:
-        """The fields of the object in `field`."""
+        """The fields of the object in `field`; None if not given."""
         values = self.take(field, dict[str, msgspec.Raw])
         return None if values is None else Fields(values, self.path(field), self.ignored)
 
     def take_objects(self, field: str) -> list[Fields] | None:
-        """The fields of each object in the list in `field`. Raises `InvalidRequest` for more than
-        `MAX_OBJECTS`."""
+        """The fields of each object in the list in `field`; None if not given. Raises `InvalidRequest` for
+        more than `MAX_OBJECTS`."""
         items = self.take(field, list[dict[str, msgspec.Raw]])
         if items is None:
             return None
@@ -127,10 +130,10 @@ class Fields:
         ]
 
     def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
-        """Take fields that have no effect, and note those that were given in `ignored`.
+        """Take fields that have no effect, and add the names of those that were given to `ignored`.
 
-        `fields` maps a field to the values that it may have, or to None for any. `remedy` is for other
-        values.
+        `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
+        raises `UnsupportedField`, with `remedy`.
         """
         for field, allowed in fields.items():
             value = self.take(field, Any)
@@ -148,8 +151,8 @@ class Fields:
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.
 
-        `unsupported` maps fields that other servers have to a remedy (or ""). Such a field passes with a
-        value that asks for nothing: null, false or empty.
+        `unsupported` maps fields of other servers to a remedy or "". Such a field is accepted if its value
+        asks for nothing: null, false or empty.
         """
         unsupported = unsupported or {}
         for field, raw in self._values.items():
@@ -174,8 +177,8 @@ class Fields:
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
-    """`data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body, "" for all of
-    it."""
+    """Decode `data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body, "" for the
+    whole body."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -189,7 +192,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
         problem = str(error)
         if not path and not bytes(memoryview(data)[:64]).strip():
             problem = "it is empty; send a JSON object"
-        elif "truncated" in problem and _ends(data):  # msgspec says so of a half of a surrogate pair too
+        elif "truncated" in problem and _ends(data):  # msgspec also says this of an unpaired surrogate
             problem = r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
@@ -197,7 +200,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:
-    """True where `data` is whole as JSON for Python, which takes halves of surrogate pairs."""
+    """True if `data` is complete JSON by Python's parser, which accepts unpaired surrogates."""
     try:
         json.loads(bytes(memoryview(data)))
     except (ValueError, RecursionError):
@@ -206,7 +209,8 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
 
 
 async def read_fields(request: Request) -> Fields:
-    """The fields of the request's body. Raises `InvalidRequest`, and what `read_body` raises."""
+    """The fields of the request's body. Raises what `read_body` raises, and `InvalidRequest` unless the body
+    is a JSON object."""
     return Fields.parse(await read_body(request))
 
 

@@ -13,20 +13,21 @@ from ramify.messages import SchedulerStats, Usage
 from ramify.runtime.fleet.replica import State
 from ramify.runtime.fleet.stats import FleetStats
 
-# A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
+# A CPU decodes a token in about 10 ms, an accelerator in about 5 ms. Prefill takes up to tens of seconds.
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 MOST_LORAS = 256
-"""LoRA adapters that can be loaded: `ramify.kernels.lora.MOST_SLOTS`, whose module needs torch."""
+"""Most LoRA adapters that can be loaded. Equals `ramify.kernels.lora.MOST_SLOTS`, whose module needs
+torch."""
 
 
 class PromptTotals(NamedTuple):
-    """The usage of all choices of one prompt, whose tokens count once.
+    """The usage of all choices of one prompt. The prompt's tokens count once.
 
-    The first of several choices computes the prompt, and the others find it cached: cached are the fewest
-    tokens that any of them found.
+    The first of several choices computes the prompt, and the others find it cached. So `cached` is the
+    smallest number of cached tokens of any choice.
     """
 
     prompt: int
@@ -52,14 +53,15 @@ class ChoiceUsages:
         self._ended: list[Usage] = []
 
     def end_choice(self, usage: Usage) -> PromptTotals | None:
-        """Note that a choice has ended. Returns the totals with the last one."""
+        """Add the usage of a choice that has ended. Returns the totals after the last choice, before that
+        None."""
         self._ended.append(usage)
         return PromptTotals.of_choices(self._ended) if len(self._ended) == self._n else None
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own. `blocked_s`: for how long its event loop was
-    blocked."""
+    """The metrics of one server, in a registry of its own. `blocked_s` returns the seconds for which the
+    event loop has been blocked."""
 
     def __init__(self, blocked_s: Callable[[], float] = lambda: 0.0) -> None:
         self.registry = CollectorRegistry()
@@ -108,15 +110,15 @@ class Metrics:
         return Histogram(f"ramify_{name}", help_text, ["endpoint"], buckets=buckets, registry=self.registry)
 
     def render(self, stats: SchedulerStats | None, loras: Iterable[str] = ()) -> bytes:
-        """All metrics as text; `stats` is None where the scheduler did not answer. `loras` are the names of
-        the adapters that requests can name."""
+        """All metrics as text. `stats` has the scheduler's counters, or is None if it did not answer. `loras`
+        has the names of the adapters that requests can use."""
         self._scheduler.stats = stats
         self._scheduler.loras = sorted(loras)
         return generate_latest(self.registry)
 
 
 class _LoopCollector:
-    """The figures of the event loop's watchdog."""
+    """Collector of the event loop's blocked time."""
 
     def __init__(self, blocked_s: Callable[[], float]) -> None:
         self._blocked_s = blocked_s
@@ -127,7 +129,8 @@ class _LoopCollector:
 
 
 class _SchedulerCollector:
-    """The scheduler's own figures, from 0 again after its restart. Names follow vLLM and SGLang."""
+    """Collector of the scheduler's counters, which start at 0 again after its restart. Names follow vLLM and
+    SGLang."""
 
     def __init__(self) -> None:
         self.stats: SchedulerStats | None = None
@@ -158,7 +161,8 @@ def _states(stats: FleetStats) -> Metric:
 
 
 def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str]) -> Iterator[Metric]:
-    """The figures of each replica that answers, with `labels`: its name, or nothing where there is one."""
+    """The metrics of the replicas. `labels` is ["replica"], for a label with the replica's name, or empty for
+    a single replica."""
     up = GaugeMetricFamily("ramify_scheduler_up", "1 when the scheduler answers.", labels=labels)
     for replica, found in replicas.items():
         up.add_metric([replica][: len(labels)], int(found is not None))
@@ -176,7 +180,8 @@ _Rows = Iterable[tuple[Sequence[str], float]]
 
 
 class _Family(NamedTuple):
-    """A metric of the scheduler's figures; `rows` are its values by the values of `labels`."""
+    """A metric made from the scheduler's counters. `rows` returns its values, each with the values of
+    `labels`."""
 
     kind: type[GaugeMetricFamily | CounterMetricFamily]
     name: str

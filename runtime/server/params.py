@@ -1,7 +1,7 @@
 """Prompts, sampling options and constraints, which all dialects share.
 
 Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`. A dialect adds only
-its own spelling.
+its own names for them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _KINDS["stop"] = str | tuple[str, ...]
 
 _OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
 COMMON = {name: name for name in _KINDS if name not in _OWN}
-"""Sampling options that every dialect takes by our names: a new field of `SamplingParams` is one of them."""
+"""Sampling options that every dialect takes under our names. A new field of `SamplingParams` is included
+automatically."""
 
 _ALL_TOKENS = -1
-"""The spelling of "no top-k" in vLLM and SGLang."""
+"""The value of top_k that means "no top-k" in vLLM and SGLang."""
 
 
 def take_sampling(
@@ -38,11 +39,12 @@ def take_sampling(
     unlimited: str = "Leave it out for as many as fit into the context.",
     **values: Any,
 ) -> SamplingParams:
-    """Checked sampling options from `fields`.
+    """Take the sampling options from `fields`, and check them.
 
-    `spelling` maps the dialect's name of an option to ours. `values` are options under our names that the
-    caller sets. An error names the field as the client spelled it. `least_tokens` is the least max_tokens: an
-    empty answer of a chat tells nothing. `unlimited` is the remedy for -1, which elsewhere means no limit.
+    `spelling` maps the dialect's name of an option to ours. `values` are further options, under our names. An
+    error names the field as the client spelled it. `least_tokens` is the smallest allowed max_tokens; for a
+    chat it is 1, since an empty answer is useless. `unlimited` is the remedy for a max_tokens of -1, which
+    means "no limit" on other servers.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
@@ -70,7 +72,7 @@ def take_sampling(
 
 
 def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> SamplingParams:
-    """`sampling.check()` with the client's spelling in its errors."""
+    """Call `sampling.check()`, with the client's names of fields in its errors."""
     try:
         return sampling.check()
     except InvalidRequest as error:
@@ -81,26 +83,26 @@ def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> Samp
 
 
 def take_priority(fields: Fields, default: int = 0) -> int:
-    """The field ``priority``, as SGLang has it."""
+    """The value of SGLang's field ``priority``, or `default`."""
     given: int | None = fields.take("priority", int)
     return default if given is None else checked_priority(given, fields.path("priority"))
 
 
 BESIDE = ("whitespace", "any_order", "strict", "definitions")
-"""Fields beside a JSON schema that say how it is enforced, and to what its references lead."""
+"""Fields beside a JSON schema: options of its enforcement, and the schemas that its references point to."""
 
 FieldConstraint = tuple[str, Constraint]
-"""The path of the field that a constraint was in, and the constraint."""
+"""(path of the field, the constraint in it)."""
 
 JSON_TEXT = object()
-"""A type for `Makers`: the field is taken by `Fields.take_json`."""
+"""A type for `Makers`: a field of this type is taken by `Fields.take_json`."""
 
 Makers = Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
-"""Field → its type, and what makes a constraint of its value."""
+"""Field → (its type, function that makes a constraint of its value)."""
 
 
 def take_constraints(fields: Fields, makers: Makers) -> list[FieldConstraint]:
-    """All constraints in the fields of `makers`."""
+    """Take all constraints that are given in the fields of `makers`."""
     found = []
     for field, (kind, make) in makers.items():
         value = fields.take_json(field) if kind is JSON_TEXT else fields.take(field, kind)
@@ -111,13 +113,13 @@ def take_constraints(fields: Fields, makers: Makers) -> list[FieldConstraint]:
 
 
 def take_definitions(fields: Fields) -> dict[str, str] | None:
-    """The field ``definitions``: the JSON text of schemas by URI."""
+    """The value of the field ``definitions``: URI → JSON text of a schema; None if not given."""
     given: dict[str, msgspec.Raw] | None = fields.take("definitions", dict[str, msgspec.Raw])
     return None if given is None else {uri: bytes(raw).decode() for uri, raw in given.items()}
 
 
 def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
-    """The only entry of `found`, or None. Raises `InvalidRequest` for more."""
+    """The only entry of `found`; None if there is none. Raises `InvalidRequest` if there are several."""
     if len(found) > 1:
         (first, _), (second, _) = found[:2]
         raise InvalidRequest(f"{first} and {second} are both given; give one constraint.", field=second)
@@ -125,7 +127,7 @@ def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
 
 
 def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
-    """`make(value)`; an error names the field at `path`, or the one of `BESIDE` next to it that is wrong."""
+    """Call `make(value)`. An error names the field at `path`, or the wrong one of `BESIDE` next to it."""
     try:
         return make(value)
     except InvalidConstraint as error:
@@ -140,9 +142,10 @@ def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) ->
 
 
 def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool]:
-    """The prompts in `field`, and whether it holds a list of prompts.
+    """(prompts in `field`, whether `field` holds a list of prompts).
 
-    A prompt is a string or a list of token ids. Raises `InvalidRequest` where there is none.
+    A prompt is a string or a list of token ids. Raises `InvalidRequest` if `field` is missing, empty or of
+    another form.
     """
     raw = fields.take(field, msgspec.Raw)
     path = fields.path(field)
@@ -186,7 +189,7 @@ def check_segments(prompt: tuple[Segment, ...], path: str, vocab_size: int) -> N
 
 
 def check_hint(hint: ProgramHint, path: str) -> None:
-    """Raise `InvalidRequest` for an impossible hint. `path` is its field."""
+    """Raise `InvalidRequest` for a hint with invalid values. `path` is the full name of the hint's field."""
     if not hint.program:
         raise InvalidRequest(f"{path}.program is missing.", field=f"{path}.program")
     ids: set[str] = set()
@@ -214,14 +217,14 @@ def _nesting(raw: msgspec.Raw) -> str:
 
 
 Explain = Callable[[InvalidConstraint], None]
-"""Sets the field of an error in a constraint to the one that the client wrote the constraint in."""
+"""Function that changes the field of an error to the field that the client wrote the constraint in."""
 
 Tell = Callable[[Enforcement], Enforcement]
-"""The enforcement that a client is told, in the client's terms."""
+"""Function that rewrites an enforcement in the client's terms."""
 
 
 def explain_by_field(path: str | None) -> Explain:
-    """An `Explain` that sets `path`; with None the error keeps its field."""
+    """An `Explain` that sets the field of an error to `path`. With None the error keeps its field."""
 
     def explain(error: InvalidConstraint) -> None:
         error.field = path or error.field
@@ -235,8 +238,9 @@ async def explained(
     spelled: Mapping[str, str],
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
-    """The chunks of `stream`. `explain` is applied to its errors in constraints, `tell` to the enforcement of
-    the grammar. For other errors `spelled` maps our name of a field to the client's."""
+    """The chunks of `stream`, in the client's terms. `explain` is applied to errors in constraints, and
+    `tell` to the enforcement of the grammar. In other errors the field is replaced by its name in `spelled`,
+    which maps our names to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:

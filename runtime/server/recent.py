@@ -1,4 +1,4 @@
-"""The most recent requests by program, for the dashboard. Bounded in size."""
+"""The most recent requests, grouped by program, for the dashboard. Their number is bounded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from ramify.messages import Generate, TextChunk, Usage
 
 PROGRAMS = 48
-"""Programs that are kept, most recent first."""
+"""Number of most recent programs that are kept."""
 REQUESTS = 160
-"""Requests of each program that are kept. Older ones count in the sums alone."""
+"""Number of requests kept of each program. Older ones count only in the sums."""
 TEXT = 160
 """Characters kept of a prompt and of an output."""
 NAME = 80
 """Characters kept of a name or an id."""
 DEPTH = 32
-"""Names kept of a request's path."""
+"""Number of names kept of a request's path."""
 
 SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "evicted_tokens")
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One generation. Times are in seconds, by the clock of `Recent`."""
+    """The record of one generation. Times are in seconds, by the clock of `Recent`."""
 
     rid: str
     path: tuple[str, ...]
@@ -42,7 +42,7 @@ class RequestRecord:
     usage: Usage = field(default_factory=Usage)
     output_tokens: int = 0
     outcome: str = ""
-    """A finish reason, or "error"; empty while it runs."""
+    """The finish reason, or "error"; "" while the generation runs."""
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """The record in plain types, with times in seconds since `origin`."""
@@ -69,7 +69,7 @@ class RequestRecord:
 
 @dataclass(slots=True, eq=False)
 class ProgramRecord:
-    """The requests of one program, or those without a program at one endpoint."""
+    """The requests of one program, or the requests at one endpoint that belong to no program."""
 
     id: str
     name: str
@@ -102,7 +102,8 @@ class ProgramRecord:
         }
 
     def details(self, now: float) -> dict[str, Any]:
-        """The summary and the requests that are kept. Times are in seconds since the program's begin."""
+        """The summary, and the requests that are kept. Times are in seconds since the start of the
+        program."""
         return {
             **self.summary(now),
             "now": now - self.begun,
@@ -111,7 +112,8 @@ class ProgramRecord:
 
 
 class Recent:
-    """The most recent requests. With `texts` parts of prompts and outputs are kept."""
+    """The most recent requests. With `texts`, the ends of prompts and the beginnings of outputs are kept
+    too."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._texts = texts
@@ -146,7 +148,7 @@ class Recent:
             record.ended = True
 
     def __iter__(self) -> Iterator[ProgramRecord]:
-        """The most recently active program first."""
+        """Iterate over the programs, the most recently active one first."""
         return reversed(self._programs.values())
 
     def get(self, program: str) -> ProgramRecord | None:
@@ -156,7 +158,8 @@ class Recent:
         return self._clock()
 
     def _make_room(self) -> None:
-        """Drop one program if there are `PROGRAMS`: the oldest idle one, or if none is idle the oldest."""
+        """Drop one program if there are already `PROGRAMS`: the oldest idle one, or the oldest if none is
+        idle."""
         if len(self._programs) >= PROGRAMS:
             idle = (key for key, program in self._programs.items() if not program.running)
             del self._programs[next(idle, next(iter(self._programs)))]
@@ -199,7 +202,7 @@ def _cut(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _end_of(request: Generate) -> str:
-    """The last characters of the prompt's text. Token ids are skipped."""
+    """The last characters of the last text in the prompt; "" if there are only token ids."""
     if request.chat:
         return request.chat[-1].content[-TEXT:]
     for segment in reversed(request.prompt):

@@ -26,7 +26,7 @@ IGNORED_HEADER = "x-ramify-ignored"
 
 
 class FrontendProtocol(Protocol):
-    """The members of `Frontend` that the HTTP layer uses; tests have another implementation."""
+    """The members of `Frontend` that the HTTP layer uses. Tests replace them by another implementation."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -48,7 +48,7 @@ class FrontendProtocol(Protocol):
 
 
 class Service:
-    """One server's shared state."""
+    """The state that all endpoints of a server share."""
 
     def __init__(self, frontend: FrontendProtocol, config: ServerConfig) -> None:
         self.frontend = frontend
@@ -60,12 +60,12 @@ class Service:
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""
         self.programs: dict[str, Any] = {}
-        """Ids that clients gave to streamed programs → the tool results that each program waits for."""
+        """Client's id of a streamed program → the tool results that the program is waiting for."""
         self._told_ignored: set[str] = set()
 
     @property
     def max_running(self) -> int:
-        """Requests in one batch of a replica."""
+        """Most requests in one batch of a replica."""
         return self.config.max_running or self.frontend.info.max_running
 
     @classmethod
@@ -76,8 +76,7 @@ class Service:
         return service
 
     def check_count(self, generations: int) -> None:
-        """Raise `InvalidRequest` where a request asks for more generations than one may have in batch and
-        queue."""
+        """Raise `InvalidRequest` if a request asks for more generations than one flow may have in flight."""
         limit = self.config.most_of_a_flow(self.max_running)
         if generations > limit:
             raise InvalidRequest(
@@ -86,9 +85,10 @@ class Service:
             )
 
     def tell_ignored(self, fields: Sequence[str]) -> dict[str, str]:
-        """The response header that names `fields`, which were given and have no effect.
+        """The response header that names `fields`, which were given and have no effect; empty if there are
+        none.
 
-        The log names each field once. Raises `UnsupportedField` with ``strict_fields``.
+        The log names each field once. With ``strict_fields``, raises `UnsupportedField` for the first one.
         """
         if not fields:
             return {}
@@ -105,7 +105,7 @@ class Service:
         return {IGNORED_HEADER: ", ".join(fields)}
 
     async def end_program(self, program: str) -> None:
-        """Release the leases of `program`: no further request of it follows."""
+        """End `program`, which sends no further requests: its leases are released."""
         self.recent.end_program(program)
         await self.frontend.control.end_program(program)
 
@@ -116,9 +116,10 @@ class Service:
         user: str | None = None,
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
-        """The frontend's chunks. Records metrics, and logs one line when the generation ends in any way.
+        """The chunks of a generation by the frontend. Records metrics, and logs one line when the generation
+        ends in any way.
 
-        `choices`: usages of the prompt's other choices, if this is one of several.
+        `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")

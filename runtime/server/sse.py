@@ -39,9 +39,9 @@ def error_event(error: RamifyError) -> bytes:
 class EventStream(Response):
     """Sends events as they come, and closes `events` when the client disconnects.
 
-    Bytes that end in `DONE` are the last, and are sent in one piece with the end of the response.
-    The headers wait for the first event, so that an error before it is answered with its own status.
-    A later error is sent as the last event, made by `failed`.
+    Bytes that end in `DONE` are the last, and are sent together with the end of the response. The headers are
+    sent with the first event, so that an error before that is answered with its own status. A later error
+    becomes the last event, made by `failed`.
     """
 
     media_type = "text/event-stream"
@@ -56,7 +56,7 @@ class EventStream(Response):
         self.failed = failed
         self.status_code = 200
         self.background = None
-        # No proxy may hold events back or alter them.
+        # Tells proxies not to hold back or alter events.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,9 +93,10 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects first, cancels `work` and raises `ClientGone`.
+    """Run `work`, and return its result. If the client disconnects first, `work` is cancelled and
+    `ClientGone` is raised.
 
-    The request's body must have been read.
+    The body of the request must have been read before.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """The items of all streams as (index of the stream, item), in order of arrival. The first error closes
-    all streams and is raised."""
+    """The items of all streams as (index of the stream, item), in order of arrival. After the first error all
+    streams are closed and the error is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -49,7 +49,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
 
 
 async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:
-    """The result of each stream, read to its end."""
+    """Read each stream to its end. Returns the result of each."""
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:

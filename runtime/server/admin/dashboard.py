@@ -1,4 +1,4 @@
-"""The dashboard: / shows what the server does now, and fetches /live once a second."""
+"""The dashboard: the page / shows what the server is doing. It fetches /live once a second."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ramify.runtime.server.service import FrontendProtocol, Service
 router = APIRouter()
 
 NODES = 240
-"""Shown nodes of the radix tree."""
+"""Most nodes of the radix tree that are shown."""
 QUEUED = 40
-"""Shown programs of the queue."""
+"""Most queued programs that are shown."""
 MAX_AGE_S = 0.5
-"""A snapshot younger than this is shown again, however many dashboards are open."""
+"""Seconds for which a snapshot is reused, by all open dashboards."""
 WAIT_S = 1.5
-"""Seconds for which a response waits for the scheduler, which replies between two steps."""
+"""Longest wait of a response for the scheduler, in seconds. The scheduler replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):
-    """A snapshot, and the time of its arrival by the monotonic clock."""
+    """A snapshot with its time of arrival, by the monotonic clock."""
 
     at: float
     stats: SchedulerStats
@@ -40,7 +40,7 @@ class CachedSnapshot(NamedTuple):
 
 
 class SnapshotCache:
-    """One snapshot for all dashboards, fetched only when one of them asks."""
+    """The latest snapshot, shared by all dashboards. A new one is fetched only when a dashboard asks."""
 
     def __init__(self, frontend: FrontendProtocol) -> None:
         self._frontend = frontend
@@ -48,8 +48,8 @@ class SnapshotCache:
         self._cached: CachedSnapshot | None = None
 
     async def latest(self) -> CachedSnapshot | None:
-        """A snapshot of at most `MAX_AGE_S`; an older one, or None, if the scheduler does not reply in
-        `WAIT_S`."""
+        """The latest snapshot, at most `MAX_AGE_S` old. If the scheduler does not reply within `WAIT_S`, an
+        older snapshot, or None if there is none."""
         if self._request is None and (
             self._cached is None or time.monotonic() - self._cached.at >= MAX_AGE_S
         ):
@@ -70,7 +70,7 @@ class SnapshotCache:
 
 @router.get("/")
 async def dashboard_page(request: Request) -> Response:
-    """The dashboard's HTML, without figures."""
+    """The dashboard's HTML, without data."""
     name = Service.serving(request).model_name
     template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
@@ -78,7 +78,7 @@ async def dashboard_page(request: Request) -> Response:
 
 @router.get("/live")
 async def live_figures(request: Request) -> Response:
-    """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
+    """The data that the dashboard shows. The query parameter ``program`` names the program whose requests are
     listed."""
     service = Service.serving(request)
     snapshots = request.app.state.snapshots

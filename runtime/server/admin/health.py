@@ -30,8 +30,8 @@ class Unhealthy(EngineError):
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """Liveness: 200 while this process answers, also while it drains or its engine processes restart; 503
-    once the engine has closed and does not come back."""
+    """Liveness: 200 while this process answers, even if it drains or its engine processes restart; 503 once
+    the engine has closed for good."""
     service = Service.serving(request)
     if service.frontend.status.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
@@ -41,7 +41,7 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Readiness: 200 while the scheduler replies and the server accepts requests."""
+    """Readiness: 200 while the scheduler replies and the server accepts requests; else 503."""
     service = Service.serving(request)
     _check(service)
     return json_response({"status": "ok", "heartbeat_age_s": service.frontend.status.heartbeat_age_s})
@@ -49,7 +49,8 @@ async def health(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """Health by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds."""
+    """Health check by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds; else
+    503."""
     service = Service.serving(request)
     _check(service)
     info = service.frontend.info
@@ -75,7 +76,7 @@ async def metrics(request: Request) -> Response:
         async with asyncio.timeout(STATS_LIMIT_S):
             stats = await service.frontend.control.stats()
     except (TimeoutError, RamifyError):
-        pass  # ramify_scheduler_up is 0 then
+        pass  # ramify_scheduler_up becomes 0
     text = service.metrics.render(stats, service.frontend.loras.loaded)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -12,7 +12,7 @@ from ramify.runtime.server.service import Service
 
 
 def model_info(service: Service) -> dict[str, Any]:
-    """SGLang's /model_info, and the `ModelInfo` under the key ``ramify``."""
+    """The body of SGLang's /model_info, with the `ModelInfo` under the key ``ramify``."""
     info = service.frontend.info
     return {
         "model_path": info.path,
@@ -28,7 +28,8 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 async def server_info(service: Service) -> dict[str, Any]:
-    """SGLang's /server_info: the configuration without the API key, and the scheduler's counters."""
+    """The body of SGLang's /server_info: the configuration without the API key, and the scheduler's
+    counters."""
     config = dataclasses.asdict(service.config)
     config["api_key"] = None if config["api_key"] is None else "set"
     return {

@@ -1,4 +1,4 @@
-"""/replicas: the replicas of the model, and how they come and go."""
+"""/replicas: lists, adds, drains and restarts replicas of the model."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ router = APIRouter()
 
 @router.get("/replicas")
 async def list_replicas(request: Request) -> Response:
-    """Every replica: name, state, requests, processes."""
+    """List every replica with its name, state, requests and processes."""
     found = Service.serving(request).frontend.replicas.statuses()
     return json_response({"replicas": [msgspec.to_builtins(one) for one in found]})
 
 
 @router.post("/replicas")
 async def add_replica(request: Request) -> Response:
-    """Start one more replica; answers when it is up."""
+    """Start one more replica. The response is sent when it is up."""
     frontend = Service.serving(request).frontend
     return _answer(request, await frontend.replicas.add_replica())
 
 
 @router.post("/replicas/{name}/drain")
 async def drain_replica(request: Request, name: str) -> Response:
-    """Stop a replica when its requests have ended, or after `limit_s` seconds have gone on elsewhere."""
+    """Drain a replica, and stop it. Requests still running after `limit_s` seconds continue on other
+    replicas."""
     await Service.serving(request).frontend.replicas.drain(name, await _limit_s(request))
     return _answer(request, name)
 
 
 @router.post("/replicas/{name}/restart")
 async def restart_replica(request: Request, name: str) -> Response:
-    """Drain a replica and start it anew; answers when it is up."""
+    """Drain a replica and start it anew. The response is sent when it is up."""
     await Service.serving(request).frontend.replicas.restart(name, await _limit_s(request))
     return _answer(request, name)
 
 
 async def _limit_s(request: Request) -> float:
-    """The body's `limit_s`, else the server's ``drain_s``."""
+    """The `limit_s` of the body; if it has none, the server's ``drain_s``."""
     body = await read_body(request)
     if not body:
         return Service.serving(request).config.drain_s

@@ -1,1 +1,1 @@
-"""The application and its process: routers, middleware, connections, start and drain."""
+"""The application and its process: routers, middleware, connections, start-up and drain."""

@@ -1,14 +1,15 @@
 """Refuses requests that a web page makes a browser send.
 
-A browser sends requests to this machine on behalf of any page. Three defences, each with a remedy in its
-error:
+A browser sends requests to this machine on behalf of any page. There are three defences. The error of each
+names a remedy:
 
-- Host (403): without a key, a request must name a loopback host, the host that the server listens on, or one
-  of ``allowed_hosts``. A page that points its own name at 127.0.0.1 (DNS rebinding) sends its own name.
-- Origin and Sec-Fetch-Site (403): without a key, a request of another site's page is refused, unless ``cors``
-  names its origin. The ``null`` of sandboxed pages and files is nobody's origin: only ``*`` covers it.
-- Content-Type (415): a body must be JSON. Browsers ask before they send JSON to another site, and do not
-  before they send a form or plain text.
+- Host (403): without an API key, a request must name a loopback host, the host that the server listens on, or
+  one of ``allowed_hosts``. A page that points its own host name at 127.0.0.1 (DNS rebinding) sends that name,
+  and is refused.
+- Origin and Sec-Fetch-Site (403): without an API key, a request from another site's page is refused, unless
+  ``cors`` names its origin. Sandboxed pages and files have the origin ``null``, which only ``*`` covers.
+- Content-Type (415): a body must be JSON. Before a browser sends JSON to another site, it asks that site for
+  permission; for a form or plain text it does not.
 
 Sources: RFC 9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
 """
@@ -29,7 +30,8 @@ from ramify.runtime.server.errors import error_response
 _JSON = re.compile(rb"\s*application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _OWN_SITE = frozenset({b"", b"none", b"same-origin"})
-"""Values of Sec-Fetch-Site for: no browser, the user, a page of this server."""
+"""Allowed values of Sec-Fetch-Site. They stand for, in this order: a client that is no browser, a navigation
+by the user, and a page of this server."""
 
 
 class HostNotAllowed(RamifyError):
@@ -98,7 +100,8 @@ class RefuseWebPages:
         return None
 
     def _is_allowed(self, hosts: list[bytes], origins: list[bytes], site: bytes) -> bool:
-        """True where a page of this server, or one that ``cors`` names, sent the request."""
+        """True if the page that sent the request is one of this server, or one whose origin ``cors``
+        names."""
         if b"*" in self._origins:
             return True
         if len(origins) != 1:
@@ -110,7 +113,7 @@ class RefuseWebPages:
 
 
 def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
-    """The check that a Host header must pass; None where any will do."""
+    """The check that a Host header must pass; None if every header may pass."""
     names = split_names(config.allowed_hosts)
     if "*" in names or (config.api_key is not None and not names):
         return None
@@ -127,7 +130,7 @@ def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
             return False
         if host in exact or host.endswith(suffixes):
             return True
-        # An address in the header is no rebound name. Beyond loopback any address may be this machine's.
+        # DNS rebinding needs a name. If the server listens beyond loopback, any address may be its own.
         return local and (
             is_loopback(host) or host == bound or (ip_address(host) is not None and not is_loopback(bound))
         )

@@ -25,7 +25,7 @@ from ramify.runtime.server.sglang import endpoints as sglang
 
 
 def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
-    """The application in front of `frontend`, which must have been started on the event loop that serves
+    """Make the application for `frontend`, which must have been started on the event loop that will serve
     it."""
     # No generated schema: bodies are parsed field by field, and FastAPI's pages that show a schema need a
     # CDN.
@@ -38,7 +38,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
-    # The last one added is the outermost: refused requests are counted too, and a preflight has no key.
+    # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
     if config.api_key is not None:
         open_paths = ("/metrics",) if config.open_metrics else ()
         app.add_middleware(RequireApiKey, api_key=config.api_key, open_paths=open_paths)

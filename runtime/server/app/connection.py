@@ -1,13 +1,13 @@
-"""HTTP/1.x of one connection: uvicorn's parser, and what clients expect beyond it.
+"""HTTP/1.x of one connection: uvicorn's protocol, with additions that clients expect.
 
 - An offer to switch protocols (``Upgrade: h2c`` of Java's and of curl's clients, ``Upgrade: websocket``) is
-  not taken up, and the request is answered (RFC 9110, section 7.8). The parser leaves out the body of such a
-  request, so its head is parsed again without the offer.
+  ignored, and the request is answered (RFC 9110, section 7.8). The parser drops the body of such a request,
+  so its head is parsed again without the offer.
 - CONNECT is refused with 400, whatever its target: this server is no proxy.
-- An HTTP/1.0 client gets a body of unknown length as it is, ended by the end of the connection: that version
-  has no chunks (RFC 9112, section 6.1).
-- A connection that owes no response ends after `timeout_keep_alive` seconds without a byte, also before its
-  first request and within a head.
+- A body of unknown length is sent to an HTTP/1.0 client without chunks, and ended by closing the connection,
+  since HTTP/1.0 has no chunked encoding (RFC 9112, section 6.1).
+- A connection without a pending response is closed after `timeout_keep_alive` seconds without a byte, also
+  before its first request and within a head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with the differences that this module names."""
+    """The protocol of uvicorn, with the additions that this module's docstring lists."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,7 +49,7 @@ class Connection(HttpToolsProtocol):
         if self._is_connect():
             raise httptools.HttpParserError("CONNECT")
         if self._offers_upgrade():
-            return  # the same head follows without the offer
+            return  # the head is parsed again without the offer
         super().on_headers_complete()
         if self.scope.get("http_version") == "1.0":
             _send_until_close(self.cycle)
@@ -65,7 +65,8 @@ class Connection(HttpToolsProtocol):
         return self.parser.should_upgrade() and not self._is_connect()
 
     def _renew_parser(self) -> None:
-        """A parser that has read a head with ``Connection: close`` reads nothing more."""
+        """Replace the parser, since one that has read a head with ``Connection: close`` reads nothing
+        more."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
 
@@ -84,7 +85,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _send_until_close(cycle: RequestResponseCycle) -> None:
-    """Let `cycle` send a body without a length as it is, in place of chunks."""
+    """Let `cycle` send a body without a length unchunked, until the connection is closed."""
     send = cycle.send
     sized = True
 

@@ -1,4 +1,4 @@
-"""Middleware: the form of paths, the API key, the count of responses, unexpected exceptions."""
+"""Middleware: normalised paths, the API key, the count of responses, unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ logger = logging.getLogger("ramify.server")
 
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
-"""Read-only paths that accept the key as the password of basic authentication, which browsers ask for."""
+"""Read-only paths that also accept the key as the password of basic authentication, for which browsers
+prompt."""
 
 
 class OneFormOfPath:
     """Routes ``/v1/models/``, ``//v1/models`` and ``/v1//models`` as ``/v1/models``, and HEAD as GET.
 
-    The server leaves out the body of an answer to HEAD (RFC 9110, section 9.3.2).
+    The server omits the body of the response to HEAD (RFC 9110, section 9.3.2).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,17 +38,18 @@ class OneFormOfPath:
             if path.endswith("/") or "//" in path:
                 path = "/" + "/".join(filter(None, path.split("/")))
             if path != scope["path"] or scope["method"] == "HEAD":
-                # The server reads the method in its own scope.
+                # The server keeps its own scope, with HEAD.
                 method = "GET" if scope["method"] == "HEAD" else scope["method"]
                 scope = {**scope, "path": path, "method": method}
         await self.app(scope, receive, send)
 
 
 class RequireApiKey:
-    """Middleware that answers 401 without ``Authorization: Bearer <key>`` (RFC 6750). Probes need no key, nor
-    do `open_paths`.
+    """Middleware that answers 401 without ``Authorization: Bearer <key>`` (RFC 6750). The paths of probes and
+    `open_paths` need no key.
 
-    The dashboard also accepts basic authentication (RFC 7617): any user, with the key as the password.
+    The dashboard also accepts basic authentication (RFC 7617), with any user name, and the key as the
+    password.
     """
 
     def __init__(self, app: ASGIApp, api_key: str, open_paths: Iterable[str] = ()) -> None:
@@ -109,9 +111,9 @@ class UnexpectedErrors:
     """Middleware that answers 500 to an unexpected exception; its traceback goes to the log, not to the
     client.
 
-    Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
-    A request that is cancelled was still open when the drain of the server had ended. It is answered with
-    503, or, in the middle of its answer, its connection ends.
+    Starlette's own handler would raise the exception again after the response, and uvicorn would close the
+    connection. A request is cancelled if it is still open when the server's drain ends. If its response has
+    not begun, it is answered with 503; otherwise the connection ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:

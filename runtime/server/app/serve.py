@@ -1,8 +1,8 @@
 """The server's process: from the configuration to a clean exit.
 
-SIGTERM or Ctrl-C drains, and a line on standard output says so: /health returns 503 and new generations are
-refused. Running ones have `ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the
-engine core is stopped and the process exits with 0.
+SIGTERM or Ctrl-C starts the drain, and a line on standard output says so: /health returns 503, and new
+generations are refused. Running generations have `ServerConfig.drain_s` seconds to finish. A second signal
+ends this wait. Then the engine core is stopped, and the process exits with status 0.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ LAST_BYTES_S = 2.0
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open. Clients close theirs sooner (Ramify's after 15 s, most proxies
-after 60 s), so the server never closes one on which a request is being sent."""
+after 60 s), so the server never closes a connection on which a request is being sent."""
 
 PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
 def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
-    """Serve until a signal arrives. Returns the exit status; raises where the engine processes cannot be
-    started.
+    """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
+    be started.
 
-    `routes` returns further routers. It is called in a thread while the workers start, so it may import large
-    modules. `workers`: processes for the first engine core, if they were started early.
+    `routes` returns additional routers. It is called in a thread while the workers start, so it may import
+    large modules. `workers`: processes for the engine core of the first replica, if they were started early.
     """
     _log_at(config.log_level)
     try:
@@ -88,7 +88,8 @@ async def _serve(
 
 
 def _import_application(routes: Routes) -> Sequence[APIRouter]:
-    """Import the HTTP application, which takes 0.6 s, while the model is loaded."""
+    """Import the HTTP application. This takes 0.6 s, and runs while the model is loaded. Returns the
+    additional routers."""
     import ramify.runtime.server.app.app  # noqa: F401
 
     return routes()
@@ -143,7 +144,7 @@ async def run_server(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Port 0 means any free port. Raises OSError."""
+    """Open a listening socket. Port 0 means any free port. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -160,12 +161,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 StopSignal = asyncio.Event
-"""An event that a signal to stop sets."""
+"""The event that is set by a signal to stop."""
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """An event that SIGTERM and SIGINT set. They do not end the process within the block."""
+    """An event that SIGTERM and SIGINT set. These signals do not end the process within the block."""
     loop = asyncio.get_running_loop()
     stopping = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -178,8 +179,8 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process with the signal instead of status
-    0."""
+    """The server of uvicorn without its signal handling, which would end the process by the signal instead of
+    with status 0."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

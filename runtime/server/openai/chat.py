@@ -22,15 +22,15 @@ from ramify.tool_calls.prompt import plain_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The fields in which an API writes a chat: chat completions or the Responses API."""
+    """The field names and parsers of one API for chats: chat completions or the Responses API."""
 
     turns: str
-    """The name of the field with the turns."""
+    """Name of the field with the messages or items."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
-    """The function that takes the constraint on the answer, with its field."""
+    """The function that takes the constraint on the answer, and the field that it is in."""
     nested_tools: bool
-    """True where the fields of a function tool lie in an inner object ``function``."""
+    """Whether the fields of a function tool are in an inner object ``function``."""
 
 
 CHAT_COMPLETIONS = Dialect(
@@ -48,12 +48,12 @@ class Chat:
     preambles: tuple[Preamble, ...]
     constraint: Constraint | None
     turn_format: TurnFormat
-    """The format by which the answer is parsed."""
+    """The format for parsing the answer."""
     found: FieldConstraint | None
     tool_use: ToolUse | None
 
     def generation(self, rid: str) -> Generate:
-        """The generation that answers the chat."""
+        """The request to the frontend that answers the chat."""
         return Generate(
             rid=rid,
             chat=self.messages,
@@ -64,22 +64,22 @@ class Chat:
         )
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Name the client's field in an error of the constraint."""
+        """Set the field of an error in the constraint to the client's field."""
         if self.tool_use is not None:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):
             error.field = self.found[0]
             if self.constraint != self.found[1] and error.pointer:
-                # The grammar has the content as one of its alternatives.
+                # In the grammar, the content is one of several alternatives.
                 error.pointer = error.pointer.partition("/json_schema")[2]
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with the names of the tools whose keywords are left out."""
+        """`enforcement` with each unenforced keyword located by the name of its tool."""
         return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:
-    """The chat in `fields`. Raises `InvalidRequest` that names the field."""
+    """Take the chat from `fields`. Raises `InvalidRequest`, which names the field."""
     if chat_format is None:
         raise InvalidRequest(
             "The model has no chat template.", field=dialect.turns, remedy="Use /v1/completions."

@@ -14,8 +14,8 @@ from ramify.runtime.server.fields import Fields, decode
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text",)
 CACHE_MARKS = {"prompt_cache_breakpoint": None, "cache_control": None}
-"""Fields of a text part that mark the end of a prefix to be cached, in OpenAI's and in Anthropic's API: every
-prefix is cached."""
+"""Fields of a text part, from OpenAI's and Anthropic's API, that mark the end of a prefix to be cached. They
+have no effect, as every prefix is cached."""
 
 _UNSUPPORTED_MESSAGE = {
     "function_call": "Use tool_calls.",
@@ -31,7 +31,7 @@ _UNSUPPORTED_MESSAGE = {
 
 
 def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """The messages in ``messages``."""
+    """Take the messages from the field ``messages``."""
     items = fields.take_objects("messages")
     if not items:
         raise InvalidRequest("messages is missing or empty.", field="messages")
@@ -52,7 +52,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
 
 
 def take_role(item: Fields, chat_format: ChatFormat) -> str:
-    """The role of a message, under its name in chat templates."""
+    """The role of a message, by its name in chat templates."""
     role: str = item.need("role")
     if role not in _ROLES and role not in chat_format.suffix:
         path = item.path("role")
@@ -105,7 +105,7 @@ def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bo
 
 
 def take_arguments(function: Fields) -> str:
-    """The arguments of a call: JSON text of an object. Of a call without arguments some clients write ""."""
+    """The arguments of a call: JSON text of an object. Some clients write "" for a call without arguments."""
     arguments: str = function.take("arguments", str, "").strip() or "{}"
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
     return arguments

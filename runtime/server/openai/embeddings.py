@@ -1,7 +1,7 @@
 """OpenAI's ``POST /v1/embeddings``: input, model, encoding_format, dimensions, user.
 
-Beyond that API: ``pooling`` ("last" or "mean", by default the model's own), ``normalize`` (true), the options
-of `openai.request` that fit, and ``usage.prompt_tokens_details``.
+Fields beyond that API: ``pooling`` ("last" or "mean", by default the model's own), ``normalize`` (default
+true), and the applicable options of `openai.request`. The response also has ``usage.prompt_tokens_details``.
 """
 
 from __future__ import annotations

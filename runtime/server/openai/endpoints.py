@@ -1,9 +1,9 @@
 """OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
 Fields beyond OpenAI's own have the names that other engines give them: top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. `output_format` lists constraints, `reasoning`
-the options of reasoning, `request` the rest. token_healing is Ramify's own. With n > 1, choice i has seed +
-i. An unsupported field is refused by name.
+min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. Constraints are described in `output_format`, the
+options of reasoning in `reasoning`, and the others in `request`. token_healing is Ramify's own. With n > 1,
+choice i has the seed `seed` + i. An unsupported field is refused by name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ramify.runtime.server.streams import collect, merge
 router = APIRouter()
 
 COMPLETION_MAX_TOKENS = 16
-"""The default of /v1/completions for max_tokens (API reference)."""
+"""Default of max_tokens in /v1/completions (OpenAI's API reference)."""
 
 _COMPLETION_SPELLING = COMMON | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
@@ -168,7 +168,7 @@ async def _events(
     streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, formatter: ResponseFormatter
 ) -> AsyncGenerator[bytes, None]:
     usages = [Usage() for _ in streams]
-    # With include_usage every event has the key: null in all but the last. Without it none has.
+    # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
     usage = {"usage": None} if parsed.include_usage else {}
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:

@@ -1,6 +1,6 @@
 """Response bodies of chat completions and completions, whole and streamed.
 
-`header` holds the fields that every body starts with: id, created, model.
+The attribute `header` holds the fields that every body starts with: id, created, model.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ class ResponseFormatter(Protocol):
     """Makes the bodies of one of the two APIs."""
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Any]:
-        """Stream choices for the text of `chunk` in choice `index`; each goes into its own event."""
+        """The choice objects for the text of `chunk` of choice `index`. Each is sent in an event of its
+        own."""
 
     def stream_body(self, choices: list[Any], **usage: Any) -> Reply:
         """The body of one stream event."""
 
     def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
-        """The usage of the choices that were streamed; each prompt has `n` successive choices."""
+        """The usage of all streamed choices. Each prompt has `n` consecutive choices."""
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Reply:
-        """The body of a response without a stream; each prompt has `n` successive results."""
+        """The body of a response that is not streamed. Each prompt has `n` consecutive results."""
 
 
 class ChatFormatter:
-    """/v1/chat/completions. In a stream, the first event of a choice has the role."""
+    """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice contains the
+    role."""
 
     def __init__(self, header: dict[str, Any], want_logprobs: bool, turn_format: TurnFormat) -> None:
         self._header = header
@@ -162,12 +164,14 @@ class ChatFormatter:
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:
-    """OpenAI's finish reason. A turn that stopped after complete calls waits for their results."""
+    """OpenAI's finish reason for `finish`. It is "tool_calls" for a turn that stopped after complete calls
+    (`called`), which waits for their results."""
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 
 class CompletionFormatter:
-    """/v1/completions. `echoes` has for each choice the prompt that is echoed before its text, or ""."""
+    """Makes the bodies of /v1/completions. `echoes` has, for each choice, the prompt to repeat before its
+    text, or ""."""
 
     def __init__(self, header: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
         self._header = header

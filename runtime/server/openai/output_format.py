@@ -1,4 +1,4 @@
-"""Constraints in the fields of OpenAI's API, in every form that its clients send.
+"""Constraints on the output, in the fields in which clients of OpenAI's API send them.
 
 - ``response_format`` is OpenAI's in chat completions, and ``text.format`` in its Responses API. Both take
   further types here: see `_TYPES`.
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 async def take_in_thread(take: Callable[..., T], fields: Fields, *given: Any) -> T:
-    """The result of `take(fields, *given)`, in a thread where the output format has schemas that others refer
-    to.
+    """The result of `take(fields, *given)`. If the output format has `definitions`, the call runs in a
+    thread.
 
-    Up to `MAX_SOURCE_BYTES` of them are parsed, which takes too long for the event loop.
+    Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
     """
     if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
         return await asyncio.to_thread(take, fields, *given)
@@ -49,15 +49,15 @@ async def take_in_thread(take: Callable[..., T], fields: Fields, *given: Any) ->
 
 
 def take_output_format(fields: Fields) -> FieldConstraint | None:
-    """The constraint of a chat completion or completion, and its field.
+    """Take the constraint of a chat completion or completion, with its field; None if there is none.
 
-    Raises `InvalidRequest` where two are given, and `InvalidConstraint` for an invalid one.
+    Raises `InvalidRequest` if several are given, and `InvalidConstraint` for an invalid one.
     """
     return _take_only(fields, _format(fields, "response_format", _TYPES))
 
 
 def take_text_format(fields: Fields) -> FieldConstraint | None:
-    """The constraint of a response of the Responses API, and its field."""
+    """Take the constraint of a request of the Responses API, with its field; None if there is none."""
     text, own = fields.take_object("text"), None
     if text is not None:
         own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
@@ -76,7 +76,7 @@ _FIELDS: Makers = {
     "guided_choice": (list[str], constraint.choices),
     "guided_grammar": (str, constraint.grammar),
 }
-"""Top-level fields, each of which holds a constraint."""
+"""Top-level fields that each hold a constraint."""
 
 
 def _take_only(fields: Fields, own: FieldConstraint | None) -> FieldConstraint | None:
@@ -85,7 +85,7 @@ def _take_only(fields: Fields, own: FieldConstraint | None) -> FieldConstraint |
 
 
 def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldConstraint | None:
-    """The constraint in the object `field`, whose ``type`` is a key of `types`."""
+    """The constraint in the object `field`. The object's ``type`` must be a key of `types`."""
     form = fields.take_object(field)
     if form is None:
         return None
@@ -104,7 +104,7 @@ def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldCons
 
 
 def _wrapped_schema(form: Fields) -> FieldConstraint | None:
-    """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
+    """The constraint in the form of chat completions: ``{"json_schema": {name, schema, strict}}``."""
     for field in BESIDE:
         if form.given(field):
             raise UnsupportedField(
@@ -116,20 +116,20 @@ def _wrapped_schema(form: Fields) -> FieldConstraint | None:
 
 
 def _schema_with_options(form: Fields) -> FieldConstraint | None:
-    """``{name, schema, strict}`` and our options beside the schema."""
+    """The constraint in ``{name, schema, strict}``, with Ramify's options beside the schema."""
     path = form.path("schema")
     schema = form.take_text("schema")
     if schema is None:
         raise InvalidRequest(f"{path} is missing.", field=path)
     form.take("name", str)  # has no effect on the output
-    # OpenAI's clients send false for "best effort". Here every keyword that can be enforced is.
+    # OpenAI's clients send false for "best effort". Here every keyword that can be enforced is enforced.
     strict: Strict = form.take("strict", Strict, True)
     whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
     any_order: bool = form.take("any_order", bool, False)
     definitions = take_definitions(form)
-    if definitions is not None:  # before they are parsed
+    if definitions is not None:  # checked before the schemas are parsed
         check_size(path, len(schema.encode()) + sum(len(text.encode()) for text in definitions.values()))
-    form.ignore({"description": None})  # it is for the model, which is not shown the schema either
+    form.ignore({"description": None})  # meant for the model, which does not see the schema either
     form.refuse_rest()
     return path, make_constraint(
         path,
@@ -148,7 +148,7 @@ def _json_object(form: Fields) -> FieldConstraint | None:
 
 
 def _tag_in_place(form: Fields) -> FieldConstraint | None:
-    """A structural tag whose fields stand beside ``type``, as XGrammar, SGLang and vLLM write them."""
+    """The structural tag whose fields stand beside ``type``, as XGrammar, SGLang and vLLM write them."""
     parts = {field: form.take_text(field) for field in ("format", "structures", "triggers")}
     given = {field: msgspec.Raw(text.encode()) for field, text in parts.items() if text is not None}
     if not given:
@@ -159,7 +159,7 @@ def _tag_in_place(form: Fields) -> FieldConstraint | None:
 
 
 def _source(make: Callable[[Any], Constraint], *names: str, kind: Any = str) -> Taker:
-    """Takes the constraint from the one of the fields `names` that is given."""
+    """A `Taker` of the constraint in whichever of the fields `names` is given."""
     return lambda form: only_constraint(take_constraints(form, dict.fromkeys(names, (kind, make))))
 
 
@@ -176,7 +176,8 @@ _TYPES: dict[str, Taker] = {
 
 
 def _structured_outputs(fields: Fields) -> FieldConstraint | None:
-    """The constraint in vLLM's object, one of whose fields holds it."""
+    """The constraint in vLLM's object ``structured_outputs``, which holds it in one of its fields; None if
+    there is none."""
     form = fields.take_object("structured_outputs")
     if form is None:
         return None

@@ -1,6 +1,6 @@
 """Response bodies of OpenAI's API (API reference, chat completions and completions), as msgspec structs.
 
-Fields beyond that API lie in objects named ``ramify``; `matched_stop` is the exception.
+Fields beyond that API are in objects named ``ramify``, except for `matched_stop`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ramify.text import token_bytes
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """Base of all bodies."""
+    """Base class of all bodies."""
 
 
 class GenerationReply(Reply, kw_only=True):
-    """Base of the bodies of generations, whole and streamed."""
+    """Base class of the bodies of generations, whole and streamed."""
 
     id: str
     created: int
     model: str
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
-    """The service tier, where the request names one."""
+    """The service tier; unset if the request names none."""
 
 
 class PromptTokensDetails(Reply):
@@ -39,8 +39,8 @@ class UsageExtras(Reply):
     forced_tokens: int
     """Completion tokens that the grammar forced."""
     draft_tokens: int
-    """Draft tokens of speculative decoding that were verified. `accepted_tokens` were accepted; the fields
-    with `model` count those of the draft model."""
+    """Draft tokens of speculative decoding that were verified. `accepted_tokens` counts those of them that
+    were accepted. The fields with `model` in their names count tokens proposed by the draft model."""
     accepted_tokens: int
     model_draft_tokens: int
     model_accepted_tokens: int
@@ -52,7 +52,7 @@ class UsageExtras(Reply):
 
 class CompletionTokensDetails(Reply):
     reasoning_tokens: int
-    """Tokens of the reasoning, with its end mark."""
+    """Tokens of the reasoning, including its end mark."""
 
 
 class UsageReply(Reply):
@@ -62,14 +62,14 @@ class UsageReply(Reply):
     prompt_tokens_details: PromptTokensDetails
     ramify: UsageExtras
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    """Details, where reasoning was asked for."""
+    """Details; unset unless reasoning was asked for."""
 
 
 class TopLogprob(Reply):
     token: str
     logprob: float | None
     bytes: list[int]
-    """The UTF-8 of the token; of a token that is a part of a character, its part."""
+    """The UTF-8 bytes of the token, which may be only a part of a character."""
 
 
 class TokenLogprob(TopLogprob):
@@ -83,7 +83,7 @@ class ChatLogprobs(Reply):
 
 class FunctionReply(Reply):
     arguments: str
-    """JSON text, or in a stream the next piece of it."""
+    """JSON text of the arguments; in a stream, the next piece of it."""
     name: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -102,7 +102,7 @@ class ToolCallDelta(Reply):
 
 class ChatMessageReply(Reply):
     content: str | None
-    """Null for a turn of tool calls alone."""
+    """Text of the answer; null if the turn has only tool calls."""
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
@@ -113,11 +113,12 @@ class ChoiceExtras(Reply):
     unenforced: list[Unenforced] | msgspec.UnsetType = msgspec.UNSET
     """Schema keywords that the grammar leaves out (``strict: false``)."""
     grammar_backend: str | msgspec.UnsetType = msgspec.UNSET
-    """The library that compiled the grammar, where it is not Ramify's own, with the next two fields."""
+    """The library that compiled the grammar; unset if it is Ramify's own. The next two fields are for such a
+    library."""
     narrowed: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Valid texts that the grammar does not allow."""
+    """Descriptions of valid texts that the grammar does not allow."""
     may_be_cut: bool | msgspec.UnsetType = msgspec.UNSET
-    """An output that runs out of tokens may be cut (``finish_reason: "length"``)."""
+    """Whether an output that reaches max_tokens may be incomplete (``finish_reason: "length"``)."""
     violations: list[Violation] | msgspec.UnsetType = msgspec.UNSET
     """Schema keywords that the output does not satisfy (``strict: "validate"``)."""
 
@@ -164,7 +165,7 @@ class CompletionLogprobs(Reply):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-    """The place in the text of the first character that a token is a part of."""
+    """For each token, the place in the text of the first character that the token is a part of."""
 
 
 class CompletionChoice(Reply):
@@ -201,7 +202,7 @@ class ModelList(Reply):
 
 
 def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgspec.UnsetType:
-    """The fields of a choice beyond OpenAI's API; unset where there are none."""
+    """The fields of a choice beyond OpenAI's API; unset if there are none."""
     extras = {} if outcome.enforcement is None else outcome.enforcement.fields()
     if outcome.violations is not None:
         extras["violations"] = list(outcome.violations)
@@ -209,7 +210,7 @@ def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgsp
 
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
-    """The usage of all choices. A prompt has `n` successive choices."""
+    """The total usage of all choices. Each prompt has `n` consecutive choices."""
     totals = [PromptTotals.of_choices(usages[i : i + n]) for i in range(0, len(usages), n)]
     prompt = sum(one.prompt for one in totals)
     cached = sum(one.cached for one in totals)
@@ -235,7 +236,7 @@ def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
 
 
 def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """`runs` as chat completions write log-probabilities."""
+    """`runs` in the form in which chat completions write log-probabilities."""
     content = []
     for run in runs:
         for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
@@ -254,7 +255,8 @@ def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
 def completion_logprobs(
     prompt: Sequence[TokenLogprobs], output: Sequence[TokenLogprobs], echo: str
 ) -> CompletionLogprobs:
-    """The log-probabilities of a prompt, which is `echo` then, and of the output behind it."""
+    """The log-probabilities of the prompt and of the output, in the form of completions. `echo` is the text
+    of the prompt; without prompt log-probabilities, `prompt` is empty."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
     top: list[dict[str, float] | None] = []
@@ -280,8 +282,9 @@ def completion_logprobs(
 
 
 def _places(tokens: Sequence[str], text: str) -> list[int]:
-    """The place of each of `tokens` in `text`, which they spell, in characters. One that is not there has no
-    width: the tokenizer adds special tokens, and SentencePiece a space before the first word."""
+    """The place in `text`, in characters, of each of `tokens`, which spell the text. A token that is not part
+    of the text has no width, such as a special token that the tokenizer adds, or SentencePiece's space before
+    the first word."""
     data, at, begun, places = text.encode(), 0, 0, []
     for token in tokens:
         places.append(begun - (at < len(data) and not _begins(data[at])))
@@ -295,5 +298,5 @@ def _places(tokens: Sequence[str], text: str) -> list[int]:
 
 
 def _begins(byte: int) -> bool:
-    """True where `byte` begins a character of UTF-8."""
+    """Whether `byte` is the first byte of a UTF-8 character."""
     return byte & 0xC0 != 0x80

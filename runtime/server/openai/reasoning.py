@@ -1,10 +1,10 @@
 """Parses the reasoning options of a chat request: on or off, the token budget, and how reasoning is returned.
 
-- ``reasoning`` {enabled, effort, max_tokens, exclude} is OpenRouter's; OpenAI's Responses API has the effort.
-  Its `start` and `end`, the texts around the reasoning, are Ramify's own.
+- ``reasoning`` {enabled, effort, max_tokens, exclude} is OpenRouter's. OpenAI's Responses API has only the
+  effort. The fields `start` and `end`, the texts around the reasoning, are Ramify's own.
 - ``chat_template_kwargs`` and `include_reasoning` are vLLM's and SGLang's, `separate_reasoning` SGLang's,
   `thinking_token_budget` vLLM's, `enable_thinking` and `thinking_budget` Qwen's.
-- `reasoning_effort` is OpenAI's. A chat template that reads it gets it.
+- `reasoning_effort` is OpenAI's. It is passed on to a chat template that reads it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ramify.runtime.server.fields import Fields
 from ramify.text import shortened
 
 START, END = "<think>", "</think>"
-"""The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
+"""The marks of DeepSeek R1, Qwen 3 and most later models. They are used for templates without marks of their
+own."""
 
 BOUND = 1024
-"""Most tokens of reasoning of a model that does not think, where the request has marks and no number: such a
-model seldom writes the end. `gen(thinking=True)` has the same number."""
+"""Default reasoning budget, in tokens, for a model that is not a reasoning model: such a model seldom writes
+the end mark. `gen(thinking=True)` has the same default."""
 
 _IGNORED = {
     "summary": (SUMMARIES := ("auto", "concise", "detailed")),
@@ -33,8 +34,8 @@ _IGNORED = {
     "context": ("auto",),
     "mode": ("standard",),
 }
-"""Fields of OpenAI's object without an effect, and their values. The reasoning itself is answered, so the
-summary stays empty."""
+"""Fields of OpenAI's object ``reasoning`` that have no effect, with their allowed values. The summary stays
+empty, as the reasoning itself is returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +43,36 @@ class ReasoningUse:
     """The reasoning that a request asks for."""
 
     preamble: Preamble | None
-    """The free text that holds the reasoning; None where the prompt does not ask for reasoning."""
+    """The free text for the reasoning; None if the prompt does not ask for reasoning."""
     wanted: bool | None
-    """True or False where the request says so; else None."""
+    """Whether the request asks for reasoning; None if it leaves that to the model."""
     apart: bool
-    """Reasoning is returned in a field of its own, not in the content."""
+    """Whether reasoning is returned in a field of its own, not in the content."""
     shown: bool
-    """Reasoning is returned at all."""
+    """Whether reasoning is returned at all."""
     end: str | None
-    """The text that ends the reasoning; None where reasoning is not told apart."""
+    """The text that ends the reasoning; None if reasoning is not separated from the content."""
     template_kwargs: str
-    """JSON text of the variables for the chat template, or ""."""
+    """JSON text of the variables for the chat template; "" if there are none."""
 
 
 class _ReasoningSwitch:
-    """The switch of reasoning. Several fields may set it, and must agree; others only suggest it."""
+    """The decision whether to reason. Several fields may set it, and must agree; other fields only suggest
+    reasoning."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.thinks = chat_format.thinking is not None or any(
             name in chat_format.variables for name in SWITCHES
         )
-        """The model thinks: its chat template has marks or a switch for it."""
+        """Whether the model is a reasoning model: its chat template has marks or a switch for reasoning."""
         self._said: bool | None = None
         self._path = ""
         self._asked: list[tuple[Fields, str]] = []
         self._suggested = False
 
     def set(self, fields: Fields, field: str, wanted: bool) -> None:
-        """`field` says whether to reason. Raises `InvalidRequest` where another field says the opposite."""
+        """Record that `field` asks for reasoning or for none. Raises `InvalidRequest` if another field asks
+        for the opposite."""
         path = fields.path(field)
         if self._said is not None and self._said != wanted:
             raise InvalidRequest(
@@ -81,14 +84,14 @@ class _ReasoningSwitch:
             self._asked.append((fields, field))
 
     def suggest(self) -> None:
-        """Reason, unless a field says that there is to be none."""
+        """Ask for reasoning, unless a field asks for none."""
         self._suggested = True
 
     def wanted(self) -> bool | None:
-        """The decision; None: the model's own default.
+        """The decision; None leaves it to the model's default.
 
-        A model that does not think would never end its reasoning, and lose the thread of its answer. So it
-        reasons within a budget or marks of the request alone, and a switch has no effect on it.
+        A model that is not a reasoning model would never end its reasoning, and the answer would suffer. So
+        it reasons only if the request gives a budget or marks; a switch alone has no effect on it.
         """
         if self._said and not self.thinks and not self._suggested:
             for fields, field in self._asked:
@@ -98,11 +101,11 @@ class _ReasoningSwitch:
 
 
 def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
-    """The reasoning options, and all variables for the chat template.
+    """Take the reasoning options, and all variables for the chat template.
 
-    A budget or marks of the request's own switch reasoning on, and for a model that thinks also ``enabled``,
-    ``enable_thinking``, an effort other than none and ``separate_reasoning``. Without any of them the model's
-    default holds.
+    A budget, or marks in the request, switch reasoning on. For a reasoning model ``enabled``,
+    ``enable_thinking``, an effort other than none, and ``separate_reasoning`` do so too. Otherwise the
+    model's default holds.
     """
     switch = _ReasoningSwitch(chat_format)
     variables = _take_variables(fields, chat_format, switch)
@@ -160,11 +163,12 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
 def channel_preambles(
     marks: ThinkingFormat, reasoning: ReasoningUse, *, bound: bool, resumed: bool, whole: bool
 ) -> tuple[Preamble, ...]:
-    """The texts before the answer of a model that thinks in a channel (`ThinkingFormat.channels`).
+    """The preambles before the answer, for a model that reasons in a channel (`ThinkingFormat.channels`).
 
-    `bound`: the answer has a constraint, which must not begin in the reasoning. With `resumed` the constraint
-    itself leads from the reasoning to the answer. `whole`: tokens are kept for the answer, which must be
-    complete; otherwise the turn may end in the reasoning.
+    bound : the answer has a constraint, which must not apply to the reasoning
+    resumed : the constraint itself includes the transition from the reasoning to the answer
+    whole : tokens are reserved for the answer, which must be complete; otherwise the turn may end within the
+        reasoning
     """
 
     def written(text: str) -> Preamble:
@@ -180,7 +184,8 @@ def channel_preambles(
 
 
 def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
-    """The variables for the template, without those that switch thinking. One that is null is left out."""
+    """The variables for the chat template, without the reasoning switches, which are passed to `switch`.
+    Variables that are null are left out."""
     given: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
     inner = fields.take_object("chat_template_kwargs")
     variables: dict[str, Any] = {}
@@ -214,9 +219,10 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
 def _take_effort(
     fields: Fields, field: str, chat_format: ChatFormat, switch: _ReasoningSwitch, variables: dict[str, Any]
 ) -> None:
-    """Pass the effort in `field` to a template that reads it. The effort "none" switches reasoning off.
+    """Take the effort in `field`, and pass it on to a chat template that reads it. The effort "none" switches
+    reasoning off.
 
-    Any other suggests reasoning to a model that thinks, and has no effect on one that does not.
+    Any other effort suggests reasoning for a reasoning model, and does not switch it on for other models.
     """
     effort: str | None = fields.take(field, str)
     if effort is None:

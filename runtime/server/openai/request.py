@@ -1,9 +1,9 @@
 """The fields that all endpoints of OpenAI's API share, and the generations of a parsed request.
 
 - `cache_salt` (vLLM's) is the cache scope.
-- `IGNORED` fields are taken and have no effect.
+- The fields in `IGNORED` are accepted and have no effect.
 - `user`, or `safety_identifier`, is written to the log.
-- `priority` is SGLang's: higher goes first. Without it `service_tier` stands for one (`TIERS`).
+- `priority` is SGLang's: higher goes first. If it is not given, `service_tier` determines it (`TIERS`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ramify.sampling_params import SamplingParams
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
-"""The priority that a service tier stands for."""
+"""Service tier → priority."""
 
 UNSUPPORTED = {
     "moderation": "",
@@ -43,16 +43,17 @@ UNSUPPORTED = {
     "any_order": "Write it beside the schema, in response_format.json_schema or text.format.",
     "lora_path": 'Name the adapter in model: its name, or "model:name".',
 }
-"""Fields that no endpoint supports, with a remedy or ""."""
+"""Field that no endpoint supports → remedy or ""."""
 
 Ignored = Mapping[str, Sequence[Any] | None]
-"""Fields that have no effect on the answer, with the values that they may have, or None for any."""
+"""Field that has no effect on the answer → its allowed values, or None if any is allowed."""
 
 DEFAULT_VERBOSITY = ("medium",)
-"""The only value of ``verbosity`` that is taken: OpenAI's default. Another is asked for in the messages."""
+"""The only accepted value of ``verbosity``, OpenAI's default. Another verbosity has to be asked for in the
+messages."""
 
 IGNORED: Ignored = {
-    "prompt_cache_key": None,  # it chooses a cache, and there is only one
+    "prompt_cache_key": None,  # chooses among caches, and there is only one
     "prompt_cache_options": None,
     "prompt_cache_retention": None,
 }
@@ -60,10 +61,10 @@ IGNORED: Ignored = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request, checked."""
+    """A parsed and checked request."""
 
     requests: list[Generate]
-    """The requests, one for each choice, by index. Each prompt has n successive ones."""
+    """One request for each choice, in order. Each prompt has n consecutive choices."""
     explain: Explain
     tell: Tell | None
     n: int
@@ -71,12 +72,12 @@ class ParsedRequest:
     include_usage: bool
     user: str | None
     spelled: Mapping[str, str]
-    """The client's names of fields that the engine's errors name."""
+    """Our name of a field → the client's name, for errors of the engine."""
     headers: Mapping[str, str]
     """Headers of the response."""
 
     def start_generations(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
-        """The chunks of each generation. A generation begins when its iterator is first read."""
+        """The chunks of each generation. A generation starts when its iterator is first read."""
         prompts = [ChoiceUsages(self.n) for _ in range(len(self.requests) // self.n)]
         return [
             explained(
@@ -90,7 +91,8 @@ class ParsedRequest:
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
-    """The fields that every response body starts with. Raises `NotFound` for a model that is not served."""
+    """Take the fields that every response body starts with. Raises `InvalidRequest` if no model is named, and
+    `NotFound` for a model that is not served."""
     tier = fields.take("service_tier", ServiceTier)
     model: str | None = fields.take("model", str)
     if model is None:
@@ -101,11 +103,11 @@ def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]
 
 
 def lora_of(service: Service, model: str) -> str:
-    """The LoRA adapter that `model` names, as "name" or "base:name"; "" for the model alone.
+    """The LoRA adapter that `model` names, as "name" or "base:name"; "" if it names only the base model.
 
     Raises `NotFound` for a model that is not served.
     """
-    # "default" is what SGLang's examples call the one model that a server has.
+    # SGLang's examples call the only model of a server "default".
     own = (service.model_name, "default")
     if model in own:
         return ""
@@ -134,10 +136,10 @@ def parse_request(
     unsupported: Mapping[str, str],
     ignored: Ignored,
 ) -> ParsedRequest:
-    """The parsed request. `header` is that of `take_header`; `prompts` has one generation for each prompt,
-    without sampling options.
+    """Parse the remaining fields of a request. `header` is the result of `take_header`. `prompts` has one
+    generation for each prompt, without sampling options.
 
-    Takes the rest of `fields`, and refuses those that are left then.
+    Fields that are unknown or unsupported are refused.
     """
     scope: str = fields.take("cache_salt", str, "")
     fields.ignore(ignored)
@@ -179,12 +181,12 @@ def parse_request(
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:
-    """`sampling` with log-probabilities: of the sampled token, and of the `top` likeliest ones."""
+    """`sampling` with log-probabilities of the sampled token and of the `top` likeliest tokens."""
     return check_sampling(msgspec.structs.replace(sampling, logprobs=top or 0), {"logprobs": "top_logprobs"})
 
 
 def refuse_abort(finish: Finish | None) -> None:
-    # OpenAI's API has no finish reason for a request that was aborted by another one.
+    # OpenAI's API has no finish reason for a request that another request has aborted.
     if finish is not None and finish.reason == "abort":
         raise Cancelled("The request was aborted.")
 

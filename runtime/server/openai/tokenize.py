@@ -1,12 +1,12 @@
 """``/tokenize`` and ``/detokenize``, as vLLM and SGLang have them, also under ``/v1``.
 
 - ``POST /tokenize`` {model?, prompt, add_special_tokens} or {model?, messages, tools, …,
-  add_generation_prompt, add_special_tokens}, with return_token_strs: {count, max_model_len, tokens,
-  token_strs}. A list of prompts (SGLang) gives lists. The ids are those that a completion or a chat with the
-  same fields begins with.
-- ``POST /detokenize`` {model?, tokens, skip_special_tokens}: {prompt, text}. ``prompt`` is vLLM's, the text
-  of all tokens; ``text`` is SGLang's, without special tokens unless skip_special_tokens is false. A list of
-  lists gives lists.
+  add_generation_prompt, add_special_tokens}, and optionally return_token_strs, returns {count, max_model_len,
+  tokens, token_strs}. For a list of prompts (SGLang) it returns lists. The ids are those of the prompt of a
+  completion or chat with the same fields.
+- ``POST /detokenize`` {model?, tokens, skip_special_tokens} returns {prompt, text}. ``prompt`` is vLLM's: the
+  text of all tokens. ``text`` is SGLang's: without special tokens, unless skip_special_tokens is false. For a
+  list of lists it returns lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ramify.runtime.server.service import Service
 router = APIRouter()
 
 PART_TEXTS, PART_SIZE = 256, 65_536
-"""Texts, and characters, that are tokenised in about 20 ms."""
+"""Most texts, and most characters or ids, in one part of a request (`in_parts`): they take about 20 ms."""
 
 T = TypeVar("T", bound=Sized)
 R = TypeVar("R")
@@ -104,9 +104,11 @@ async def detokenize(request: Request) -> Response:
 
 
 async def in_parts(items: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> list[R]:
-    """Answers of `ask` for parts of `items` of at most `PART_TEXTS` items or `PART_SIZE` characters or ids.
+    """The answers of `ask` for all `items`, which are passed to it in parts. A part ends after `PART_TEXTS`
+    items, or when it has `PART_SIZE` characters or ids.
 
-    One part follows the other: in between, this process and the tokenizer's serve other requests.
+    The parts are processed one after the other. Between them, this process and the tokenizer serve other
+    requests.
     """
     found: list[R] = []
     start = size = 0
@@ -131,7 +133,7 @@ def _take_chat(fields: Fields, service: Service) -> Generate:
         return chat
     variables: dict[str, Any] = msgspec.json.decode(chat.template_kwargs or "{}")
     variables["add_generation_prompt"] = False
-    # Reasoning begins behind the generation prompt.
+    # The preambles are for reasoning, which begins after the generation prompt.
     return msgspec.structs.replace(
         chat, template_kwargs=msgspec.json.encode(variables).decode(), preambles=()
     )

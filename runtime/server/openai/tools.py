@@ -27,7 +27,7 @@ from ramify.tool_calls.grammar import (
 )
 
 MAX_TOOLS = 128
-"""Names of functions in OpenAI's API."""
+"""Most tools in a request, as in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -44,7 +44,8 @@ Mode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request. `callable` holds the indices in `tools` of those that this turn may call."""
+    """The tools of a request. `callable` holds the indices in `tools` of the tools that this turn may
+    call."""
 
     tool_format: ToolFormat
     tools: tuple[Tool, ...]
@@ -52,18 +53,18 @@ class ToolUse:
     mode: Mode
     parallel: bool
     nested: bool
-    """The fields of a function lie in an inner object ``function``, as in chat completions."""
+    """Whether the fields of a function are in an inner object ``function``, as in chat completions."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
-        """The tools that the prompt describes: none where the model must not call any."""
+        """The tools that the prompt describes; () if the model must not call any."""
         return () if self.mode == "none" else self.tools
 
     def constrained(
         self, found: FieldConstraint | None, *, thought: bool
     ) -> tuple[tuple[Preamble, ...], Constraint]:
-        """The preambles and the constraint of a turn that may call. `found` is the constraint on its
-        content; with `thought` reasoning comes before it."""
+        """The preambles and the constraint of a turn that may contain calls. `found` is the constraint on the
+        content. `thought`: reasoning precedes the content."""
         tools = self._callable
         if self.tool_format.answer:
             required = self.mode == "required"
@@ -90,7 +91,7 @@ class ToolUse:
         return (), calls_or_content(self.tool_format, tools, parallel=self.parallel, content=content)
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Set the field of an error in a tool's schema to that tool's field."""
+        """If an error is in the schema of a tool, set its field to the client's field of that tool."""
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
@@ -98,7 +99,7 @@ class ToolUse:
             error.field = f"tools[{self.callable[index]}]{inside}.parameters"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with the names of the tools whose keywords are left out."""
+        """`enforcement` with each unenforced keyword located by the name of its tool."""
         return naming_tools(enforcement, self._callable)
 
     @property
@@ -109,13 +110,13 @@ class ToolUse:
 class _Choice(NamedTuple):
     mode: Mode
     names: tuple[str, ...] | None = None
-    """Tools that may be called; None: all."""
+    """Names of the tools that may be called; None for all."""
     once: bool = False
-    """True where at most one call is allowed."""
+    """Whether at most one call is allowed."""
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
-    """The tools of the request, or None. `nested`: see `ToolUse`."""
+    """Take the tools of the request; None if it has none. `nested`: see `ToolUse`."""
     items = fields.take_objects("tools")
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
@@ -143,8 +144,8 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
 
 
 def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
-    """One tool. `taken` holds the names of the tools before it."""
-    kind: str = item.take("type", str, "function")  # some clients leave it out, and have functions alone
+    """Take one tool. `taken` has the names of the earlier tools."""
+    kind: str = item.take("type", str, "function")  # clients that only have functions may leave it out
     if kind != "function":
         raise UnsupportedField(
             f"{item.path('type')} is {kind!r}; only functions are supported.",
@@ -178,7 +179,8 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
 
 
 def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters` with ``"type": "object"``, added where there is no type. Raises for another type."""
+    """`parameters`, with ``"type": "object"`` added if they have no type. Raises `InvalidRequest` for another
+    type."""
     path = function.path("parameters")
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
     if "type" not in members:
@@ -230,7 +232,8 @@ def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choic
 
 
 def _inner(fields: Fields, field: str, nested: bool) -> Fields:
-    """The fields of a function: with `nested` those of the inner object `field`, else `fields` itself."""
+    """The fields of a function: with `nested`, those in the inner object `field`; otherwise `fields`
+    itself."""
     if not nested:
         return fields
     inner = fields.take_object(field) or Fields({}, fields.path(field))
@@ -248,7 +251,7 @@ def _known_name(function: Fields, names: Sequence[str]) -> str:
 
 
 def _tag_format(path: str, wanted: Constraint) -> dict[str, Any]:
-    """A constraint on content as the format of a structural tag."""
+    """The constraint `wanted` on the content, as the format of a structural tag."""
     if wanted != Constraint(kind=wanted.kind, source=wanted.source):
         raise UnsupportedField(
             f"The options beside {path} cannot be combined with tools.",

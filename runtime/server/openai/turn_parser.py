@@ -15,18 +15,18 @@ TurnEvent = Reasoning | Content | CallBegins | Arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFormat:
-    """The marks of reasoning and calls. `reasoning_end` is None where reasoning stays in the content, or
-    where the turn has none."""
+    """The marks of reasoning and calls. `reasoning_end` is None if the turn has no reasoning, or if reasoning
+    stays in the content."""
 
     reasoning_end: str | None = None
     show_reasoning: bool = True
     channels: bool = False
-    """The turn is messages in channels (`tool_calls.channels`)."""
+    """Whether the turn consists of messages in channels (`tool_calls.channels`)."""
     tools: ToolFormat | None = None
 
 
 class TurnParser:
-    """Takes a turn's text piece by piece and returns events."""
+    """Parser of a turn: takes its text piece by piece, and returns events."""
 
     def __init__(self, turn_format: TurnFormat) -> None:
         self._format = turn_format
@@ -34,20 +34,22 @@ class TurnParser:
         self._held = ""
         self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
         self.answered = 0
-        """Number of characters after the end of the reasoning, in the push that ended it."""
+        """Number of characters after the end of the reasoning, in the text of the `push` that ended the
+        reasoning."""
 
     @property
     def reasoning(self) -> bool:
-        """The turn is still in its reasoning."""
+        """Whether the turn is still in its reasoning."""
         return self._end is not None
 
     @property
     def called(self) -> bool:
-        """There are calls, and the last one is complete."""
+        """Whether there are calls, and the last one is complete."""
         return self._calls is not None and self._calls.calls > 0 and not self._calls.inside
 
     def push(self, text: str, controls: Sequence[int]) -> list[TurnEvent]:
-        """The events for `text`. The marks are text: `controls` (`TextChunk.controls`) are not read."""
+        """The events for the next piece `text`. `controls` (`TextChunk.controls`) is ignored, as marks are
+        found in the text."""
         if self._end is None:
             return self._answer(text)
         self._held += text
@@ -60,7 +62,7 @@ class TurnParser:
         return self._thought(thought)
 
     def close(self) -> list[TurnEvent]:
-        """The events for the text that was held back; the output has ended."""
+        """The events for the text that was held back. Called at the end of the output."""
         if self._end is not None:
             return self._thought(self._held)
         return [] if self._calls is None else list(self._calls.close())
@@ -84,19 +86,19 @@ def parser_of(turn_format: TurnFormat) -> TurnParser | ChannelParser:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A whole turn."""
+    """A complete turn."""
 
     content: str
     reasoning: str
     calls: tuple[ToolCall, ...]
     called: bool
-    """There are calls, and all of them are complete."""
+    """Whether there are calls, and all of them are complete."""
     answered: int
-    """Characters behind the end of the reasoning."""
+    """Number of characters after the end of the reasoning, in the piece of text that contains this end."""
 
 
 def parse_turn(turn_format: TurnFormat, text: str, controls: Sequence[int] = ()) -> Turn:
-    """The turn in `text`, a whole output, in which control tokens begin at `controls`."""
+    """Parse `text`, a complete output, in which control tokens begin at the places `controls`."""
     parser = parser_of(turn_format)
     content, reasoning = "", ""
     calls: list[tuple[str, list[str]]] = []

@@ -11,12 +11,13 @@ from ramify.runtime.generation import GenerationResult
 def generation_body(
     request: Generate, result: GenerationResult, texts: bool, part: GenerationResult | None = None
 ) -> dict[str, Any]:
-    """The body of one generation. With `texts`, log-probabilities have the text of their tokens.
+    """The body of one generation. With `texts`, log-probabilities include the texts of the tokens.
 
-    `part`: the output since the body before, where bodies have only that; its lengths count all of it.
+    `part` is the output since the previous body, for bodies that only have new output. Lengths and counts are
+    still those of the whole `result`.
     """
     usage, part = result.usage, result if part is None else part
-    # Usage comes with the end. Until then every token has come with its id.
+    # The final usage comes with the last chunk. Until then the tokens are counted by their ids.
     output_tokens = len(result.ids) if result.finish is None else usage.completion_tokens
     meta: dict[str, Any] = {
         "id": request.rid,

@@ -12,11 +12,11 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail,
   forced_tokens, forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the
   routes /end_program, /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
-- ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
-  as a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is the default then.
+- ``choices`` {texts, unconditional}, Ramify's own too, scores these texts after the prompt in one request, as
+  a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is its default if choices are given.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
-  where the first token contains the end of the prompt. With ``unconditional: true`` it also has
-  ``unconditional_token_logprobs``: of the same tokens without the prompt.
+  if the first token contains the end of the prompt. With ``unconditional: true`` it also has
+  ``unconditional_token_logprobs``, those of the same tokens without the prompt.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from ramify.schema_bundle import finder
 
 
 class LoadingNotAllowed(RamifyError):
-    """The error 403: adapters are chosen at the server's start."""
+    """The error 403: adapters can only be chosen when the server starts."""
 
     code = "loading_not_allowed"
     status = 403
@@ -80,7 +80,7 @@ _SCORING_SPELLING = {
     "logprobs": "return_logprob",
     "prompt_logprobs_start": "return_logprob",
 }
-"""Names of the options that choices exclude, for messages."""
+"""Option that cannot be combined with choices → its name in error messages."""
 _CONSTRAINTS: Makers = {
     "json_schema": (str, constraint.json_schema),
     "regex": (str, constraint.regex),
@@ -116,18 +116,18 @@ UNSUPPORTED_SAMPLING = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request to /generate, checked."""
+    """A parsed and checked request to /generate."""
 
     requests: list[Generate]
     constraint_paths: list[str | None]
-    """The field that each request's constraint was in."""
+    """For each request, the path of the field that its constraint was in; None without a constraint."""
     batch: bool
-    """The response is a list, and stream events have an index."""
+    """Whether the response is a list, and stream events have an index."""
     stream: bool
     texts: bool
-    """Log-probabilities come with the text of their tokens."""
+    """Whether log-probabilities include the texts of the tokens."""
     spelled: Mapping[str, str]
-    """The client's names of fields that the engine's errors name."""
+    """Our name of a field → the client's name, for errors of the engine."""
 
 
 @router.api_route("/generate", methods=["POST", "PUT"])
@@ -204,7 +204,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 @contextmanager
 def _fields_of_body() -> Iterator[None]:
-    """Errors of the frontend name the fields of the request's body."""
+    """Change the fields in errors of the frontend to those of the request's body."""
     try:
         yield
     except RamifyError as error:
@@ -213,7 +213,8 @@ def _fields_of_body() -> Iterator[None]:
 
 
 def _loading(request: Request) -> FrontendProtocol:
-    """The frontend. Raises `LoadingNotAllowed` unless the server lets requests load adapters."""
+    """The frontend of a server that lets requests load adapters. Raises `LoadingNotAllowed` for other
+    servers."""
     service = Service.serving(request)
     if not service.config.lora_loading:
         raise LoadingNotAllowed(
@@ -224,7 +225,7 @@ def _loading(request: Request) -> FrontendProtocol:
 
 
 def _adapters(frontend: FrontendProtocol) -> Response:
-    """SGLang's answer; vLLM's clients read the status alone."""
+    """The response in SGLang's form. Clients of vLLM read only the status."""
     loaded = {name: lora.path for name, lora in frontend.loras.loaded.items()}
     return json_response({"success": True, "loaded_adapters": loaded})
 
@@ -307,7 +308,8 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
 
 
 def _take_constraint(fields: Fields) -> Constraint | None:
-    """The field ``constraint``; the references of its schema are answered by ``definitions`` in it."""
+    """The constraint in the field ``constraint``. The references in its schema are resolved by its
+    ``definitions``."""
     inner = fields.take_object("constraint")
     if inner is None:
         return None
@@ -326,7 +328,7 @@ def _take_constraint(fields: Fields) -> Constraint | None:
 
 
 def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, ...]], str, bool]:
-    """The prompts, the field that they were in, and whether it has a list of them."""
+    """(prompts, the field that they were in, whether it holds a list of prompts)."""
     names = [name for name in ("text", "input_ids", "prompt_segments") if fields.take(name, msgspec.Raw)]
     if len(names) != 1:
         said = " and ".join(names) + " are both given" if names else "The prompt is missing"
@@ -348,7 +350,8 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
 def _take_options(
     fields: Fields, count: int, max_tokens: int
 ) -> list[tuple[SamplingParams, FieldConstraint | None]]:
-    """Sampling options and constraint of each prompt, from one object for all or a list of objects.
+    """The sampling options and the constraint of each prompt. The request gives one object for all prompts,
+    or a list of objects.
 
     `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
     context.
@@ -409,7 +412,7 @@ def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
 
 
 def _each(fields: Fields, field: str, kind: Any, default: Any, count: int) -> list[Any]:
-    """A value for each of `count` prompts, from one value for all or a list."""
+    """A value for each of `count` prompts. The request gives one value for all prompts, or a list."""
     value = fields.take(field, kind | list[kind | None])
     if not isinstance(value, list):
         return [default if value is None else value] * count
@@ -425,7 +428,8 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
 async def _events(
     streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, incremental: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Events, as SGLang streams: each with the whole output so far, or with `incremental` what is new."""
+    """The stream events in SGLang's form: each has the whole output so far, or with `incremental` only the
+    new output."""
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:

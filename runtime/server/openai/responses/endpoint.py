@@ -1,8 +1,8 @@
 """OpenAI's Responses API: ``POST /v1/responses``, without state.
 
 Nothing is stored. A client sends the whole conversation as ``input``, with the items of earlier responses;
-the prefix that was computed before is found in the cache. Sampling options, constraints and reasoning options
-beyond OpenAI's API have the same names as in chat completions; ``text.format`` takes the types of
+the prefix of earlier requests is found in the cache. Sampling options, constraints and reasoning options
+beyond OpenAI's API have the same names as in chat completions. ``text.format`` takes the types of
 ``response_format``. An unsupported field is refused by name.
 """
 
@@ -43,10 +43,11 @@ PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""The values that ``include`` may have."""
+"""The second of the two values that ``include`` may contain; `LOGPROBS` is the first."""
 
 MAX_METADATA = 16
-"""Pairs; and below, characters of a key and of a value. All three are OpenAI's limits."""
+"""Most pairs of ``metadata``. The two limits below are the most characters of a key and of a value. All three
+are OpenAI's."""
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
@@ -116,7 +117,7 @@ async def _events(
 
 
 async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
-    """Read all events, after which the writer has the whole response."""
+    """Read all events. Afterwards the writer has the complete response."""
     async with aclosing(events):
         async for _ in events:
             pass
@@ -139,7 +140,7 @@ def _take_storage(fields: Fields) -> None:
 
 
 def _take_included(fields: Fields) -> list[str]:
-    """The values of ``include``."""
+    """Take the values of ``include``."""
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
         if name not in (LOGPROBS, ENCRYPTED):
@@ -161,7 +162,7 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
 
 
 def _take_metadata(fields: Fields) -> dict[str, str]:
-    """Pairs that the response repeats."""
+    """Take the pairs of ``metadata``, which the response repeats."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
@@ -177,10 +178,10 @@ def _take_metadata(fields: Fields) -> dict[str, str]:
 def _initial_response(
     header: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
 ) -> ResponseReply:
-    """The response before its first token. It repeats the options of the request."""
+    """The response before its first token, which repeats options of the request."""
 
     def echoed(field: str, default: str) -> msgspec.Raw:
-        # The client's text on one line: the data of an event has no line breaks.
+        # The client's JSON text, put on one line, as the data of an event may have no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
     return ResponseReply(

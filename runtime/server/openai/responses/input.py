@@ -1,7 +1,7 @@
 """Parses the instructions and input items of the Responses API.
 
-The reasoning, the message and the calls of one assistant turn are separate items there. Here they become one
-message.
+In that API the reasoning, the message and the calls of an assistant turn are separate items. Here they become
+one message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ramify.runtime.server.openai.responses.sealed import unsealed
 _TEXT_PARTS = ("input_text", "output_text")
 
 _UNSUPPORTED_ITEM = {"phase": "", "namespace": "", "caller": "", "async": ""}
-"""Unsupported fields of items, which OpenAI's own models use."""
+"""Fields of items that are not supported; OpenAI's own models use them."""
 _REMEDIES = {
     "item_reference": "Send the item itself: nothing is stored here.",
     "custom_tool_call": "Offer functions, whose calls are of type function_call.",
@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """The messages in ``instructions`` and ``input``."""
+    """Take the messages from ``instructions`` and ``input``."""
     turns = _TurnBuilder()
     instructions: str = fields.take("instructions", str, "")
     if instructions:
@@ -55,16 +55,16 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
 
 
 class _TurnBuilder:
-    """Assembles messages from items."""
+    """Builder of messages from items."""
 
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
-        """The assistant message that the next item may belong to."""
+        """The assistant message that the next item may be added to; None if there is none."""
 
     @property
     def assistant(self) -> ChatMessage:
-        """The assistant message to add to; empty if none is open."""
+        """The open assistant message; an empty one if none is open."""
         return self._open or ChatMessage(role="assistant", content="")
 
     def add_reasoning(self, reasoning: str) -> None:
@@ -81,12 +81,12 @@ class _TurnBuilder:
         self._open = msgspec.structs.replace(self.assistant, tool_calls=(*self.assistant.tool_calls, call))
 
     def add_turn(self, turn: ChatMessage) -> None:
-        """Add the message of another role."""
+        """Add a message of a role other than assistant."""
         self.finish()
         self._turns.append(turn)
 
     def finish(self) -> tuple[ChatMessage, ...]:
-        """All messages so far. Later items begin a new one."""
+        """Close the open message. Returns all messages so far."""
         if self._open is not None:
             self._turns.append(self._open)
             self._open = None
@@ -124,7 +124,8 @@ def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> No
 
 
 def _take_reasoning(item: Fields) -> str:
-    """The text of a reasoning item: its content, else what its encrypted_content holds, else its summary."""
+    """The text of a reasoning item: its content; without content, the text in its encrypted_content; without
+    both, its summary."""
     content = take_content(item, "content", ("reasoning_text",), required=False)
     summary = take_content(item, "summary", ("summary_text",), required=False)
     sealed: str = item.take("encrypted_content", str, "")

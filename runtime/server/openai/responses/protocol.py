@@ -1,6 +1,6 @@
 """Response bodies of OpenAI's Responses API (API reference, responses), as msgspec structs.
 
-Fields beyond that API lie in objects named ``ramify``.
+Fields beyond that API are in objects named ``ramify``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReasoningItem(Reply):
     type: str = "reasoning"
     summary: tuple[()] = ()
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
-    """The sealed reasoning of a closed item, where ``include`` asks for it."""
+    """The sealed reasoning of a closed item; unset unless ``include`` asks for it."""
     status: ItemStatus = "in_progress"
 
 
@@ -59,7 +59,7 @@ class CallItem(Reply):
     call_id: str
     name: str
     arguments: str = ""
-    """JSON text."""
+    """JSON text of the arguments."""
     type: str = "function_call"
     status: ItemStatus = "in_progress"
 
@@ -70,7 +70,7 @@ Item = MessageItem | ReasoningItem | CallItem
 class InputTokensDetails(Reply):
     cached_tokens: int
     cache_write_tokens: int
-    """Prompt tokens that were computed, and that later requests find in the cache."""
+    """Prompt tokens that were computed, and can be found in the cache by later requests."""
 
 
 class OutputTokensDetails(Reply):
@@ -129,7 +129,7 @@ class ResponseReply(Reply):
     store: bool = False
     truncation: str = "disabled"
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
-    """The service tier, where the request names one."""
+    """The service tier; unset if the request names none."""
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -150,7 +150,7 @@ def response_usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
 
 
 def response_problem(error: RamifyError) -> ResponseProblem:
-    """`error` as the body of a response that has begun. OpenAI defines few codes for these."""
+    """`error` in the form for a response that has begun. OpenAI defines only a few codes for that form."""
     kind = type_of(error.status)
     code = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
     return ResponseProblem(

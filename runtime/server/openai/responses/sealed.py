@@ -1,7 +1,7 @@
-"""The ``encrypted_content`` of reasoning items: the reasoning in a form that clients send back unread.
+"""The ``encrypted_content`` of reasoning items, which clients send back without reading it.
 
-OpenAI encrypts it because it hides the reasoning. Here nothing is hidden and no key is held: the string is a
-version mark and the text in base64.
+OpenAI encrypts this string, as it hides the reasoning. Here nothing is hidden and there is no key: the string
+is a version mark, followed by the text in base64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(text: str) -> str | None:
-    """The reasoning that `sealed` was given; None for any other string."""
+    """The reasoning in `text`, a result of `sealed`; None for any other string."""
     mark, _, data = text.partition(".")
     try:
         return base64.b64decode(data, validate=True).decode() if f"{mark}." == MARK else None

@@ -1,4 +1,4 @@
-"""Writes a response of the Responses API while it is generated: its items, and their events."""
+"""Writes a response of the Responses API while it is generated: its items, and the events for them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
 class ResponseWriter:
-    """Makes items and events of the chunks of a generation.
+    """Makes the items and events of a response from the chunks of a generation.
 
-    An item stays open until the next one begins. Items and events are numbered from 0. With `encrypted` a
-    closed item of reasoning has its encrypted_content.
+    An item stays open until the next one begins. Items and events are numbered from 0. With `encrypted`, a
+    closed reasoning item gets an encrypted_content.
     """
 
     def __init__(self, response: ResponseReply, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
@@ -46,7 +46,7 @@ class ResponseWriter:
         self._parser = parser_of(turn_format)
         self._open: Item | None = None
         self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
-        """(entries, characters) of pieces whose text is in no event yet."""
+        """(log-probability entries, number of characters) of each piece whose text is not in an event yet."""
         self._reasoning_tokens = 0
         self._enforcement: Enforcement | None = None
         self._event_count = 0
@@ -93,7 +93,7 @@ class ResponseWriter:
         return parts
 
     def _count_reasoning(self, chunk: TextChunk) -> None:
-        """Count the tokens of `chunk` that belong to the reasoning, which was open before it."""
+        """Count the tokens of `chunk` that belong to the reasoning. The reasoning was open before `chunk`."""
         if self._parser.reasoning:
             self._reasoning_tokens += len(chunk.ids)
             self._logprobs.clear()
@@ -184,8 +184,8 @@ class ResponseWriter:
         self._emit(f"response.{response.status}", response=response)
 
     def _take_logprobs(self, characters: int) -> list[TokenLogprob]:
-        """The entries of the tokens in the next `characters` characters. A token belongs to its first
-        character."""
+        """The log-probability entries of the tokens in the next `characters` characters. A token counts as
+        lying where its first character is."""
         taken: list[TokenLogprob] = []
         while characters and self._logprobs:
             entries, length = self._logprobs.popleft()
@@ -202,7 +202,7 @@ class ResponseWriter:
         return f"{prefix}_{rid}_{len(self.response.output)}"
 
     def _place(self, item: Item) -> dict[str, Any]:
-        """The fields that name the place of `item`, the last one of the response."""
+        """The fields of an event that locate `item`, the last item of the response."""
         place: dict[str, Any] = {"item_id": item.id, "output_index": len(self.response.output) - 1}
         return place if isinstance(item, CallItem) else place | {"content_index": 0}
 
@@ -210,7 +210,7 @@ class ResponseWriter:
         self._emit(f"response.output_item.{what}", output_index=len(self.response.output) - 1, item=item)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        # Encoded now: items and the response are changed later.
+        # Encoded now, since items and the response change later.
         body = {"type": kind, "sequence_number": self._event_count, **fields}
         self._events.append(event(body, kind))
         self._event_count += 1
