@@ -2,9 +2,9 @@
 
     the limit is 100 tokens; ended requests have cost 60
     A runs: prompt 20, output 12        92 spent; A's next token makes 93
-    B waits: prompt 10                  with 10 and a first token 104: B ends, and has cost nothing
+    B waits: prompt 10                  with 10 more and a first token 104: B is aborted, and has cost nothing
     seven steps later                   99 spent, with A's next token 100
-    one step later                      100 spent; the next token would be too much: A ends
+    one step later                      100 spent; the next token would be too much: A is aborted
 
 Each request that has not ended reserves its prompt, its output so far and its next token. While the cost of
 the ended requests and the reservations together exceed the limit, the newest request is aborted. A step that

@@ -32,8 +32,8 @@ from ramify.runtime.scheduler.requests.request import Request
 
 
 class Choice(NamedTuple):
-    """One choice, as tokens behind the part of the prompt that all choices share; in the tree without the
-    prompt, behind nothing."""
+    """The tokens of one choice. In the tree behind the prompt, they follow the part of the prompt that all
+    choices share. In the tree without the prompt, they are the whole sequence."""
 
     ids: tuple[int, ...]
     first: int

@@ -109,7 +109,7 @@ class Tuning:
     """The most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of
     1."""
     least_state: int = 64
-    """The least number of tokens that a state must save. A mark costs a step of its own, which takes as long
+    """The least number of tokens that a state must save. A mark costs one more step, which takes as long
     as about 50 tokens of a prefill (CPU)."""
     piece_bytes: int = 8 << 20
     """Bytes of KV pages that are copied after one step; at least one page is copied. 8 MB take 3 ms with the

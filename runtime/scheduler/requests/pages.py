@@ -58,8 +58,8 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """Expect the next request of `branch` when all `tools` have returned. They were not known yet when
-        the last request of the branch was sent."""
+        """Expect the next request of `branch` when all `tools` have returned. The tools were not known yet
+        when the last request of the branch was sent."""
         expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:

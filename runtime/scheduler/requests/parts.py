@@ -79,7 +79,8 @@ class RequestStats:
     reached: int = 0
     """The most tokens whose KV the request has had in its pages. Updated whenever it gives its pages back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
-    """The prompt tokens that would have been found in the tree if they had not been evicted."""
+    """The number of prompt tokens that would have been found in the tree if they had not been evicted, and
+    the taker of most of them."""
     forced_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

@@ -173,9 +173,10 @@ class Program:
     def left(self, calls_left: int | None) -> float:
         """The service that the program is expected to need until its end.
 
-        If `calls_left`, the number of calls to come, is known, it is multiplied by the mean service of the
-        ended calls. Otherwise the estimate is the usual service of programs of the same name, less the
-        service attained. If no program of that name has ended, the usual service of all programs is used.
+        `calls_left` is the number of calls after the present one; None if it is not known. If it is known and
+        some calls have ended, the estimate is `calls_left` + 1 times the mean service of the ended calls.
+        Otherwise it is the usual service of programs of the same name, less the service attained. If no
+        program of that name has ended, the usual service of all programs takes its place.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)

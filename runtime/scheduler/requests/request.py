@@ -136,8 +136,8 @@ class Request:
         others."""
 
     def count_uncached(self, found: int) -> None:
-        """Set `uncached`. The first `found` tokens need not be computed. After a prefill that was broken off,
-        `uncached` does not decrease."""
+        """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
+        was broken off before, `uncached` does not decrease."""
         uncached = max(0, self.prompt_len - found)
         begun = 0 < self.stats.reached < self.prompt_len
         self.uncached = max(self.uncached, uncached) if begun else uncached
@@ -173,8 +173,8 @@ class Request:
 
     @property
     def taker(self) -> str:
-        """A name for people of who takes pages: name and id of the program, or the request's id if it has no
-        program."""
+        """A name, for people, under which the request takes pages: name and id of its program, or the
+        request's id if it has no program."""
         return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
     @property

@@ -98,9 +98,9 @@ class StepCost:
     """A model of the time of a step of R rows: a + b R seconds, fitted to recent steps.
 
     A ridge regression with fading weights. It pulls the slope b towards the prior slope, mean_seconds / (base
-    + mean_rows), with the weight `STIFFNESS`. The slope is at least half the prior slope, unless `bounded` is
-    False. If recent steps have nearly equal numbers of rows, they determine the slope badly, and a slope that
-    is too low would fill steps with draft tokens.
+    + mean_rows), with the weight `STIFFNESS`. The slope is at least half the prior slope, unless
+    `share_of_a_row` is called without `bounded`. If recent steps have nearly equal numbers of rows, they
+    determine the slope badly, and a slope that is too low would fill steps with draft tokens.
     """
 
     FADE = 0.98
