@@ -197,7 +197,7 @@ class OutputAppender:
         healed = request.healing is not None
         request.keep_known()
         if healed:
-            return request.computes_ahead  # a token of the prompt
+            return request.computes_ahead  # the token belongs to the prompt, and is not reported
         self._count_forced(request, request.length - 1)
         self._report(request, None if logprob is None else [logprob])
         return not self.end_if_done(request) and request.computes_ahead

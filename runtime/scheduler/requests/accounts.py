@@ -150,8 +150,8 @@ class Budgets:
             del self._limits[next(id for id in self._limits if id not in self._open)]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
-        """Yield each request that must end, with the limit that it exceeds. The caller ends the request
-        before it asks for the next one.
+        """Yield each request that must end, with the report of the limit that it exceeds. The caller ends the
+        request before it asks for the next one.
 
         Reservations are updated for `running` only: those of other requests have not grown since the last
         call.

@@ -157,8 +157,8 @@ def _choice(ids: tuple[int, ...], first: int) -> Choice:
 
 
 def _roots(root: ScoredSpan) -> list[ScoredSpan]:
-    """[`root`], the first span of a tree; if it has no tokens, because the tree forks at once, the spans
-    behind it."""
+    """The first spans of the tree that begins with `root`: `root` itself, or the spans behind it if the tree
+    forks at once, so that `root` has no tokens."""
     return [root] if root.tokens else root.following()
 
 

@@ -169,7 +169,7 @@ class StepDrafts:
             self.room = min(self.room, int(WAITING_SHARE / cost.share_of_a_row(rows)))
         self._beyond = cost.device.drafts - self.room
         self.share = max(1, self.room // max(1, decoding))
-        """The most draft tokens that a request gets before the other requests have got theirs."""
+        """The most draft tokens that a request gets before the other requests have had their turn."""
         self.seconds = 0.0
         """Seconds that the draft model has spent on this step."""
         self.price = self._price()

@@ -266,7 +266,7 @@ class Drafter:
         return request.draft_len > had
 
     def _draft(self, request: Request, most: int) -> Draft | None:
-        """The likeliest draft of the three sources."""
+        """The likeliest of the drafts from the three sources; None if there is no draft."""
         ids = request.target_ids
         end = ids[-LONGEST_MATCH:]
         found: list[Draft] = []
