@@ -2,15 +2,15 @@
 
 cache.py       the interface: match, acquire, allocate, commit, release, lease; who owns which page
 naive.py       the same interface without sharing
-lock.py        values that the cache hands out: a match, a lock, a page table, counts
+lock.py        values that the cache returns: a match, a lock, a page table, counts
 tree.py        the shape of the tree: match, split, append, join; node.py one node, key.py tokens as bytes
 pages.py       the pool of page numbers
 eviction.py    tree pages in use, leased or evictable, and the queue of evictable leaves
 lease.py       prefixes kept for programs that come back
 states.py      slots of recurrent states at the ends of nodes, for models with linear attention layers
 integrity.py   conservation checks for tests
-digest.py      64 bits for a prefix; tree_log.py: pages that entered and left the tree, by their digests
+digest.py      64-bit digests of prefixes; tree_log.py: pages that entered or left the tree, by digest
 evicted.py     recent evictions, to explain cache misses
-views.py       a sample of the tree for dashboards, and the prefixes worth most
-token_tree.py  the number of distinct tokens of sequences
+views.py       a sample of the tree for dashboards, and the prefixes that are most worth keeping
+token_tree.py  a trie that counts the distinct tokens of several sequences
 """

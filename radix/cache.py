@@ -18,8 +18,9 @@ Who owns the pages of a request with a lock on ``[0, lock.length)``:
     slots ``[0, lock.private_from)``   the tree; the lock keeps them there; the request never frees them
     slots ``[lock.private_from, …)``   the request, until `commit` or `free`
 
-`private_from` is ``lock.length / P``. It is rounded down where the request owns the page of the slot in which
-the lock ends, and up where the request has put that page into the tree.
+`private_from` is ``lock.length / P``. If that is no whole number, the lock ends inside a slot. The number is
+rounded down while the request owns the page of that slot, and up once the request has put the page into the
+tree.
 
 Who may write which rows:
 
@@ -28,8 +29,8 @@ Who may write which rows:
   `lock.pages`. It allocates a page for that slot and copies the first ``lock.length % P`` rows into it
   (copy-on-write). The source page does not change while the lock is kept.
 - After `commit` the request may write to the page in which the lock ends, from row ``lock.length % P`` on.
-  The page is either private, or this request put it into the tree, whose nodes cover no row after
-  ``lock.length``.
+  The page is either private, or this request put it into the tree. In the second case no node of the tree
+  covers a row from ``lock.length % P`` on.
 
 So every row of a page has one writer, no row is written after others can read it, and the rows that
 a request's table covers hold the KV of that request's own tokens.
@@ -55,16 +56,16 @@ from ramify.radix.tree_log import Page, TreeLog
 from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
 
 FLUSH = "flush"
-"""The `taker` of pages that `PrefixCache.flush` dropped."""
+"""The `taker` on record for pages that `PrefixCache.flush` evicted."""
 
 
 class PrefixCache:
     """Maps token sequences to KV pages; sharing is exact to the token at every page size.
 
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
-    changed nothing. `num_states` is the number of slots for the states of a model that has some, else 0
-    (`ramify.radix.states`). `log` is told what enters and leaves the tree. The parts of the cache (`tree`,
-    `pool`, `usage`, `states`, `record`) are public to be read.
+    changed nothing. `num_states` is the number of state slots, 0 for a model without states
+    (`ramify.radix.states`). `log` records the pages that enter and leave the tree. The parts of the cache
+    (`tree`, `pool`, `usage`, `states`, `record`) are public for reading only.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class PrefixCache:
     def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
         """The longest prefix of `tokens` (n,), at most `limit` tokens, that is in the tree. Changes nothing.
 
-        With states, the longest that ends in one. Costs O(n + nodes on the path), least with an int32 array.
+        In a cache with states, the longest such prefix at whose end a node holds a state. Costs O(n + nodes
+        on the path); an int32 array is the fast case.
         """
         if limit is not None:
             if limit < 0:
@@ -104,9 +106,9 @@ class PrefixCache:
         return self._find(encode(tokens), scope)
 
     def following(self, tokens: Tokens, scope: str, count: int) -> list[int]:
-        """Tokens, at most `count`, that the tree has after `tokens` (n,); none unless all n are in the tree.
+        """At most `count` tokens that follow `tokens` (n,) in the tree; empty unless all n are in the tree.
 
-        Where branches follow, takes the most recently used one. Changes nothing; costs O(n).
+        At a fork of the tree, follows the most recently used branch. Changes nothing; costs O(n).
         """
         key, root = encode(tokens), self.tree.roots.get(scope)
         if root is None:
@@ -117,8 +119,8 @@ class PrefixCache:
     def acquire(self, match: Match) -> PrefixLock:
         """Lock the prefix that `match` found, so that it is not evicted until `release`.
 
-        If the tree has changed since the match, the tokens are matched again: the lock may be longer or
-        shorter than the match.
+        If the tree has changed since the match, the tokens are matched again: the locked prefix may be longer
+        or shorter than `match.length`.
         """
         if match.version != self.tree.version:
             match = self._find(match.key, match.scope)
@@ -131,16 +133,17 @@ class PrefixCache:
         return lock
 
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
-        """How many of `tokens` (n,) after the first `found` had been in the tree and were evicted.
+        """The number of `tokens` (n,) behind the first `found` that were in the tree and have been evicted.
 
-        Counts evictions that are still on record (`ramify.radix.evicted`). Costs O(n).
+        Only evictions that are still on record count (`ramify.radix.evicted`). Costs O(n).
         """
         return self.record.lost(encode(tokens), scope, found)
 
     def release(self, lock: PrefixLock) -> None:
-        """Unlock the path of `lock`, which is now the most recently used. Raises if released before.
+        """Unlock the path of `lock`. Raises `ValueError` if `lock` has been released before.
 
-        The tokens stay in the tree until they are evicted. Private pages stay private: see `free`.
+        The path becomes the most recently used one. Its tokens stay in the tree until they are evicted. The
+        request's private pages stay private until `free`.
         """
         node = self._checked_lock(lock)
         self._locks.remove(lock)
@@ -156,11 +159,12 @@ class PrefixCache:
         return len(self.pool) + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
-        """`n` pages, private to the caller; None, with nothing evicted, where fewer are available.
+        """`n` pages, private to the caller; None, with nothing evicted, if fewer are available.
 
-        Free pages come first. The rest are evicted leaf by leaf: leaves without a lease in the order of the
-        policy, then leased leaves, those needed furthest in the future first. The last leaf loses only the
-        pages still missing, from its end. `lost` names `taker` to whoever asks for the evicted tokens.
+        Free pages are taken first. Then leaves are evicted: first leaves without a lease, in the order of the
+        policy, then leased leaves, beginning with the one that is needed furthest in the future. The last of
+        these leaves loses only as many pages as are still missing, from its end. `taker` is recorded with the
+        evicted tokens; `lost` reports it later.
         """
         if n < 0:
             raise ValueError(f"{n} pages asked for; it must be 0 or more.")
@@ -187,19 +191,20 @@ class PrefixCache:
         """Put the tokens that a request has computed into the tree, and extend `lock` to their end.
 
         Args:
-            lock: The request's lock. The request has KV for all of `tokens`.
-            tokens: (n,) with ``n >= lock.length``; the first ``lock.length`` are the locked ones.
+            lock: The request's lock.
+            tokens: (n,) tokens of the request, all computed. ``n >= lock.length``, and the first
+                ``lock.length`` are the locked tokens.
             pages: The request's page table, one page for each slot of ``[0, n)``. Slots
                 ``[0, lock.private_from)`` are as in `lock.pages`; the others are private.
 
-        Returns the request's new page table. A slot that was private becomes one of three things:
+        Returns the request's new page table. A slot that had a private page now has:
 
-        - The tree has all of the slot's tokens (another request was faster): the tree's page. The
-          request's duplicate is freed.
-        - The slot holds a token new to the tree: the same page, which the tree owns now.
-        - The slot is partial and holds nothing new: the same page, which stays private.
+        - the tree's page, if the tree has all of the slot's tokens already (another request was faster).
+          The request's own page is freed.
+        - the same page, now owned by the tree, if the slot holds a token that is new to the tree.
+        - the same page, still private, if the slot is partial and all of its tokens are in the tree already.
 
-        Raises `ValueError` where the arguments do not fit together.
+        Raises `ValueError` if the arguments do not fit together.
         """
         node = self._checked(lock, tokens, pages)
         key, pages, length = encode(tokens[lock.length :]), list(pages), len(tokens)
@@ -220,7 +225,7 @@ class PrefixCache:
             self.usage.add(node)
             private_from = len(table)
         else:
-            # The page of a partial last slot is not private if this request put it into the tree before.
+            # If this request put the page of a partial last slot into the tree before, it is not private.
             private_from = max(whole, lock.private_from)
         self.usage.lock(node, lock.node)
         if matched < length:
@@ -233,9 +238,10 @@ class PrefixCache:
     # --- states -----------------------------------------------------------------------------------
 
     def allocate_state(self) -> int | None:
-        """A slot for the state of a request, if need be that of the state in the tree that is worth least.
+        """A slot for the state of a request. If no slot is free, the least valuable state in the tree is
+        evicted.
 
-        None where requests have all slots, and of a cache without states.
+        None if requests have all slots, or if the cache has no states.
         """
         return None if self.states is None else self.states.take()
 
@@ -244,14 +250,16 @@ class PrefixCache:
         self._with_states().give_back(slot)
 
     def use_state(self, lock: PrefixLock) -> int | None:
-        """The slot of the state at the end of `lock`, from which its request begins; None where there is
-        none. The tree may give the slot away at the next allocation."""
+        """The slot of the state at the end of `lock`, or None if the tree holds no state there. The request
+        of `lock` begins from that state, which counts as a use of it. The next `allocate_state` may evict the
+        state and hand out its slot."""
         node = self._checked_lock(lock)
         return None if node.state is None else self._with_states().use(node)
 
     def keep_state(self, lock: PrefixLock, slot: int) -> None:
-        """A request gives away its slot, which has the state after the last token of `lock`. The tree keeps
-        the slot if it has no state there. Raises `ValueError` for a slot that no request has."""
+        """Hand `slot` of a request, which has the state after the last token of `lock`, to the tree. If the
+        tree has a state there already, the slot is freed. Raises `ValueError` for a slot that no request
+        has."""
         node, states = self._checked_lock(lock), self._with_states()
         if node.parent is None or node.state is not None:
             states.give_back(slot)
@@ -259,10 +267,12 @@ class PrefixCache:
             states.hold(node, slot)
 
     def copy_state(self, lock: PrefixLock, uses: float = 1.0) -> int | None:
-        """A slot that the tree holds from now on for the state after the last token of `lock`; the caller
-        copies the state to it. `uses` is the number of requests that are expected to begin from it.
+        """A slot that the tree holds from now on for the state after the last token of `lock`. The caller
+        copies the state to that slot. `uses` is the number of requests that are expected to begin from the
+        state.
 
-        None where the tree has that state, where it has better states in all slots, and for an empty lock.
+        None if `lock` is empty, if the tree has that state already, or if no slot is free and no unleased
+        state in the tree is worth less.
         """
         node, states = self._checked_lock(lock), self._with_states()
         if node.parent is None or node.state is not None:
@@ -293,10 +303,10 @@ class PrefixCache:
     ) -> None:
         """Lease the first `length` tokens of `lock` (None: all) to `owner` until `seconds` from now.
 
-        The lease outlives the lock. Leased pages are evicted after all others, those needed furthest in the
-        future first (`ramify.radix.lease`). The owner is expected to use them in `needed_in` seconds.
-        A lease that loses pages keeps the remaining prefix. `part` tells an owner's leases apart, so that
-        `expect` and `end_leases` can name one.
+        The lease outlives the lock. The owner is expected to use the tokens in `needed_in` seconds. Leased
+        pages are evicted after all others, those needed furthest in the future first (`ramify.radix.lease`).
+        When some of the pages are evicted, the lease goes on for the remaining prefix. `part` is a name by
+        which `expect` and `end_leases` refer to some of the owner's leases.
         """
         node = self._checked_lock(lock)
         if not seconds > 0 or math.isnan(seconds):
@@ -321,12 +331,12 @@ class PrefixCache:
         self._unlease(covered)
 
     def expect(self, owner: str, part: str, needed_in: float) -> None:
-        """Expect the owner to need its leases of `part` in `needed_in` seconds; 0: it is waiting for them."""
+        """Expect `owner` to need its leases of `part` in `needed_in` seconds; 0 if it is waiting already."""
         for node in self._leases.expect(owner, part, needed_in):
             self.usage.offer(node)
 
     def end_leases(self, owner: str, part: str | None = None) -> int:
-        """End all leases of `owner`, or those of one part. Returns their number."""
+        """End the leases of `owner`: those of `part`, or all if `part` is None. Returns their number."""
         ended = self._leases.end(owner, part)
         self._unlease(ended)
         return len(ended)
@@ -334,7 +344,7 @@ class PrefixCache:
     # --- the whole cache --------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Drop every page that no running request uses, leased or not, and every state in the tree.
+        """Evict every page that no running request uses, leased or not, and every state in the tree.
 
         Returns the number of pages freed.
         """
@@ -363,32 +373,36 @@ class PrefixCache:
         return snapshot(self.tree, self._leases.owners, most)
 
     def prefixes(self, most: int) -> list[HeldPrefix]:
-        """The prefixes worth most, at most `most` tokens (`ramify.radix.views`). Costs O(tree)."""
+        """The prefixes most worth keeping, at most `most` tokens in all; see `ramify.radix.views`. Costs
+        O(tree)."""
         self._expire_leases()
         return prefixes(self.tree, self._leases.owners, most)
 
     def take_changes(self) -> tuple[list[int], list[int]]:
-        """(added, removed) digests of page ends since the last call (`TreeLog.take`); there must be a log."""
+        """(added, removed): digests of the page ends that entered and left the tree since the last call
+        (`TreeLog.take`). The cache must have a log."""
         assert self._log is not None
         return self._log.take()
 
     def take_changed_pages(self) -> tuple[list[Page], list[int]]:
-        """Like `take_changes`, with the added pages' tokens (`TreeLog.take_pages`)."""
+        """Like `take_changes`, with the added pages in full (`TreeLog.take_pages`)."""
         assert self._log is not None
         return self._log.take_pages()
 
     def pages_in_tree(self) -> list[Page]:
-        """All pages in the tree (`TreeLog.whole_pages`); there must be a log. Costs O(tree)."""
+        """All pages in the tree (`TreeLog.whole_pages`). The cache must have a log. Costs O(tree)."""
         assert self._log is not None
         return self._log.whole_pages(self.tree.nodes())
 
     def page_ends(self) -> list[int]:
-        """The digests of all page ends in the tree (`TreeLog.whole`); there must be a log. Costs O(tree)."""
+        """The digests of all page ends in the tree (`TreeLog.whole`). The cache must have a log. Costs
+        O(tree)."""
         assert self._log is not None
         return self._log.whole(self.tree.nodes())
 
     def check(self) -> None:
-        """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
+        """Check every count against a recount from scratch, in O(tree). Raises `ConservationError` naming
+        each violation."""
         verify(self.tree, self.usage, self.pool, self._leases, self._private, self._locks, self.states)
 
     # --- internals --------------------------------------------------------------------------------
@@ -410,7 +424,7 @@ class PrefixCache:
         return self.states
 
     def _drop_state(self, leaf: Node) -> None:
-        """Note that `leaf` loses its end."""
+        """Drop the state at the end of `leaf`, if it holds one: its last tokens are evicted."""
         if leaf.state is not None:
             self._with_states().drop(leaf)
 
@@ -442,7 +456,7 @@ class PrefixCache:
             raise ValueError(f"Pages {wrong} are not private to a request, or are named twice.")
 
     def _join_path(self, node: Node) -> None:
-        """Join every pair of nodes on the path from the root to `node` that can be one node."""
+        """Join each node on the path from the root to `node` with its parent, where that is possible."""
         while node.parent is not None:
             spare = None
             if len(node.parent.children) == 1:
@@ -461,7 +475,8 @@ class PrefixCache:
             self.usage.unlease(node)
 
     def _evict(self, count: int, taker: str) -> None:
-        """Free `count` pages of leaves that nobody uses; the caller has checked that there are as many."""
+        """Free `count` pages of leaves without a lock. The caller has checked that there are enough of
+        them."""
         self._evicted += count
         while count > 0:
             leaf = self.usage.queue.pop()
@@ -480,7 +495,7 @@ class PrefixCache:
             self._drop(leaf, taker)
 
     def _drop(self, leaf: Node, taker: str) -> None:
-        """Take `leaf` out of the tree and free its pages. Nobody uses it, and it has left the queue."""
+        """Take `leaf` out of the tree and free its pages. It has no lock and is no longer queued."""
         self.record.note(leaf, leaf.start, taker)
         if self._log is not None:
             self._log.removing(leaf, leaf.start)

@@ -1,8 +1,8 @@
 """Digests of prefixes: 64 bits for tokens ``[0, n)`` of a cache scope.
 
-The digest of a prefix is that of its scope plus the sum of (token + 1) * random factor of its position,
-modulo 2^64 (universal hashing, Carter & Wegman 1979). The factors are one fixed sequence, so a digest is
-the same in every process, and the digest of a longer prefix follows from that of a shorter one.
+The digest of a prefix is the digest of its scope plus the sum of (token + 1) * factor[position] over its
+tokens, modulo 2^64 (universal hashing, Carter & Wegman 1979). The factors are one fixed random sequence, so a
+digest is the same in every process. The digest of a longer prefix can be computed from that of a shorter one.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy.typing as npt
 from ramify.radix.node import Node, Root
 
 MASK = (1 << 64) - 1
-_ONE = np.int64(1)  # token 0 counts too
+_ONE = np.int64(1)  # added to each token, so that token 0 changes the digest too
 
 
 class Digests:
-    """Computes digests; holds the factors of the positions that were asked for, 8 bytes each."""
+    """Computes digests. Keeps the factors up to the highest position that was needed, 8 bytes each."""
 
     def __init__(self) -> None:
         self._factors = _random(1 << 10)
 
     def weigh(self, tokens: bytes, start: int) -> int:
-        """The sum that tokens (int32, native) at positions from `start` on add to a digest, up to multiples
-        of 2^64."""
+        """The sum that `tokens` (native int32) at the positions from `start` on add to a digest; not reduced
+        to [0, 2^64)."""
         ids = np.frombuffer(tokens, np.int32)
         return int(np.dot(ids + _ONE, self._until(start + len(ids))[start:]))
 
@@ -47,7 +47,7 @@ class Digests:
         return digest
 
     def page_ends(self, tokens: npt.NDArray[np.int32], scope: str, page_size: int) -> list[int]:
-        """The digests of tokens ``[0, page_size)``, ``[0, 2 * page_size)``, … as far as whole pages go."""
+        """The digests of tokens ``[0, page_size)``, ``[0, 2 * page_size)``, …, one for each whole page."""
         whole = len(tokens) - len(tokens) % page_size
         weights = ((tokens[:whole] + _ONE) * self._until(whole)).reshape(-1, page_size).sum(1).cumsum()
         found: list[int] = (weights.view(np.uint64) + np.uint64(of_scope(scope))).tolist()
@@ -60,7 +60,7 @@ class Digests:
 
 
 def of_scope(scope: str) -> int:
-    """The digest of the empty prefix."""
+    """The digest of the empty prefix of `scope`."""
     return int.from_bytes(hashlib.blake2b(scope.encode(), digest_size=8).digest(), "little")
 
 

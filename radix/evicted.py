@@ -10,32 +10,35 @@ from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
 from ramify.radix.node import Node
 
 MAX_TOKENS = 1 << 20
-"""Tokens on record, at four bytes each; the oldest evictions are forgotten first."""
+"""Most tokens on record, at four bytes each; the oldest evictions are forgotten first."""
 
 
 class Lost(NamedTuple):
-    """Evicted tokens of a prompt after its matched prefix, and the `taker` of most of them."""
+    """The number of evicted tokens of a prompt behind its matched prefix, and the `taker` of most of these;
+    (0, "") if there are none."""
 
     tokens: int
     taker: str
 
 
 class EvictionRecord:
-    """Evicted edges of the tree, keyed by a digest of the prefix before each.
+    """Evicted edges of the tree, each keyed by the digest of the prefix before it.
 
-    A node's digest follows from its parent's, so splitting and joining nodes keeps digests valid. Recording
-    an edge costs O(tokens of the edge) once its ancestors' digests are known.
+    A node's digest is that of all tokens up to its end, so it stays valid when nodes are split or joined.
+    Recording an edge costs O(tokens of the edge) once the digests of its ancestors are known.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._edges: dict[tuple[int, int, int], tuple[bytes, str]] = {}
-        """(digest of the tokens before, their number, first token) → (tokens, taker), oldest first."""
+        """(digest of the prefix before the edge, length of that prefix, first token) → (tokens of the edge,
+        taker), oldest first."""
         self.tokens = 0
         self._digests = Digests()
 
     def note(self, leaf: Node, start: int, taker: str) -> int:
-        """Record that tokens ``[start, leaf.end)`` are about to be evicted. Returns the digest at `start`."""
+        """Record that tokens ``[start, leaf.end)`` are about to be evicted. Returns the digest of
+        ``[0, start)``."""
         cut = leaf.tokens[(start - leaf.start) * TOKEN_BYTES :]
         if start == leaf.start:
             assert leaf.parent is not None
@@ -52,7 +55,7 @@ class EvictionRecord:
         return digest
 
     def lost(self, key: bytes, scope: str, found: int) -> Lost:
-        """The evicted edges that continue the first `found` tokens of `key`. Costs O(tokens of `key`)."""
+        """The evicted tokens that continue the first `found` tokens of `key`. Costs O(tokens of `key`)."""
         takers: Counter[str] = Counter()
         if not self._edges:
             return Lost(0, "")

@@ -1,4 +1,4 @@
-"""Tree pages in use, leased and evictable, and the order in which evictable leaves go."""
+"""Tree pages in use, leased and evictable, and the order in which leaves are evicted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ramify.radix.node import Node
 class EvictionPolicy(Protocol):
     """The order of eviction among leaves without a lease: the lowest key first, then first in, first out.
 
-    `key` is computed when a node becomes a leaf that nobody uses. A key that grows from child to parent,
-    as recency does, keeps the most shared prefixes longest.
+    `key` is computed when a node becomes a leaf without a lock. If the key of a parent is never below that of
+    its child, as with recency, the most shared prefixes are kept longest.
     """
 
     def key(self, node: Node) -> float: ...
 
 
 class LeastRecentlyUsed:
-    """Evict by recency: the key is the number of the last release of a path through the node."""
+    """Evict by recency: the key is the sequence number of the last release of a path through the node."""
 
     def key(self, node: Node) -> float:
         return node.last_used
@@ -39,7 +39,7 @@ class EvictionQueue:
         self._policy = policy
         self._needed = needed
         self._heap: list[tuple[bool, float, float, int, Node]] = []
-        """(leased, minus the time when it is needed, key, entry id, node)"""
+        """(leased, minus the time when the lease is needed, the policy's key, entry id, node)"""
         self._entry_ids = itertools.count(1)
         self._live = 0
 
@@ -47,7 +47,7 @@ class EvictionQueue:
         return self._live
 
     def push(self, node: Node) -> None:
-        """Queue `node`; if it is queued, update its place."""
+        """Queue `node`; if it is queued already, update its place in the order."""
         if not node.queue_entry:
             self._live += 1
         node.queue_entry = next(self._entry_ids)
@@ -71,7 +71,7 @@ class EvictionQueue:
                 return node
 
     def misfiled(self) -> list[Node]:
-        """Queued leaves whose entry is out of date about their lease."""
+        """Queued leaves whose entry does not match their present lease."""
         return [
             node
             for leased, needed, _, entry_id, node in self._heap
@@ -84,11 +84,12 @@ class EvictionQueue:
 
 
 class Usage:
-    """Counts locks and leases on nodes and the pages in each state; queues leaves that can be evicted.
+    """Counts the locks and leases of nodes and the pages in use, leased and evictable; queues leaves that can
+    be evicted.
 
     A node is in use if it has locks, else leased if it has leases, else evictable. A lock or lease counts on
-    every node of its path, so a parent's state is never below its child's. Each call costs O(nodes on the
-    path).
+    every node of its path. So the parent of a node in use is in use, and the parent of a leased node is
+    leased or in use. Each call costs O(nodes on the path).
     """
 
     def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
@@ -99,7 +100,7 @@ class Usage:
         self._releases = 0
 
     def lock(self, node: Node, above: Node | None) -> None:
-        """Lock the path to `node` from below `above`, or from the root if `above` is None."""
+        """Lock `node` and its ancestors up to, but without, `above`; all of them if `above` is None."""
         step: Node | None = node
         while step is not above:
             assert step is not None
@@ -111,7 +112,7 @@ class Usage:
             step = step.parent
 
     def unlock(self, node: Node) -> None:
-        """Remove one lock from the path from the root to `node`, which is now the most recently used."""
+        """Remove one lock from the path from the root to `node`, and make it the most recently used path."""
         self._releases += 1
         step: Node | None = node
         while step is not None:
@@ -132,7 +133,7 @@ class Usage:
         self._change_leases(node, -1)
 
     def offer(self, node: Node) -> None:
-        """Queue `node` for eviction if it is a leaf that nobody uses."""
+        """Queue `node` for eviction if it is a leaf without a lock."""
         if not node.locks and not node.children and node.parent is not None:
             self.queue.push(node)
 
@@ -141,7 +142,7 @@ class Usage:
         self._count(node, 1)
 
     def drop(self, node: Node, pages: int) -> None:
-        """Subtract `pages` pages of `node`, which has no lock and gives them up."""
+        """Subtract `pages` pages, which leave `node`. `node` has no lock."""
         if node.leases:
             self.leased_pages -= pages
         else:
@@ -160,5 +161,6 @@ class Usage:
         self.offer(node)
 
     def _count(self, node: Node, sign: int) -> None:
-        """Add (sign 1) or subtract (-1) the pages of `node` in its state without locks."""
+        """Add (sign 1) or subtract (-1) the pages of `node` as leased or evictable, without regard to
+        locks."""
         self.drop(node, -sign * node.owned)

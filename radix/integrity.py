@@ -16,7 +16,8 @@ from ramify.radix.tree import RadixTree
 
 
 class ConservationError(RuntimeError):
-    """The counts contradict each other: a defect in the cache, or a caller that broke its rules."""
+    """Raised for counts that contradict each other: a defect in the cache, or a caller that broke its
+    rules."""
 
 
 def verify(
@@ -48,7 +49,7 @@ def _name(node: Node) -> str:
 
 
 def _shape(node: Node, page_size: int) -> list[str]:
-    """A node's edge, its place below its parent, and its number of pages."""
+    """Check a node's edge, its place below its parent, and its number of pages. Returns the violations."""
     wrong = []
     parent = node.parent
     if isinstance(node, Root):
@@ -84,7 +85,7 @@ def _is_lent(node: Node, page_size: int) -> bool:
 
 
 def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
-    """Check that every page is free, private, or owned by one node."""
+    """Check that every page is either free, or private, or owned by exactly one node."""
     owners: Counter[int] = Counter(pool.free_pages)
     owners.update(private)
     for node in nodes:
@@ -100,7 +101,8 @@ def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str
 
 
 def _states(nodes: list[Node], states: States | None) -> list[str]:
-    """Check that every slot is free, in use by a request, or held by one node that has an end."""
+    """Check that every slot is either free, or in use by a request, or held by exactly one node, and no
+    root."""
     holders = {node: node.state for node in nodes if node.state is not None}
     if states is None:
         return [f"{_name(node)} holds a state of a cache without states" for node in holders]
@@ -138,7 +140,7 @@ def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
-    """Check the page counts by state, and the eviction queue."""
+    """Check the counts of pages in use, leased and evictable, and the eviction queue."""
     pages: Counter[str] = Counter()
     for node in nodes:
         pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned
@@ -160,8 +162,8 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
 
 
 def _lock(lock: PrefixLock, tree: RadixTree) -> list[str]:
-    """The pages of the lock's whole slots are those of its path. A partial last slot may have another page:
-    the path's when the lock was taken, or a private one."""
+    """Check that the pages of the lock's whole slots are those of its path. A partial last slot may have
+    another page: the page that the path had when the lock was taken, or a private one."""
     node = lock.node
     if node is None or node.end != lock.length:
         return [f"a lock of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]

@@ -1,7 +1,8 @@
 """Token sequences as bytes: native int32, four bytes a token.
 
-Comparing an edge of the tree with a prompt is one memcmp: 0.06 us for 16 tokens and 0.5 us for 8,000. numpy
-takes 0.7 and 1.4 us to find the first difference. A bytes object is 79 bytes smaller than an array.
+Comparing an edge of the tree with a prompt is one memcmp, which takes 0.06 us for 16 tokens and 0.5 us for
+8,000. numpy takes 0.7 and 1.4 us to find the first difference. A bytes object is 79 bytes smaller than an
+array.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy.typing as npt
 TOKEN_BYTES = 4
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
-"""Token ids that fit an int32. A C-contiguous int32 array is the fast case."""
+"""Token ids, each within int32. A C-contiguous int32 array is the fast case."""
 
 
 def encode(tokens: Tokens) -> bytes:
-    """The key of `tokens` (n,). Raises `TypeError` or `ValueError` unless they are n int32 values."""
+    """`tokens` (n,) as bytes. Raises `TypeError` unless they are integers, `ValueError` unless they are a
+    flat sequence of values within int32."""
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
         return tokens.tobytes()
     ids = np.asarray(tokens)
@@ -36,7 +38,7 @@ def encode(tokens: Tokens) -> bytes:
 
 
 def ids(key: bytes) -> memoryview[int]:
-    """A view of the token ids of a key."""
+    """A view of the token ids in `key`, the bytes that `encode` returned."""
     return memoryview(key).cast("i")
 
 
@@ -45,7 +47,7 @@ def first_token(key: bytes) -> int:
 
 
 def shared_bytes(edge: bytes, key: bytes, position: int) -> int:
-    """Length in bytes of the common prefix, in whole tokens, of `edge` and ``key[position:]``."""
+    """The length in bytes of the common prefix of `edge` and ``key[position:]``; only whole tokens count."""
     count = min(len(edge), len(key) - position) // TOKEN_BYTES
     left = np.frombuffer(edge, np.int32, count)
     right = np.frombuffer(key, np.int32, count, position)

@@ -1,4 +1,5 @@
-"""Leases: a program will come back for a prefix, so eviction takes it last, by expected time of reuse.
+"""Leases on prefixes that programs will use again. Leased prefixes are evicted last, those that are needed
+latest first.
 
 Example, with the clock at 100 s:
 
@@ -8,7 +9,7 @@ Example, with the clock at 100 s:
     at 112 s pages are short again, A is overdue    x is expected at 112 + IMPATIENCE * 12 = 118 s
     at 160 s                                        both leases expire; x and y are evictable like any leaf
 
-When a leased leaf is evicted its lease moves to the parent node and goes on covering the rest of the prefix.
+When a leased leaf is evicted, its lease moves to the parent node and still covers the rest of the prefix.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import TypeVar
 from ramify.radix.node import Node
 
 IMPATIENCE = 0.5
-"""Factor for an owner past its expected time: away for t seconds, it is expected in IMPATIENCE * t more."""
+"""Factor for leases past their expected time of reuse. An owner that has been away for t seconds is expected
+back in IMPATIENCE * t seconds more."""
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -35,13 +37,13 @@ class Lease:
 
     owner: str
     part: str
-    """The owner's part that the lease is for: a branch of a program. A longer lease of a part replaces a
-    shorter one."""
+    """The part of the owner, such as a branch of a program, that the lease is for. A lease on more tokens
+    ends the leases of the same part that it covers."""
     node: Node | None
     """None once the lease has ended."""
     expires: float
     since: float
-    """The clock when the owner last said when it needs the lease."""
+    """The clock when `needed` was last set by the owner."""
     needed: float
     """The clock when the owner is expected to come back; infinite if unknown."""
 
@@ -49,8 +51,9 @@ class Lease:
 class LeaseBook:
     """All leases, by owner, by node, by expiry and by expected time of reuse.
 
-    At most one lease per owner, part and node; a lease that a longer one of the same part covers is ended.
-    The book does not touch the counts on nodes: methods return the nodes of the leases that have ended.
+    There is at most one lease for each owner, part and node. A lease ends the leases of the same owner and
+    part on shorter prefixes of its tokens, unless these expire later. The book does not change the counts on
+    nodes: its methods return the nodes of the leases that have ended to the caller.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -58,9 +61,10 @@ class LeaseBook:
         self._by_owner: dict[str, dict[str, dict[Node, Lease]]] = {}
         self._by_node: dict[Node, dict[tuple[str, str], Lease]] = {}
         self._expiry: list[tuple[float, int, Lease]] = []
-        """A heap with one entry for each live lease, at or before its expiry, and entries of ended leases."""
+        """A heap by time. Each live lease has one entry, whose time is the lease's expiry or an earlier one.
+        Ended leases may have entries too."""
         self._needs: list[tuple[float, int, Lease]] = []
-        """A heap by `needed`; an entry whose time differs from its lease's is stale."""
+        """A heap by `needed`. An entry whose time differs from its lease's `needed` is stale."""
         self._numbers = itertools.count()
         self._live = 0
 
@@ -72,7 +76,7 @@ class LeaseBook:
         return len(self._by_node.get(node, ()))
 
     def ends(self) -> Iterator[tuple[Node, float]]:
-        """The node of each lease, and when it is needed."""
+        """Yield (node, `needed`) for each lease."""
         for node, leases in self._by_node.items():
             for lease in leases.values():
                 yield node, lease.needed
@@ -91,8 +95,8 @@ class LeaseBook:
     ) -> tuple[bool, list[Node]]:
         """Lease the path to `node`. An existing lease of the same owner, part and node is never shortened.
 
-        Returns whether the lease is new, and the nodes above `node` at which a lease of the same part has
-        ended because this one covers it.
+        Returns (True if the lease is new, the nodes above `node` at which a lease of the same part has ended
+        because the lease on `node` covers it).
         """
         now = self._clock()
         expires = now + seconds
@@ -113,7 +117,8 @@ class LeaseBook:
         return lease is None, covered
 
     def expect(self, owner: str, part: str, needed_in: float) -> list[Node]:
-        """Expect the leases of a part to be needed in `needed_in` seconds. Returns their nodes."""
+        """Expect the leases of `owner` and `part` to be needed in `needed_in` seconds. Returns their
+        nodes."""
         now = self._clock()
         owned = self._by_owner.get(owner, {}).get(part, {})
         for lease in owned.values():
@@ -121,9 +126,9 @@ class LeaseBook:
         return list(owned)
 
     def reconsider(self) -> list[Node]:
-        """Postpone the leases whose expected time has passed (`IMPATIENCE`). Returns their nodes.
+        """Postpone `needed` of the leases for which it has passed (see `IMPATIENCE`). Returns their nodes.
 
-        Leases that were needed at once (`needed_in` 0) stay first: their owner is waiting for pages.
+        Leases that are needed at once (`needed_in` 0) are not postponed: their owner is waiting for pages.
         """
         now, late = self._clock(), []
         while self._needs and self._needs[0][0] < now:
@@ -151,7 +156,7 @@ class LeaseBook:
         return ended
 
     def end(self, owner: str, part: str | None = None) -> list[Node]:
-        """End all leases of `owner`, or those of one part. Returns their nodes."""
+        """End the leases of `owner`: those of `part`, or all if `part` is None. Returns their nodes."""
         parts = self._by_owner.get(owner, {})
         found = parts.values() if part is None else [parts.get(part, {})]
         return [self._end(lease) for lease in [lease for owned in found for lease in owned.values()]]
@@ -159,8 +164,9 @@ class LeaseBook:
     def retreat(self, leaf: Node) -> int:
         """Move the leases of `leaf`, which is about to leave the tree, to its parent.
 
-        Returns the number of leases that ended instead: the parent is a root, or the same part has a lease
-        there already, which then takes the later expiry and the earlier time of reuse.
+        A lease ends instead if the parent is a root, or if the same owner and part have a lease on the parent
+        already. The lease on the parent then takes the later `expires` and the earlier `needed` of the two.
+        Returns the number of leases that ended.
         """
         parent = leaf.parent
         assert parent is not None

@@ -1,4 +1,4 @@
-"""The values that `PrefixCache` hands out: a match, a lock, a page table after `commit`, and counts."""
+"""The values that `PrefixCache` returns: a match, a lock, a page table after `commit`, and counts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from ramify.radix.node import Node
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The result of `PrefixCache.match`. It locks nothing: `acquire` matches again if the tree changed."""
+    """The result of `PrefixCache.match`. It locks nothing: `acquire` matches again if the tree has changed
+    since."""
 
     length: int
-    """Tokens in the tree, counted from the first; of a cache with states, up to the deepest state."""
+    """The number of matched tokens. In a cache with states the match ends at the deepest state on its
+    path."""
     known: int
-    """Tokens in the tree, whatever states it holds."""
+    """The length of the prefix that is in the tree, with or without a state at its end."""
     key: bytes
     scope: str
     node: Node | None
-    """The node in which the match ends; None where the scope has no tree."""
+    """The node in which the match ends; None if the scope has no tree."""
     version: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PrefixLock:
-    """A locked path in the tree. Read its fields; only the cache changes them."""
+    """A locked path in the tree. Only the cache changes the fields; others read them."""
 
     length: int
     """Tokens ``[0, length)`` are in the tree and stay there."""
     pages: list[int]
-    """The page of every slot of ``[0, length)`` in this request's table; the last may be partial."""
+    """The page of every slot of ``[0, length)`` in the request's page table. The last slot may be partial."""
     private_from: int
     """The first slot whose page the request owns."""
     node: Node | None
@@ -38,7 +40,7 @@ class PrefixLock:
 
 
 class Committed(NamedTuple):
-    """A request's page table after `commit`. Pages of slots ``[private_from, …)`` are its own."""
+    """A request's page table after `commit`. The request owns the pages of slots ``[private_from, …)``."""
 
     pages: list[int]
     private_from: int
@@ -46,26 +48,28 @@ class Committed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Pages by state: free + evictable + leased + in_use == total. `evicted` counts since the start."""
+    """Numbers of pages: free + evictable + leased + in_use == total. `evicted` is the number of pages that
+    `allocate` has evicted since the cache was made."""
 
     free: int
     evictable: int
     """Pages in the tree without a lock or a lease."""
     leased: int
-    """Pages in the tree under a lease and without a lock; evicted only when nothing else is evictable."""
+    """Pages in the tree with a lease and without a lock. They are evicted only if no page is evictable."""
     in_use: int
-    """Pages locked in the tree by running requests, or private to one."""
+    """Pages that running requests have locked in the tree, and private pages of requests."""
     total: int
     evicted: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateCounts:
-    """Slots of states: free + held + in_use == total. `evicted` counts since the start."""
+    """Numbers of state slots: free + held + in_use == total. `evicted` is the number of states that were
+    dropped for others since the cache was made."""
 
     free: int
     held: int
-    """Slots at the ends of nodes; a request can take all of them."""
+    """Slots that nodes of the tree hold. Each can be evicted for a request."""
     in_use: int
     total: int
     evicted: int

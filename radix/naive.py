@@ -8,14 +8,14 @@ from ramify.radix.lock import Committed, Match, PrefixLock
 
 
 class NaiveCache(PrefixCache):
-    """A cache without sharing: every match is empty, every page stays private, interface and errors are the
-    same."""
+    """A cache without sharing: every match is empty, and every page stays private. The interface and the
+    errors are those of `PrefixCache`."""
 
     def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
         """A match of length 0, always."""
         return super().match(tokens[:0], scope, limit)
 
     def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
-        """Keep nothing: the lock stays empty, and the table is returned unchanged."""
+        """Put nothing into the tree: the lock stays empty, and `pages` are returned unchanged."""
         self._checked(lock, tokens, pages)
         return Committed(list(pages), lock.private_from)

@@ -16,12 +16,13 @@ class Node:
     """A node and the edge that leads to it. The edge covers tokens ``[start, end)`` of a sequence.
 
     `pages` are the pages of slots ``start // P`` to ``(end - 1) // P``, P being the page size. If `start` is
-    not a multiple of P, the first of these slots also belongs to an ancestor; along a path the deepest node
-    with a slot decides its page. The page of such a shared slot holds the slot's earlier tokens too. It is
-    either this node's own copy or, with `borrows_head`, the ancestor's page.
+    not a multiple of P, an ancestor has a page for the first of these slots too. If several nodes of a path
+    have a page for a slot, the page of the deepest one counts. The node's page for such a shared slot also
+    holds the slot's tokens before `start`. The page is either the node's own copy or, with `borrows_head`,
+    the ancestor's page.
 
     Every page is owned by one node, the topmost that has it. No reference counts are needed: a lock or a
-    lease on a node is also on all of its ancestors, and leaves are evicted first.
+    lease on a node is also on all of its ancestors, and only leaves are evicted.
     """
 
     __slots__ = (
@@ -45,12 +46,12 @@ class Node:
         self.parent = parent
         """Parent node; None for a root, and for a node that has left the tree."""
         self.tokens = tokens
-        """Tokens of the edge, encoded by `ramify.radix.key`; empty for a root only."""
+        """Tokens of the edge, encoded by `ramify.radix.key`. Only roots have none."""
         self.start = start
         self.pages = pages
         self.borrows_head = borrows_head
         self.children = _NO_CHILDREN
-        """Children by their first token. Only `adopt` and `disown` write it."""
+        """Children by their first token. Only `adopt` and `disown` change the mapping."""
         self.locks = 0
         """Locks that end here or below."""
         self.leases = 0
@@ -60,9 +61,9 @@ class Node:
         self.queue_entry = 0
         """Id of the live entry in the eviction queue; 0 when not queued."""
         self.digest: int | None = None
-        """Digest of tokens ``[0, end)``, once somebody has asked for it (`ramify.radix.digest`)."""
+        """Digest of tokens ``[0, end)`` (`ramify.radix.digest`); None until it is first computed."""
         self.state: NodeState | None = None
-        """The state after token `end`, for models that have states (`ramify.radix.states`)."""
+        """The state after tokens ``[0, end)``, if the node holds one (`ramify.radix.states`)."""
 
     @property
     def end(self) -> int:
@@ -78,7 +79,8 @@ class Node:
         return self.pages[1:] if self.borrows_head else self.pages
 
     def adopt(self, first: int, child: Node) -> None:
-        """Make `child`, whose first token is `first`, a child; replaces one with the same first token."""
+        """Make `child`, whose first token is `first`, a child of this node, in place of any other child with
+        that first token."""
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[first] = child

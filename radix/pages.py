@@ -25,7 +25,7 @@ class PagePool:
         return frozenset(self._free)
 
     def allocate(self, n: int) -> list[int]:
-        """`n` pages. Raises `ValueError`, and takes none, if fewer are free."""
+        """`n` free pages. Raises `ValueError`, and takes none, if fewer are free."""
         if not 0 <= n <= len(self._free):
             raise ValueError(f"{n} pages asked for; {len(self._free)} are free.")
         if n == 0:
@@ -36,7 +36,8 @@ class PagePool:
         return pages
 
     def free(self, pages: Collection[int]) -> None:
-        """Take `pages` back. Raises `ValueError`, and takes none, for pages not handed out or named twice."""
+        """Take `pages` back. Raises `ValueError`, and takes none, if one is not allocated or is named
+        twice."""
         returned = set(pages)
         if len(returned) != len(pages) or not returned <= self._taken:
             counts = Counter(pages)

@@ -1,15 +1,15 @@
 """States of linear attention layers at the ends of nodes, for models that cannot go on from KV pages alone.
 
-A model with linear attention layers goes on from token n only with the state that has seen n tokens. So a
-match ends at the deepest node on its path that holds a state. Example:
+A model with linear attention layers can go on behind n tokens only with the state that has seen exactly these
+n tokens. So a match ends at the deepest node on its path that holds a state. Example:
 
     tree        [0, 900) with a state ── [900, 1000) ── [1000, 1400) with a state
     prompt      shares the first 1200 tokens: its match is [0, 900), and 300 tokens are computed again
                 the computed pages are duplicates of the tree's: `PrefixCache.commit` frees them
     prompt      shares all 1400 tokens: its match is [0, 1400)
 
-A slot is in one of three places: free, in use by a request, or held by a node. Where none is free, the state
-that is worth least goes, and its node keeps its pages (`States.evict`).
+A slot is in one of three places: free, in use by a request, or held by a node. If none is free, the least
+valuable state is evicted; the node that held it keeps its pages (`States.take`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ class NodeState:
 
     slot: int
     uses: float
-    """Requests that began from it; before the first, the number that is expected."""
+    """The number of requests that were expected to begin from the state when it was made, plus the number
+    that have begun from it."""
     since: int
-    """`States.now` when it was made."""
+    """`States.now` when the state was made."""
     above: Node | None
-    """The nearest node above that holds a state. It changes with the nodes that hold one, and with nothing
-    else: nodes that are split or joined keep states and ends."""
+    """The nearest ancestor that holds a state; None if there is none. It changes only when a node gains or
+    loses a state: splitting and joining move no state."""
 
 
 class States:
-    """The slots, and the nodes that hold some. `offer` queues a node for eviction anew."""
+    """The state slots, and the nodes that hold some of them. `offer` updates the place of a node in the
+    eviction queue."""
 
     def __init__(
         self, num_slots: int, tree: RadixTree, leases: LeaseBook, offer: Callable[[Node], None]
@@ -53,7 +55,7 @@ class States:
         self.in_use: set[int] = set()
         self.evicted = 0
         self.now = 0
-        """Counts states that were made and requests that began from one."""
+        """The number of states made plus the number of requests that began from one: a clock for `_value`."""
 
     @property
     def total(self) -> int:
@@ -64,13 +66,15 @@ class States:
         return self._pool.free_pages
 
     def at_or_above(self, node: Node | None, length: int) -> Node | None:
-        """The deepest node on the path to `node` that holds a state and ends at token `length` or before."""
+        """The deepest node on the path to `node` that holds a state and has ``end <= length``; None if there
+        is none."""
         while node is not None and (node.state is None or node.end > length):
             node = node.parent
         return node
 
     def take(self) -> int | None:
-        """A slot for a request, if need be that of the state of the lowest rank; None if all are in use."""
+        """A slot for a request; None if requests have all slots. If no slot is free, evicts the state that
+        `_lowest` names."""
         if not len(self._pool):
             if not self.holders:
                 return None
@@ -83,14 +87,15 @@ class States:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Take `slot` back from a request. Raises `ValueError` where no request has it."""
+        """Take `slot` back from a request. Raises `ValueError` if no request has it."""
         if slot not in self.in_use:
             raise ValueError(f"State slot {slot} is not in use.")
         self.in_use.remove(slot)
         self._pool.free([slot])
 
     def hold(self, node: Node, slot: int, uses: float = 1.0) -> None:
-        """Give the slot of a request to `node`, which holds none."""
+        """Give `slot` of a request to `node`, which holds no state. `uses` is the number of requests that are
+        expected to begin from the state."""
         self.in_use.remove(slot)
         self.now += 1
         above = self._above(node)
@@ -100,8 +105,9 @@ class States:
         self._offer(node)
 
     def take_for(self, node: Node, uses: float) -> int | None:
-        """A slot for a state of `node`, which holds none; None where that is worth less than the states there
-        are. `uses` is the number of requests that are expected to begin from it."""
+        """A slot for a state of `node`, which holds none. `uses` is the number of requests that are expected
+        to begin from the state. None if no slot is free and no unleased state is worth less than the new
+        one."""
         if not len(self._pool):
             above = self._above(node)
             saved = node.end - (0 if above is None else above.end)
@@ -111,7 +117,7 @@ class States:
         return self.take()
 
     def use(self, node: Node) -> int:
-        """Note that a request begins from the state of `node`. Returns its slot."""
+        """Count a request that begins from the state of `node`. Returns the slot of the state."""
         state = self.holders[node]
         state.uses += 1
         self.now += 1
@@ -135,7 +141,7 @@ class States:
         return self.at_or_above(node.parent, node.end)
 
     def _put_below(self, node: Node, above: Node | None) -> None:
-        """Make `above` the nearest node with a state above the nearest ones below `node`."""
+        """Set `above` of the states below `node` that have no other state between themselves and `node`."""
         stack = list(node.children.values())
         while stack:
             below = stack.pop()
@@ -145,9 +151,9 @@ class States:
                 stack.extend(below.children.values())
 
     def _lowest(self) -> Node:
-        """The state to evict next: one without a lease, of the least value, else the leased one that is
-        needed furthest in the future. Costs O(states), and with leases on all O(leases and the nodes above
-        each)."""
+        """The node whose state is evicted next: among the states that no lease needs, the one of the least
+        value; if leases need all states, the one that is needed furthest in the future. Costs O(states); if
+        leases need all states, O(leases and the nodes above each)."""
         if unleased := self._unleased():
             return min(unleased, key=self._value)
         needed: dict[Node, float] = {}
@@ -158,7 +164,7 @@ class States:
         return min(self.holders, key=lambda node: (-needed[node], self._value(node)))
 
     def _unleased(self) -> list[Node]:
-        """The nodes whose state no lease needs: all leases at or below end at or below a deeper state."""
+        """The nodes whose state no lease needs. A lease needs only the deepest state on its path."""
         if not len(self._leases):
             return list(self.holders)
         own = {node: node.leases for node in self.holders}
@@ -168,15 +174,17 @@ class States:
         return [node for node, leases in own.items() if not leases]
 
     def _value(self, node: Node) -> float:
-        """Tokens that would be computed again without the state, times the uses for each tick of `now` since
-        it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). All slots have one size."""
+        """The value of the state of `node`: the tokens that must be computed again without it, times its uses
+        per tick of `now` since it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes
+        do not matter, as all slots have the same."""
         state = self.holders[node]
         saved = node.end - (0 if state.above is None else state.above.end)
         return saved * state.uses / (self.now - state.since + 1)
 
 
 class UselessFirst:
-    """Evict leaves without a state first: no request can go on from their pages. Then as `policy` says."""
+    """Evict leaves without a state first, because no request can go on from their pages; the others in the
+    order of `policy`."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy

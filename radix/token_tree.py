@@ -12,10 +12,12 @@ class TokenTree:
     def __init__(self) -> None:
         self._tree = RadixTree(page_size=1)
         self.tokens = 0
-        """Nodes of the trie: two tokens are one if they and all tokens before them are equal."""
+        """The number of distinct tokens. Tokens of two sequences count once if they and all tokens before
+        them are equal."""
 
     def insert(self, tokens: Tokens) -> int:
-        """Insert `tokens` (n,). Returns the length of the prefix that was in the tree. Costs O(n)."""
+        """Insert `tokens` (n,). Returns the length of their longest prefix that was in the trie before. Costs
+        O(n)."""
         key = encode(tokens)
         node, matched = self._tree.walk(self._tree.root(""), key)
         known = matched // TOKEN_BYTES

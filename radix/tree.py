@@ -1,6 +1,7 @@
 """The shape of the prefix tree: matching, splitting, appending and joining nodes.
 
-Locks, leases and the order of eviction are decided elsewhere; the tree copies the counts that nodes carry.
+Locks, leases and the order of eviction are decided elsewhere. When the tree splits a node, it copies the
+counts of locks and leases to the new node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ramify.radix.node import Node, Root
 class RadixTree:
     """A radix tree of token sequences, with one root per cache scope.
 
-    `version` changes whenever a node is split, trimmed, added, joined or removed.
+    `version` changes whenever a node is split, trimmed, added, joined or removed, and whenever a node gains
+    or loses a state.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -43,8 +45,8 @@ class RadixTree:
     def walk(self, node: Node, key: bytes) -> tuple[Node, int]:
         """Match `key` against the edges below `node`; changes nothing.
 
-        Returns the deepest node that shares a token with `key` (`node` itself if none does) and the number
-        of bytes of `key` that match. The match may end inside that node.
+        Returns the node in which the match ends (`node` itself if nothing matches) and the number of bytes of
+        `key` that match. The match may end inside the edge of the returned node.
         """
         firsts = ids(key)
         position, size = 0, len(key)
@@ -60,8 +62,8 @@ class RadixTree:
         return node, position
 
     def following(self, node: Node, position: int, count: int) -> list[int]:
-        """Tokens, at most `count`, from `position`, which lies in `node`, down the most recently used
-        nodes."""
+        """At most `count` tokens of the tree from `position` on, which lies in `node`. At each fork follows
+        the most recently used child."""
         found = ids(node.tokens)[position - node.start :][:count].tolist()
         while len(found) < count and node.children:
             node = max(node.children.values(), key=attrgetter("last_used"))
@@ -71,7 +73,8 @@ class RadixTree:
     def path_pages(self, node: Node, above: Node | None = None, table: Sequence[int] = ()) -> list[int]:
         """The page of every slot of ``[0, node.end)``.
 
-        With `above`, an ancestor, only the path below it is read: `table` has the pages of earlier slots.
+        With `above`, an ancestor of `node`, only the path below `above` is read. `table` then has the pages
+        of the slots of ``[0, above.end)``.
         """
         path = []
         step: Node | None = node
@@ -87,7 +90,7 @@ class RadixTree:
     def split(self, node: Node, at: int) -> Node:
         """Split `node` before token `at`, ``start < at < end``, and return the new upper part.
 
-        `node` becomes the lower part, so locks, leases and a state at its end stay valid.
+        `node` becomes the lower part, so locks, leases and a state at the end of `node` stay valid.
         """
         parent = node.parent
         assert parent is not None
@@ -112,7 +115,7 @@ class RadixTree:
         return upper
 
     def append(self, parent: Node, tokens: bytes, pages: tuple[int, ...], borrows_head: bool) -> Node:
-        """Add a leaf under `parent`, which has no child that starts with the same token."""
+        """Add a leaf under `parent`, and return it. `parent` has no child with the same first token."""
         first = first_token(tokens)
         assert first not in parent.children
         leaf = Node(parent, tokens, parent.end, pages, borrows_head)
@@ -122,7 +125,7 @@ class RadixTree:
         return leaf
 
     def trim(self, leaf: Node, count: int) -> tuple[int, ...]:
-        """Cut the last `count` pages off `leaf`, at least one fewer than it has, and return them."""
+        """Cut the last `count` pages off `leaf`, but not all of its pages, and return them."""
         assert not leaf.children
         assert 0 < count < len(leaf.pages)
         kept, cut = leaf.pages[:-count], leaf.pages[-count:]
@@ -134,7 +137,7 @@ class RadixTree:
         return cut
 
     def remove(self, leaf: Node) -> Node:
-        """Take `leaf` out and return its parent. The caller frees its pages."""
+        """Take `leaf` out of the tree and return its parent. The caller frees the pages of `leaf`."""
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children
@@ -143,18 +146,18 @@ class RadixTree:
         return parent
 
     def prune(self, node: Node) -> None:
-        """Forget `node` if it is a root that nobody needs."""
+        """Remove `node` if it is a root without children and locks."""
         if isinstance(node, Root) and not node.children and not node.locks:
             del self.roots[node.scope]
             self.version += 1
 
     def join(self, child: Node) -> tuple[int, ...] | None:
-        """Let `child` absorb its parent if it is the only child, the parent holds no state, and both have the
-        same locks and leases.
+        """Join `child` and its parent into one node, `child`, if the parent has no other child and no state,
+        and both nodes have the same number of locks and of leases.
 
-        The caller makes sure that both were last used together. Undoes splits whose other branch is gone, so
-        that paths stay short. Returns the pages that are no longer needed: none, or the parent's copy of the
-        page of the slot in which the nodes meet. Returns None if the nodes cannot be joined.
+        The caller makes sure that both were last used together. Joining undoes splits of which one branch is
+        gone, so that paths stay short. Returns the pages that are no longer needed: none, or the parent's
+        page for the slot in which the two nodes meet. Returns None if the nodes cannot be joined.
         """
         parent = child.parent
         assert parent is not None
@@ -188,10 +191,10 @@ class RadixTree:
         return spare
 
     def _supersedes(self, child: Node) -> bool:
-        """Whether the parent's page of the slot in which `child` and its parent meet can be freed.
+        """Whether the parent's page for the slot in which `child` and its parent meet can be freed.
 
-        `child` has its own copy. The parent's page is still needed if it is in the page table of a request
-        that locks `child`, or if nodes below `child` begin in that slot and borrow the page.
+        `child` has another page for that slot. The parent's page may still be needed: it may be in the page
+        table of a request that locks `child`, or nodes below `child` that begin in that slot may borrow it.
         """
         slot_end = (child.start // self.page_size + 1) * self.page_size
         return not (child.borrows_head or child.locks) and (not child.children or child.end >= slot_end)

@@ -1,6 +1,7 @@
-"""Changes of the tree, as digests of page ends: for the placement of requests on several trees.
+"""Changes of the tree, as digests of page ends. The frontend uses them to place requests on replicas.
 
-A page ends in the tree with token n if tokens ``[0, n)`` are in it, n a multiple of the page size.
+A page end is a multiple n of the page size for which the tree has tokens ``[0, n)``; its digest is the digest
+of these tokens.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from ramify.radix.node import Node, Root
 
 
 class Page(NamedTuple):
-    """A page in the tree: tokens ``[end - page size, end)`` of a scope, of which the tree has ``[0,
-    end)``."""
+    """A whole page of tokens, ``[end - page size, end)``, of a sequence of which the tree has
+    ``[0, end)``."""
 
     digest: int
     """Digest of tokens ``[0, end)``."""
     before: int | None
-    """The digest of the page before; None for the first page."""
+    """Digest of the tokens before the page; None for the first page of a sequence."""
     tokens: bytes
     """Tokens of the page, encoded by `ramify.radix.key`."""
     scope: str
 
 
 class TreeLog:
-    """Collects pages that were added and removed since the last `take`.
+    """Collects the page ends that were added and removed since the last `take`.
 
-    With `tokens` it keeps the pages' tokens as well, which `take_pages` returns.
+    With `tokens` the log keeps the added pages in full, for `take_pages`.
     """
 
     def __init__(self, page_size: int, *, tokens: bool = False) -> None:
@@ -60,13 +61,15 @@ class TreeLog:
                 self._removed[digest] = None
 
     def take(self) -> tuple[list[int], list[int]]:
-        """(added, removed) since the last call: digests of page ends, a page before those that follow it."""
+        """(added, removed): digests of the page ends that entered and left the tree since the last call. An
+        added page end stands before those that continue it."""
         taken = list(self._added), list(self._removed)
         self._added, self._removed = {}, {}
         return taken
 
     def take_pages(self) -> tuple[list[Page], list[int]]:
-        """Like `take`, with the added pages themselves. Needs `tokens`."""
+        """Like `take`, with the added pages in full in place of their digests. The log must have been made
+        with `tokens`."""
         pages = [page for page in self._added.values() if page is not None]
         return pages, self.take()[1]
 
@@ -100,18 +103,18 @@ class TreeLog:
             before = digest
 
     def whole(self, nodes: Iterable[Node]) -> list[int]:
-        """The digests of all page ends in the tree of these nodes."""
+        """The digests of all page ends inside `nodes`."""
         below = [node for node in nodes if node.parent is not None]
         return [digest for node in below for digest in self._ends(node, node.start)]
 
     def whole_pages(self, nodes: Iterable[Node]) -> list[Page]:
-        """All pages in the tree of these nodes. Where `nodes` has parents before children, a page stands
-        before those that follow it."""
+        """All pages that end inside `nodes`. If `nodes` has parents before their children, a page stands
+        before the pages that continue it."""
         return [page for node in nodes if node.parent is not None for page in self._pages(node)]
 
 
 def _above(node: Node, count: int) -> tuple[bytes, str]:
-    """The last `count` tokens before `node`, and its scope."""
+    """The last `count` tokens before the edge of `node`, and the scope of `node`."""
     tokens = b""
     step = node
     while step.parent is not None:

@@ -1,4 +1,4 @@
-"""Views of the tree: a sample of its nodes for dashboards, and the prefixes that are worth most."""
+"""Views of the tree: a sample of its nodes for dashboards, and the prefixes that are most worth keeping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ OWNERS = 4
 
 @dataclasses.dataclass(slots=True)
 class NodeView:
-    """A node at the time of the snapshot. `parent` is its parent's index in the list, -1 for a root."""
+    """A node at the time of the snapshot. `parent` is the index of its parent in the snapshot, -1 for a
+    root."""
 
     parent: int
     start: int
@@ -28,19 +29,18 @@ class NodeView:
     state: Literal["in_use", "leased", "evictable"]
     locks: int
     owners: tuple[str, ...]
-    """Owners of leases that end here, at most `OWNERS`."""
+    """Owners of the leases that end at this node, at most `OWNERS`."""
     hidden: int = 0
-    """Number of children that are not in the list."""
+    """Number of children that are not in the snapshot."""
     has_state: bool = False
     """The node holds a state at its end (`ramify.radix.states`)."""
 
 
 def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
-    """A sample of at most `most` nodes, parents before children, in O(most * log most) at any size of the
-    tree.
+    """A sample of at most `most` nodes, parents before their children.
 
-    Nodes in use come first, then the most recently used ones. Looks at no more than the `most` newest
-    children of a node, and at 4 * `most` nodes in all.
+    Nodes in use are preferred, then the most recently used ones. Looks at no more than the `most` newest
+    children of a node, and at 4 * `most` nodes in all: so costs O(most * log most) at any size of the tree.
     """
     views: list[NodeView] = []
     heap: list[tuple[bool, int, int, Node, int]] = []
@@ -82,13 +82,14 @@ class HeldPrefix(NamedTuple):
     scope: str
     ids: tuple[int, ...]
     owners: tuple[str, ...]
-    """Owners of the leases at its end."""
+    """Owners of the leases that end at the end of the prefix."""
 
 
 def prefixes(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[HeldPrefix]:
-    """The prefixes worth most to the tree's owner: leased ones first, then the most recently used.
+    """The prefixes most worth keeping: leased ones first, then the most recently used.
 
-    At most `most` tokens in all; no prefix is the beginning of one before it. Costs O(tree).
+    They have at most `most` tokens in all. No prefix in the list is a prefix of an earlier one. Costs
+    O(tree).
     """
     leased = {node: tuple(owners(node)) for node in tree.nodes() if node.parent is not None}
     nodes = [node for node, own in leased.items() if own or not node.children]

@@ -1,16 +1,16 @@
 """The scheduler process: batches the requests of all clients, step by step.
 
 scheduler     the parts of a scheduler, and its step: open this first
-plan          the plan of a step: who takes part, with how many tokens; admission: waiting requests that join
+plan          the plan of a step: the requests that take part, and their tokens; admission: requests that join
 forward       one forward pass, the token masks filled beside it, and the pass launched ahead
 results       the states of a step become tokens, scores and embeddings; draft tokens are verified
 outputs       tokens join the output, and the message to the detokenizer
-lifecycle     compiling, waiting, running, ended, and the ways between them
+lifecycle     the states of requests (compiling, waiting, running, ended) and the moves between them
 arrival       a submitted message becomes a request; grammars: compiled grammars, and the compiler's process
 control       programs, cache, statistics, snapshots; transfers: pages from and to other replicas
 process       the process: loading, and the loop
 speculation/  draft tokens by prompt lookup and by a draft model
 requests/     requests, their pages, programs, flows and limits
 
-Layers, lowest first: requests; speculation; own modules.
+Layers, lowest first: requests; speculation; the modules of this folder.
 """

@@ -8,7 +8,7 @@ Example, under the policy `prefix` and with a budget of 100 tokens:
 
     order   b, c, a: most tokens in the tree first, of equals the older
     b       joins, and computes 30 tokens
-    c       waits: b computes 20 more of its tokens, which are in the tree after this step
+    c       waits: b computes 20 more of c's tokens, which are in the tree after this step
     a       joins, and computes 70 tokens
 
 So nothing is computed twice. Every chunk of a prefill can be shared as soon as it is computed.
@@ -27,39 +27,43 @@ from ramify.runtime.scheduler.requests.programs import Programs
 from ramify.runtime.scheduler.requests.request import LEAST_RANK, MOST_RANK, Request, common_prefix
 
 AGEING_TOKENS_PER_S = 2000.0
-"""Cached tokens that a second of waiting counts as: a steady stream of requests with cached prompts delays
-others by a few seconds at most."""
+"""A second of waiting counts as this number of cached tokens. So a steady stream of requests with cached
+prompts delays others by a few seconds at most."""
 
 PATIENCE = 16.0
 """Constant of the response ratio: PATIENCE x the mean service of a program is added to every wait. While
-waits are shorter than that, sizes decide."""
+waits are shorter than that, mostly the service still needed decides."""
 
 SINGLE_SHARE = 0.5
-"""A request without a program counts as at least this share of a usual program: else a stream of short single
-requests would let all programs wait."""
+"""The service still needed by a request without a program counts as at least this share of a program's mean
+service. Otherwise a stream of short single requests would keep all programs waiting."""
 
 LAST_BRANCH_SHARE = 0.5
-"""Factor on what is left of a program where a request is the last open one of its fork."""
+"""Factor on the service still needed by a program whose only open request is inside a fork."""
 
 
 class FirstComeFirstServed:
-    """The base of the other policies. Smaller keys go first, then arrivals."""
+    """The order of arrival, and the base of the other policies. Requests with smaller keys go first; of equal
+    keys, the older."""
 
     needs_match = False
-    """`key` needs `matched`, the request's tokens in the tree."""
+    """True if `key` depends on `matched`."""
     siblings_together = False
-    """Branches of a fork are admitted one after the other, in the place of the first of them."""
+    """True if the branches of a fork are admitted one after the other, in the place of the first of them."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
 
     def key(self, request: Request, matched: int, now: float) -> float:
-        """matched : tokens of the request that are in the tree"""
+        """The sort key of `request` at the time `now`.
+
+        matched : number of the request's tokens that are in the tree
+        """
         return request.arrival
 
 
 class LongestPrefixFirst(FirstComeFirstServed):
-    """The request with most tokens in the tree goes first (SGLang's longest prefix match).
+    """Longest prefix match, as in SGLang: the request with most tokens in the tree goes first.
 
     Each second of waiting counts as `AGEING_TOKENS_PER_S` tokens.
     """
@@ -71,15 +75,17 @@ class LongestPrefixFirst(FirstComeFirstServed):
 
 
 class HighestResponseRatioNext(FirstComeFirstServed):
-    """Brinch Hansen 1971: the time waited over the service still needed.
+    """Highest response ratio next (Brinch Hansen 1971): the time waited over the service still needed.
 
     Shortest remaining time first gives the best mean completion time, but under overload long programs would
-    wait without end. Both terms of the ratio are in tokens of service, so that it means the same on fast and
-    slow engines and in queues of any length. The waits of a program's requests add up: else a program of many
-    calls would queue anew for each. The service still needed comes from the graph, from earlier programs of
-    the same name, or from all programs, less the service attained (Autellix, arXiv 2502.13965); see
-    `Program.left`. Tokens to be computed are added, so of two branches the one with more cached tokens goes
-    first. The last branch that a join waits for counts half. A request without a program is a program of one
+    wait without end. Both terms of the ratio are in tokens of service, so that the ratio means the same on
+    fast and slow engines and in queues of any length. The waits of all requests of a program are added up:
+    otherwise a program of many calls would queue anew for each call.
+
+    `Program.left` estimates the service still needed: by the calls left in the program's graph, or by the
+    usual service of programs less the service attained (Autellix, arXiv 2502.13965). The request's tokens
+    that are not in the tree are added, so of two branches the one with more cached tokens goes first. For the
+    last branch that a join waits for, the estimate is halved. A request without a program is a program of one
     call.
     """
 
@@ -105,7 +111,8 @@ POLICIES: dict[str, type[FirstComeFirstServed]] = {
 
 
 RESERVED_PAGES = 1
-"""Pages left free for every running request, so that decoding does not retract at once what was admitted."""
+"""Pages that an admission leaves free for every running request. Otherwise the next decoding step might
+retract the admitted request at once."""
 
 OVERTAKING = 8
 OVERTAKING_BATCHES = 4
@@ -120,19 +127,21 @@ ALL = (LEAST_RANK, MOST_RANK)
 class Candidate(NamedTuple):
     request: Request
     match: Match | None
-    """The request's prefix in the tree; None where the policy needs no match."""
+    """The request's prefix in the tree; None if the policy needs no match."""
 
 
 class Admission:
-    """Picks from the waiting requests. These, and the running ones, are in the order of `Request.order`.
+    """Picks the waiting requests that join the batch. Waiting and running requests are in the order of
+    `Request.order`.
 
-    Rank and then the policy say who overtakes whom. A request that has been overtaken for long enough
-    goes first (`OVERTAKING`), and keeps its place: counted in admissions, so that nobody starves, at any load
-    and on any engine. Only branches of the same fork as the first request may still go before it.
+    The rank decides which requests overtake others; within a rank, the policy does. A request that has been
+    overtaken for long enough goes first, and is not retracted to admit others. "Long enough" is counted in
+    admissions (`OVERTAKING`), so that no request starves at any load and on any engine. If there are several
+    such requests, only branches of the fork of the first one may still go before the second.
 
-    retract : called with a running request that yields its place or its pages, and takes it off the list
-    give_way : ends a transfer of pages, which a request needs
-    window : waiting requests that the policy looks at, the first ones
+    retract : retracts a running request: it leaves the list of running requests and gives its pages back
+    give_way : aborts the transfer of pages that is in progress; False if there is none
+    window : the number of waiting requests, from the first on, that the policy looks at
     """
 
     def __init__(
@@ -160,13 +169,14 @@ class Admission:
         now: float,
         joining: tuple[int, int] = ALL,
     ) -> list[Request]:
-        """The requests that join now, pages taken; at most as many as prefill within `budget` tokens.
+        """Take pages for the requests that join now, and return these requests.
 
-        The first request that does not fit into the pages ends the round: no smaller one overtakes it. Where
-        places or pages are short, running requests of lower rank are retracted.
+        The round ends when the requests have `budget` or more tokens to compute. It also ends with the first
+        request for which there are too few pages: no smaller request overtakes it. If places or pages are
+        short, running requests of lower rank are retracted.
 
-        joining : the least and the greatest rank of requests that may join; requests past their deadline may
-        have less
+        joining : the least and the greatest rank of requests that may join; requests past their `deadline`
+        may have a rank below the least
         """
         admitted: list[Request] = []
         chunk, kept = budget, 0
@@ -217,7 +227,8 @@ class Admission:
     def _take_pages(
         self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
-        """Take the pages of `request`, if need be those of requests of lower rank."""
+        """Take pages for `request`. If too few are available, retract running requests of lower rank. Returns
+        False if there are still too few."""
         while True:
             others = len(running) + len(admitted)
             if self._pages.try_admit(request, match, RESERVED_PAGES * others):
@@ -229,7 +240,7 @@ class Admission:
                 return False
 
     def _retract_for(self, request: Request, running: Sequence[Request]) -> bool:
-        """Retract one request of lower rank; False where there is none."""
+        """Retract one running request of a lower rank than `request`. Returns False if there is none."""
         victim = _victim(running, request)
         if victim is not None:
             self._retract(victim)
@@ -244,8 +255,9 @@ class Admission:
         return True, -request.rank, self._policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Order requests of one rank so that the heavy flow with fewer places goes first: two long lists get
-        equally many places. The calls of programs stay in the order of the policy, which weighs programs."""
+        """Reorder the candidates of each rank so that of several heavy flows the one with fewer running
+        requests goes first. So two long lists of prompts get equally many places. The calls of programs stay
+        in the order of the policy, which weighs whole programs."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
@@ -261,16 +273,16 @@ class Admission:
         return [candidates[index] for index in sorted(range(len(candidates)), key=order.__getitem__)]
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
-        """Tokens that `request` shares with a prefilling request and that are not computed there yet.
+        """The number of tokens that `request` shares with a prefilling request and that are not computed yet.
 
-        None where it shares no more than it finds in the tree (`matched`), or where a state at the end of it
-        will not be kept.
+        None if no request in `prefilling` shares more than the `matched` tokens that are in the tree already.
+        In a model with states, None as well if no state will be kept at the end of the shared tokens.
         """
         limit = request.match_limit
         if matched >= limit:
             return None
         for other in prefilling:
-            # One of lower rank may sit out.
+            # A request of lower rank may sit out steps, so it is not waited for.
             if other.scope == request.scope and other.rank >= request.rank:
                 shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
                 states = self._pages.states
@@ -286,8 +298,8 @@ def _unmatched(request: Request) -> None:
 
 
 def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
-    """The first `count` requests, the oldest of the others where these are of lower rank, and the first of
-    each heavy flow that has none before."""
+    """The first `count` requests of `waiting`, and some of the others: the oldest one, if ranks differ, and
+    the first request of each heavy flow that has no request in the window yet."""
     if len(waiting) <= count:
         return waiting
     window = list(waiting[:count])
@@ -302,7 +314,8 @@ def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
 
 
 def _victim(running: Sequence[Request], request: Request) -> Request | None:
-    """The newest running request of the lowest rank, where that is below the rank of `request`."""
+    """The newest request of the lowest rank in `running`, if that rank is below the rank of `request`; else
+    None. Requests that had `expired` are passed over."""
     for other in reversed(running):
         if other.rank >= request.rank:
             return None
@@ -312,8 +325,8 @@ def _victim(running: Sequence[Request], request: Request) -> Request | None:
 
 
 def together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Moves the branches of a fork right behind the first of them, so that one batch reads what they
-    share."""
+    """Move the branches of a fork right behind the first of them, so that they run in one batch, which reads
+    their common prefix once."""
     groups: dict[object, list[Candidate]] = {}
     for found in candidates:
         hint = found.request.hint

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class Arrivals:
-    """Makes requests of messages. A request with a constraint is enqueued when its grammar is compiled.
+    """Turns `Submit` messages into requests. A request with a constraint is enqueued when its grammar is
+    compiled.
 
-    retokenizer : spells forced text as the tokenizer does; without it only single tokens are forced
-    healer : without it prompts are taken as they are
+    retokenizer : spells forced text as the tokenizer does; if None, only single tokens are forced
+    healer : has the masks for token healing; if None, prompts are not healed
     """
 
     limits: Limits
@@ -91,15 +92,15 @@ class Arrivals:
             request.heal(Healing(self.healer, end.text), end.tokens)
 
     def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
-        """Begin, or fail, the requests that have waited for these grammars."""
+        """Begin the requests that have waited for these grammars. Fail those whose outcome is an error."""
         for rid, outcome in settled:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:
                 self._begin(request, outcome)
 
     def _begin(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
-        """Enqueue `request` under its preambles and `grammar`, behind the output that it continues; or fail
-        it."""
+        """Constrain `request` by its preambles and `grammar`, replay the output that it continues, and
+        enqueue it. If `grammar` is an error, fail `request`."""
         with self.requests.failing_alone(request):
             if isinstance(grammar, RamifyError):
                 raise grammar
@@ -114,7 +115,7 @@ class Arrivals:
                 self.requests.enqueue(request)
 
     def _constrain(self, request: Request, grammar: Grammar | None) -> None:
-        """Give `request` a matcher. Raises `InvalidRequest` where `max_tokens` is too small for the
+        """Give `request` a matcher. Raises `InvalidRequest` if `max_tokens` is too small for the
         constraint."""
         request.report.enforcement = None if grammar is None else grammar.enforcement
         prefix = b"" if request.healing is None else request.healing.rest
@@ -145,4 +146,4 @@ _NAMES = {
     "choices": "the choices",
     "structural_tag": "the tools or the structural tag",
 }
-"""Names of the thing that an answer has to fit, by kind of constraint."""
+"""Names of constraints in error messages, by kind of constraint; "" for preambles alone."""

@@ -41,7 +41,8 @@ log = logging.getLogger("ramify")
 
 
 def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]:
-    """The requests counted by program, largest first, at most `most` programs; and the number of others."""
+    """The numbers of requests by program, and the number of programs left out. The `most` programs with the
+    most requests are returned, largest first."""
     counted: dict[str, collections.Counter[str]] = {}
     for state, members in (
         ("running", requests.running),
@@ -62,9 +63,10 @@ def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]
 
 
 class KVEventPublisher:
-    """Sends the changes of `cache`, which has a log, numbered from 1 within the life of this process.
+    """Sends the changes of the tree of `cache`, which must have a log. The messages are numbered from 1
+    within the life of this process.
 
-    With `tokens`, which the log must keep too, the added pages' tokens are sent as well.
+    With `tokens`, the tokens of the added pages are sent as well. The log must then keep them.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class KVEventPublisher:
         self._number = 0
 
     def publish_changes(self) -> None:
-        """Send what has changed since the last call, if anything has."""
+        """Send the changes since the last call, if there are any."""
         pages: list[Page] = []
         if self._tokens:
             pages, removed = self._cache.take_changed_pages()
@@ -96,7 +98,7 @@ class KVEventPublisher:
             self._send(change)
 
     def publish_whole(self) -> None:
-        """Send all that the tree holds now."""
+        """Send all pages of the tree, after the changes that have not been sent yet."""
         self.publish_changes()
         pages = self._cache.pages_in_tree() if self._tokens else []
         added = tuple(page.digest for page in pages) if self._tokens else tuple(self._cache.page_ends())
@@ -105,7 +107,7 @@ class KVEventPublisher:
 
 
 def _runs(pages: Sequence[Page]) -> tuple[PageRun, ...]:
-    """`pages` in order, cut where one does not follow the page before it."""
+    """`pages` as runs, in order. A new run begins at each page that does not continue the page before it."""
     runs: list[list[Page]] = []
     for page in pages:
         if runs and runs[-1][-1].digest == page.before and runs[-1][-1].scope == page.scope:
@@ -151,7 +153,7 @@ class Control:
         }
 
     def _answer(self, call: Callable[[Any], dict[str, Any]], message: Any) -> None:
-        """Reply with the fields that `call` returns. An error in it fails the call alone."""
+        """Reply with the fields that `call` returns for `message`. If `call` raises, reply with `Failed`."""
         try:
             reply: Reply | Failed = Reply(rid=message.rid, **call(message))
         except RamifyError as error:

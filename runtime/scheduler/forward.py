@@ -5,13 +5,16 @@
     with     device | pass 1 | pass 2 | pass 3 |
              host            | bookkeeping of 1 | bookkeeping of 2 |
 
-A decoding request goes on with one token, mostly, and a prefilling one with its next chunk. So as soon as a
-step's tokens are chosen on the device, the pass that computes them and the next chunks is launched, for all
+In most steps a decoding request computes one token, and a prefilling request its next chunk. So as soon as a
+step's tokens are chosen on the device, a pass over these tokens and the next chunks is launched, for all
 requests that may go on. Then the host waits for the tokens, appends them, ends requests that are done, sends,
-receives and schedules. Where the next plan wants what was launched, it takes it; requests that are admitted
-meanwhile have a pass of their own behind it. The rows of a request that ended, was retracted or goes on
-otherwise are void. A void row harms nobody: it was written into a page of its own request, behind what is
-computed, where nothing is read before it is written again.
+receives and schedules. For each entry of the next plan that equals a part of the launched pass, the states of
+the launched pass are taken. All other entries, such as those of newly admitted requests, are computed in a
+second pass.
+
+The launched rows of a request that has ended, was retracted or is planned otherwise are void. A void row does
+no harm: its KV is in a page of its own request, behind the computed tokens, where every row is written again
+before it is read.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ log = logging.getLogger("ramify")
 
 
 class MaskFiller:
-    """Fills token masks in a thread. One is enough: walks over the token trie and forward passes release the
-    GIL."""
+    """Fills token masks in a background thread, while a forward pass runs. One thread is enough. Both walks
+    over the token trie and forward passes release the GIL."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -47,8 +50,8 @@ class MaskFiller:
         self._errors: dict[str, RamifyError] = {}
 
     def begin_filling(self, requests: Sequence[Request]) -> None:
-        """Start to fill the masks of `requests`, all constrained, whose matchers must not be used until
-        `wait`."""
+        """Start to fill the masks of `requests`, which are all constrained. Until `wait` has returned, their
+        matchers must not be used."""
         self._errors.clear()
         if requests:
             self._filling = self._thread.submit(self._fill, requests)
@@ -64,7 +67,7 @@ class MaskFiller:
 
     @property
     def errors(self) -> Mapping[str, RamifyError]:
-        """Errors of masks that could not be filled, by request id."""
+        """The errors of masks that could not be filled, by request id."""
         return self._errors
 
     def _fill(self, requests: Sequence[Request]) -> None:
@@ -72,7 +75,7 @@ class MaskFiller:
             if request.constrained is None:
                 continue
             try:
-                # A prompt that is being healed may keep its last token, which the mask need not allow.
+                # While a prompt is healed, its proposed token may always be chosen, whatever the mask allows.
                 request.constrained.fill(request.budget_left, may_be_empty=request.healing is not None)
             except RamifyError as error:
                 self._errors[request.rid] = error
@@ -83,11 +86,12 @@ class MaskFiller:
 
 @dataclasses.dataclass(slots=True)
 class _Launched:
-    """The pass computes positions ``[start, stop)`` of `request` from row `row` on.
+    """One request's part of a launched pass: positions ``[start, stop)``, in the rows of the pass from `row`
+    on.
 
-    pages : those that are written
-    choice : of a decode, whose one token is this entry of those of the launch; None for a chunk of a prompt
-    token : of a decode, None until the host has it
+    pages : the pages of these positions
+    choice : for a decoding request, the index of its token in `tokens` of `launch`; None for a prompt chunk
+    token : for a decoding request, its token; None until the host has it
     """
 
     request: Request
@@ -101,10 +105,10 @@ class _Launched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ahead:
-    """States of a plan that were computed ahead.
+    """The states of a plan that were computed ahead.
 
-    hidden : (rows, hidden size); None where there are none
-    rows : for each entry of the plan its first row in `hidden`; None where it was not computed ahead
+    hidden : (rows, hidden size); None if no entry was computed ahead
+    rows : for each entry of the plan, its first row in `hidden`; None if the entry was not computed ahead
     """
 
     hidden: Tensor | None
@@ -113,7 +117,8 @@ class Ahead:
     def joined(self, computed: Tensor | None, counts: Sequence[int]) -> Tensor:
         """The states of the whole plan, in which entry i has `counts[i]` tokens.
 
-        `computed` holds those of the entries that were not computed ahead, in their order.
+        `computed` holds the states of the entries that were not computed ahead, in the order of the plan;
+        None if there are no such entries.
         """
         if self.hidden is None:
             assert computed is not None
@@ -131,7 +136,7 @@ class Ahead:
 
 
 class OverlapScheduling:
-    """Launches passes ahead and hands out what they computed."""
+    """Launches passes ahead, and returns the states that they computed."""
 
     def __init__(self, runner: Runner, pages: RequestPages) -> None:
         self._runner = runner
@@ -141,16 +146,18 @@ class OverlapScheduling:
 
     @property
     def idle(self) -> bool:
-        """No pass is launched for the next step."""
+        """True if no pass has been launched for the next step."""
         return not self._launched
 
     def launch(
         self, requests: Sequence[Request], tokens: Tensor, chunks: Sequence[ScheduledRequest] = ()
     ) -> None:
-        """Compute the tokens chosen for `requests`, (R,) int64 on the device, and chunks of prompts.
+        """Launch a pass over `tokens`, (R,) int64 on the device, one chosen for each of `requests`, and over
+        `chunks` of prompts.
 
-        Left out are requests with known or draft tokens, requests that end with this token, those for which
-        no page is free, and chunks behind a page that is still to be copied.
+        Four kinds of parts are left out: requests with known or draft tokens, requests for which this token
+        is the last, requests for which no page is free, and chunks of requests with a page still to be
+        copied. If none of `requests` is left, nothing is launched.
         """
         decodes = [
             _Launched(request, request.length, request.length + 1, choice=choice)
@@ -180,7 +187,7 @@ class OverlapScheduling:
             tokens = torch.cat([tokens, to_device(ids, tokens.device)])
         try:
             self._hidden = self._runner.forward(pack(extensions, self._pages.page_size, next_ids=tokens))
-        except Exception:  # the step that wants these tokens computes them, and reports its own error
+        except Exception:  # the next step computes these tokens itself, and reports its own error
             log.exception("a pass ahead failed")
             self._launched = []
 
@@ -190,17 +197,18 @@ class OverlapScheduling:
         return request.pages.ids[start // size : -(-stop // size)].tolist()
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """Note the tokens of a choice, (R,), which have arrived on the host. They are those that `launch` was
-        given, if there was a launch.
+        """Record `tokens`, (R,), which were chosen and have arrived on the host.
 
-        A step chooses several times where known or draft tokens are accepted; only one choice launches.
+        If a pass was launched with this choice, `tokens` are the tokens that `launch` was given. A step
+        chooses several times if known or draft tokens are accepted. Only one of its choices launches a pass;
+        the calls for the others have no effect.
         """
         for entry in self._launched:
             if entry.choice is not None and entry.token is None:
                 entry.token = tokens[entry.choice]
 
     def take_computed(self, plan: Sequence[ScheduledRequest]) -> Ahead:
-        """The states that `plan` finds computed. Launched rows that it does not want are void."""
+        """The states of the launched pass that `plan` can use. All other launched rows are void."""
         if not self._launched:
             return Ahead(None, [None] * len(plan))
         launched = {entry.request.rid: entry for entry in self._launched}
@@ -214,11 +222,11 @@ class OverlapScheduling:
             return Ahead(None, rows)
         if None in rows:
             assert hidden is not None
-            hidden = hidden.clone()  # the runner's states hold until its next pass, which is to come
+            hidden = hidden.clone()  # the runner's next pass, which follows, may overwrite its states
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """True where the plan's request, positions, token and pages are those that were launched."""
+        """True if request, positions, token and pages of `scheduled` are those that were launched."""
         request = scheduled.request
         return (
             request is entry.request
@@ -231,7 +239,7 @@ class OverlapScheduling:
 
 
 class ForwardPass:
-    """Runs passes, and fills the grammar masks of the tokens to come meanwhile."""
+    """Runs forward passes. While a pass runs, the grammar masks for the tokens chosen after it are filled."""
 
     def __init__(self, runner: Runner, pages: RequestPages, draft_model: DraftModel | None) -> None:
         self.masks = MaskFiller()
@@ -241,9 +249,10 @@ class ForwardPass:
         self._draft_model = draft_model
 
     def run_plan(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
-        """(tokens, hidden size): the states of the scheduled tokens, in the order of `plan`.
+        """Run `plan`. Returns the states of the scheduled tokens, (tokens, hidden size), in the order of
+        `plan`.
 
-        States that the pass before has computed ahead are taken from there.
+        States that were computed ahead are not computed again.
         """
         ahead, states = self.overlap.take_computed(plan), self._pages.states
         rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]

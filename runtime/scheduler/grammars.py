@@ -1,8 +1,8 @@
-"""The scheduler's side of grammar compilation: compiled grammars, jobs under way, and the requests that wait.
+"""The scheduler's side of grammar compilation: compiled grammars, open jobs, and the requests that wait.
 
-Grammars are compiled in another process, which answers every job within its limits. One that is on disk is
-read here (0.2 ms), without waiting for that process to start. The engines are imported with the first
-grammar, because that takes 0.1 s.
+Grammars are compiled in another process, which answers every job within limits of time and memory. A grammar
+that is on disk is read here (0.2 ms), without waiting for the compiler's process to start. The grammar
+engines are imported with the first grammar, because the import takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ log = logging.getLogger("ramify")
 
 
 Settled = list[tuple[str, Grammar | RamifyError]]
-"""Requests that waited, each with its grammar or the reason why it gets none."""
+"""The ids of requests that waited for a grammar, each with the grammar or the error."""
 
 FAILURE_KEPT_S = 60.0
-"""Seconds for which a failed constraint is answered from memory."""
+"""Seconds for which the error of a refused constraint is remembered, so that the constraint is not compiled
+again."""
 MAX_FAILURES = 1024
 
 
@@ -44,11 +45,11 @@ class _Job:
 
 
 class GrammarStore:
-    """An LRU cache of compiled grammars by `Constraint.key`, and the compile jobs under way.
+    """An LRU cache of compiled grammars by `Constraint.key`, and the open compile jobs.
 
-    `find` returns the grammar of a key that is on disk. `send` passes a job to the compiler's process,
-    `restart` starts a new process. The cache keeps `cache_bytes`; matchers keep the grammars in use alive
-    beyond that.
+    `find` reads the grammar of a key from disk; it returns None if there is none. `send` passes a job to the
+    compiler's process, `restart` starts a new process. The cache holds at most `cache_bytes`. A grammar that
+    is in use stays alive in its matchers even when the cache drops it.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class GrammarStore:
         self._process_missing = False
 
     def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
-        """The grammar or the error of `constraint`, if known; else None, and `rid` waits for it."""
+        """The grammar or the error of `constraint`, if known. Else None, and `rid` waits until `deliver` or
+        `compiler_died` returns the outcome."""
         key = constraint.key
         grammar = self._grammars.get(key)
         if grammar is not None:
@@ -99,11 +101,12 @@ class GrammarStore:
         return None
 
     def deliver(self, message: GrammarReady | GrammarFailed) -> Settled:
-        """Take an answer of the compiler's process. It is kept even if no request waits for it any more."""
+        """Take an answer of the compiler's process. Returns the requests that waited for it, each with the
+        outcome. A grammar is kept even if no request waits for it any more."""
         outcome: Grammar | RamifyError
         if isinstance(message, GrammarFailed):
             outcome = from_info(message.error)
-            # A refusal is final; an overloaded compiler may succeed later.
+            # A refusal is final; a job that failed because the compiler was overloaded may succeed later.
             if isinstance(outcome, InvalidConstraint):
                 self._remember_failure(message.key, outcome)
         else:
@@ -124,8 +127,8 @@ class GrammarStore:
     def matcher(
         self, grammar: Grammar | None, preambles: Sequence[Preamble] = (), prefix: bytes = b""
     ) -> Matcher:
-        """A matcher for one request: its preambles, then its grammar, or free text if that is None. The first
-        tokens must spell `prefix`, the end of the prompt."""
+        """A matcher for one request: `preambles`, then `grammar`, or free text if `grammar` is None. The
+        first tokens that it reads must spell `prefix`, the end of a prompt that is healed."""
         from ramify.grammar.engine.controls import with_controls
         from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 
@@ -135,7 +138,8 @@ class GrammarStore:
         return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
 
     def forget(self, rid: str) -> None:
-        """Let `rid` no longer wait for its grammar. A job that nobody waits for is dropped."""
+        """Let `rid` no longer wait for its grammar. If no other request waits for that grammar, its job is
+        dropped."""
         for key, job in self._jobs.items():
             if rid in job.waiting:
                 job.waiting.remove(rid)
@@ -145,10 +149,11 @@ class GrammarStore:
                 return
 
     def compiler_died(self) -> Settled:
-        """The compiler's process has died: a new one gets its jobs. Jobs that saw two processes die fail.
+        """Handle the death of the compiler's process: start a new one, and send it all open jobs.
 
-        Without jobs, a new process is started with the next job only, so that a process that cannot start is
-        not restarted for ever.
+        A job fails when a second process has died while the job was open. Returns the requests that waited
+        for failed jobs, each with the error. If no job is left, a new process is not started before the next
+        job. So a process that cannot start is not restarted for ever.
         """
         if not self._jobs:
             self._process_missing = True
@@ -167,7 +172,7 @@ class GrammarStore:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for their grammar."""
+        """The number of requests that wait for a grammar."""
         return sum(len(job.waiting) for job in self._jobs.values())
 
     def _settle(self, key: str, outcome: Grammar | RamifyError) -> Settled:
@@ -199,8 +204,8 @@ class GrammarStore:
 
 
 class CompilerHost:
-    """One compiler process at a time. `generation` counts them, so that `CompilerDied` names the one that
-    died."""
+    """Starts compiler processes, one at a time. `generation` is the number of processes started so far.
+    `CompilerDied` carries it to tell which process has died."""
 
     def __init__(self, orders: Orders, sockets: Sockets, vocabulary: Vocabulary) -> None:
         self._orders = orders

@@ -55,7 +55,7 @@ class Lifecycle:
         self.outputs = StepOutputs()
         self.compiling: dict[str, Request] = {}
         self.waiting: list[Request] = []
-        """Sorted by rank and arrival, like `running`."""
+        """Waiting requests, sorted by `Request.order`. `running` is sorted in the same way."""
         self.running: list[Request] = []
         self.open: dict[str, Request] = {}
         """Requests that were submitted and have not ended, by id."""
@@ -82,13 +82,13 @@ class Lifecycle:
         bisect.insort(self.waiting, request, key=ORDER)
 
     def judge_flows(self) -> None:
-        """Decide which flows yield, and bring the lists in order."""
+        """Decide which flows yield. If that changes ranks, sort `running` and `waiting` anew."""
         if self.flows.judge(self.running, self.waiting):
             self.running.sort(key=ORDER)
             self.waiting.sort(key=ORDER)
 
     def start(self, request: Request, now: float) -> None:
-        """Move `request`, which has been admitted, to the running ones."""
+        """Move `request`, which has been admitted, from `waiting` to `running`."""
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=ORDER)
         request.count_uncached(request.computed_len)
@@ -104,7 +104,8 @@ class Lifecycle:
             self.running.remove(request)
 
     def retract(self, request: Request) -> None:
-        """Move a running request back to the waiting ones; its tokens, matcher and random numbers stay."""
+        """Move `request` from `running` back to `waiting`. It keeps its tokens, matcher and random
+        numbers."""
         request.drop_draft()
         self.pages.retract(request)
         self.running.remove(request)
@@ -124,7 +125,7 @@ class Lifecycle:
             self.finish(request, Finish(reason="abort"))
 
     def end_exceeding(self, now: float) -> None:
-        """End the requests that are past a limit of their program."""
+        """End the requests that exceed a token or time limit of their program."""
         for request, limit in self._budgets.exceeding(now, self.running):
             self.finish(request, Finish(reason="abort", limit=limit))
 
@@ -135,7 +136,7 @@ class Lifecycle:
     def fail(self, request: Request, error: RamifyError) -> None:
         request = request.head
         if request.rid not in self.open:
-            return  # another span of its choices has failed before
+            return  # it has ended already, when another of its spans failed
         self.outputs.drop(request)
         if isinstance(error, InvalidConstraint) and error.field is None and request.constraint is not None:
             error.field = request.constraint.kind  # a matcher does not know of which kind its grammar is
@@ -143,33 +144,33 @@ class Lifecycle:
         self._end(request)
 
     def refuse(self, rid: str, error: RamifyError) -> None:
-        """Answer `rid` with `error`. The request has not arrived, or ends now."""
+        """Answer `rid` with `error`. For a request that has not arrived, or that the caller ends."""
         self._reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
-        """A block in which an error ends `request`, and no other request."""
+        """A block in which an exception fails `request` alone: the exception does not leave the block."""
         try:
             yield
         except Exception as error:
             self.fail_alone(request, error)
 
     def fail_alone(self, request: Request, error: Exception) -> None:
-        """End `request` for `error`, which is being handled: for loops over requests, where a `failing_alone`
-        block for each would cost too much."""
+        """Fail `request` with `error`, inside the `except` block that handles `error`. Loops over requests
+        call this where a `failing_alone` block for each request would cost too much."""
         if not isinstance(error, RamifyError):
             log.exception("request %s failed", request.rid)
             error = EngineError(f"The request failed: {error}")
         self.fail(request, error)
 
     def _end(self, request: Request) -> None:
-        """Forget the request; the tree keeps its pages."""
+        """End `request`. Its computed pages stay in the tree until evicted."""
         del self.open[request.rid]
         choices = None if request.scoring is None else request.scoring.choices
         parts = [request]
         if choices is not None:
             parts += [span for span in choices.open if span is not request]
-        for part in parts:  # first: no step goes on with them, whatever is raised below
+        for part in parts:  # done first, so that no step goes on with them if something below raises
             self.stop(part)
             if part in self.waiting:
                 self.waiting.remove(part)

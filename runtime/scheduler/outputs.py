@@ -16,7 +16,7 @@ from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.requests.sampling import RequestSampler
 
 CONTEXT_IDS = 6
-"""Prompt ids that the detokenizer is given as context: no tokenizer's spelling depends on more."""
+"""Number of prompt ids that the detokenizer gets as context. No tokenizer's decoding depends on more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,11 +27,12 @@ class _Pending:
     forced: list[int]
     finish: Finish | None = None
     since: float | None = None
-    """End of the first step whose tokens it holds, in seconds."""
+    """The clock when the tokens were first held back; None before."""
 
 
 class StepOutputs:
-    """Collects tokens and ends: of one step, or of several where a request wants fewer chunks (`every_s`)."""
+    """Collects new tokens and finish reasons until they are sent: after each step, or less often for a
+    request with `every_s`."""
 
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
@@ -39,7 +40,8 @@ class StepOutputs:
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        """Add new tokens of `request`, of which those at `forced` were forced. The list may be kept."""
+        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens. The list
+        `tokens` belongs to this object from now on."""
         pending = self._pending.get(request.rid)
         if pending is None:
             self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
@@ -52,11 +54,12 @@ class StepOutputs:
         self._of(request).finish = finish
 
     def drop(self, request: Request) -> None:
-        """Drop the tokens of a failed request that were not sent."""
+        """Drop the unsent tokens of `request`, which has failed."""
         self._pending.pop(request.rid, None)
 
     def take_output(self, now: float) -> StepOutput | None:
-        """The message about all requests whose tokens are to be sent now; None where there are none."""
+        """The message with all output that is to be sent now; None if there is none. The output in the
+        message is no longer pending."""
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
@@ -117,8 +120,8 @@ class StepOutputs:
 
 
 def _is_due(pending: _Pending, now: float) -> bool:
-    """True where the tokens are to be sent now. Those of a request with stop strings always are: the
-    detokenizer finds where it ends."""
+    """True if `pending` is to be sent now. Tokens of a request with stop strings are never held back, because
+    the detokenizer looks for the stop strings."""
     request = pending.request
     if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
         return True
@@ -136,12 +139,14 @@ def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:
 
 
 JUMP_CONTEXT = 16
-"""Output tokens before a jump that are looked at, and may be spelled anew with the forced text."""
+"""Number of output tokens before a jump that the retokenizer sees. The last of them may be replaced, so that
+they are spelled together with the forced text."""
 
 
 @dataclasses.dataclass(eq=False)
 class OutputAppender:
-    """Appends tokens and reports them; `finish` is called with a request whose output has ended."""
+    """Appends output tokens to requests, and reports them to `outputs`. `finish` is called with each request
+    whose output has ended."""
 
     limits: Limits
     outputs: StepOutputs
@@ -151,7 +156,8 @@ class OutputAppender:
     jump_forward: bool
 
     def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> bool:
-        """Append a sampled token and all that the grammar forces behind it. True if the request goes on."""
+        """Append a sampled token, and the tokens that the grammar forces behind it. Returns True if the
+        request goes on."""
         if request.stats.first_token is None:
             request.stats.first_token = now
         request.append(token)
@@ -171,9 +177,11 @@ class OutputAppender:
         return not self.end_if_done(request)
 
     def accept_draft(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append `token`, which is the next draft token: it and the draft behind it are computed.
+        """Append `token`, which equals the next draft token. That and the draft tokens behind it are
+        computed.
 
-        Returns the distance to the state that predicts the next token, 0 where that is not computed.
+        Returns the distance in rows from the state that predicted `token` to the state that predicts the next
+        token; 0 if that state is not computed.
         """
         start = request.length
         draft = request.target_ids[start:].copy()
@@ -182,22 +190,22 @@ class OutputAppender:
         return request.verify_draft(start, draft)
 
     def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
-        """Append the next known token, which was chosen. True if the request goes on and the token was
-        computed."""
+        """Append the next known token, which was chosen. Returns True if the request goes on and the state of
+        that token is computed."""
         if request.constrained is not None:
             request.constrained.accept(token)
         healed = request.healing is not None
         request.keep_known()
         if healed:
-            return request.computes_ahead  # a token of the prompt
+            return request.computes_ahead  # the token belongs to the prompt, and is not reported
         self._count_forced(request, request.length - 1)
         self._report(request, None if logprob is None else [logprob])
         return not self.end_if_done(request) and request.computes_ahead
 
     def replay(self, request: Request, output: Continuation) -> None:
-        """Append the output that `request` had elsewhere; `request` has just arrived.
+        """Append `output`, which `request` had on an engine that has died. `request` has just arrived here.
 
-        Raises `EngineError` where its grammar does not allow that output.
+        Raises `EngineError` if the grammar of `request` does not allow `output`.
         """
         request.continues = None
         while request.healing is not None and request.known_len > output.replaced:
@@ -214,12 +222,14 @@ class OutputAppender:
         request.stats.forced_tokens = len(output.forced)
 
     def jump(self, request: Request, loose: int) -> None:
-        """Append what the grammar forces (jump-forward). The last `loose` tokens may be replaced."""
+        """Append the tokens that the grammar forces (jump-forward). They may replace the last `loose` output
+        tokens."""
         constrained = request.constrained
         assert constrained is not None
         if not self.jump_forward:
             return
-        # A token whose log-probability is asked for needs a state after it, so the last one is sampled.
+        # With log-probabilities a forced token is reported by a later step. So the last token of the budget
+        # is not forced, but sampled.
         room = request.budget_left - (request.sampling.logprobs is not None)
         jump = constrained.jump(request.output[-JUMP_CONTEXT:].tolist(), loose, room)
         if jump is None:
@@ -238,8 +248,8 @@ class OutputAppender:
     def report_computed(self, request: Request, states: torch.Tensor, start: int, stop: int) -> None:
         """Report log-probabilities of tokens that were not sampled: the prompt's, and forced ones.
 
-        `states` (stop - start, hidden size) are those of positions ``[start, stop)``; each predicts the token
-        behind it.
+        `states` (stop - start, hidden size) are the states of positions ``[start, stop)``. Each predicts the
+        token behind it.
         """
         report = request.report
         if request.wants_prompt_logprobs:
@@ -258,7 +268,8 @@ class OutputAppender:
             request.reported_len = high
 
     def end_if_done(self, request: Request) -> bool:
-        """End `request` if its last token ends it, or if the grammar allows only the end."""
+        """Finish `request` if its last token ends the output, its budget is spent, or the grammar allows only
+        a stop token. Returns True if it has been finished."""
         constrained = request.constrained
         if request.answer_start is None:
             request.begin_answer(request.output_len)
@@ -281,8 +292,8 @@ class OutputAppender:
         return True
 
     def _count_forced(self, request: Request, start: int) -> None:
-        """Count the tokens from position `start` on as forced. A jump may have replaced tokens before
-        `start`: then fewer are counted."""
+        """Count the tokens from position `start` on as forced. The replacements of a jump for tokens before
+        `start` are not counted."""
         added = request.length - start
         request.stats.forced_tokens += added
         self.counters.forced_tokens += added

@@ -1,10 +1,12 @@
-"""The plan of a step: who takes part in it, and with how many tokens.
+"""The plan of a step: the requests that take part in it, and the number of tokens of each.
 
 `StepPlanner.schedule` plans the step that runs now. `StepPlanner.ahead` plans the step after it, for the pass
 that overlap scheduling launches ahead. Both ask `Precedence` for the requests that take part, `ChunkSize` for
 the number of prompt tokens, and `StepPlanner._share_out` for each request's part.
 
-A request's rank is its priority, less a half while its flow yields to others (`requests.flows`).
+A request's rank is twice its priority, less one while its flow yields to others (`requests.flows`). Requests
+below the highest rank sit out steps. For the time that they sit out, they are owed a share of the following
+time.
 
 Example, with a chat of priority 0 beside 128 requests of priority -1:
 
@@ -13,9 +15,9 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     step of all           90 ms            owed 0.16 s
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
-A step of many rows takes several times as long as a step of one (on the CPU), and that is what a request of
-high rank would wait for at each of its tokens. Where rows cost next to nothing, by measurement, requests that
-decode sit out no step.
+On the CPU a step of many rows takes several times as long as a step of one row. If no request sat out, a
+request of high rank would wait that long for each of its tokens. As far as more rows do not make a step much
+longer, by measurement, decoding requests of lower rank take part in it all the same (`Tuning.ride`).
 """
 
 from __future__ import annotations
@@ -32,62 +34,66 @@ from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 SHARE = 1 / 3
-"""Requests that sit out have at least this share of the time of all steps, beyond `Tuning.patience_s`. Where
-flows yield, it is their share of all flows, if that is more."""
+"""Requests below the highest rank get at least this share of the time of all steps, once they have sat out
+for `Tuning.patience_s`. If some flows of the highest priority yield, these requests get the share of those
+flows among all flows of that priority, if it is more."""
 
 PATIENCE_STEPS = 3
-"""Requests sit out at least as long as this number of steps in which all take part: on a slow machine each of
-these may take longer than a chat does alone."""
+"""Requests are not paid back before they have sat out for the time of this number of steps in which all take
+part. On a slow machine that may be longer than `Tuning.patience_s`."""
 
 
 class Turn(NamedTuple):
-    """The requests of one step: running ones `first`, then waiting ones as they join, then `last`."""
+    """The requests of one step, in this order: the running requests `first`, the waiting requests that join,
+    the running requests `last`."""
 
     first: list[Request]
     last: Sequence[Request] = ()
     least: int = LEAST_RANK
     most: int = MOST_RANK
-    """The range of the ranks of waiting requests that may join."""
+    """Waiting requests may join if their rank is from `least` to `most`."""
     share: float = SHARE
-    """The share of the time that requests of lower rank are owed."""
+    """The share of the time that is owed to requests below the highest rank."""
 
     @property
     def leaves_out(self) -> bool:
-        """True where requests of lower rank sit out."""
+        """True if requests below the highest rank sit out."""
         return self.least > LEAST_RANK
 
     @property
     def shared(self) -> bool:
-        """True where the step is given to a lower rank: its requests prefill and join before others."""
+        """True if the step is given to a lower rank, whose requests prefill and join before others."""
         return self.most < MOST_RANK
 
 
 class Precedence:
-    """Chooses who takes part in each step, and counts the time that the others are owed.
+    """Chooses the requests that take part in each step, and counts the time that is owed to the others.
 
     Lists of requests are in the order of `Request.order`: highest rank first. Seconds are those of the
-    scheduler's clock, in steps alone.
+    scheduler's clock. Only the time inside steps counts.
     """
 
     def __init__(self, cost: StepCost, tuning: Tuning = TUNED) -> None:
         self._cost = cost
         self._tuning = tuning
         self._sat_out_s = 0.0
-        """Seconds of sitting out that are not paid back."""
+        """Seconds for which requests have sat out and have not been paid back yet."""
         self._steps_shared = 0
         self._served: dict[int, int] = {}
-        """Number of the last shared step that was given to a rank, by rank."""
+        """By rank, the number of the last shared step that was given to it."""
         self._usual_s = {False: 0.0, True: 0.0}
-        """Average time of recent steps in which all took part (False), and of those that left some out."""
+        """The average time of recent steps: in which all requests took part (False), or some sat out
+        (True)."""
         self.turn = Turn([])
-        """The turn of the current step, without its requests: they may end, and hold an adapter's slot."""
+        """The turn of the current step, without its requests. If it kept a request that has ended, it would
+        keep the slot of that request's adapter."""
 
     def begin_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
     ) -> Turn:
-        """Begin a step.
+        """Begin a step, and return its turn.
 
-        yielding : the share of the flows of the highest priority that yield
+        yielding : among the flows of the highest priority, the share of those that yield
         """
         turn = self._turn(running, waiting, yielding, self._sat_out_s)
         if turn.shared:
@@ -97,20 +103,21 @@ class Precedence:
         return turn
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
-        """Begin a step of all requests, because nobody of the highest rank can go on."""
+        """Begin a step of all running requests, because the turn of the highest rank has nothing to
+        compute."""
         self.turn = Turn([], share=self.turn.share)
         return self.turn._replace(first=list(running))
 
     def next_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
     ) -> Turn:
-        """The turn that `begin_turn` will give after the current step, if that takes as long as usual."""
+        """The turn that `begin_turn` will return next, if the current step takes as long as usual."""
         return self._turn(
             running, waiting, yielding, self._sat_out_after(self._usual_s[self.turn.leaves_out])
         )
 
     def end_turn(self, seconds: float) -> None:
-        """Account for the step, which took `seconds`."""
+        """End the current step, which took `seconds`, and count its time."""
         self._sat_out_s = self._sat_out_after(seconds)
         kind = self.turn.leaves_out
         self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
@@ -123,7 +130,8 @@ class Precedence:
         if top == min(ends, default=0):
             return Turn(list(running), share=self.turn.share)
         share = max(SHARE, yielding)
-        # Few flows that go before many wait for less: else each would delay the many.
+        # If few flows go before many that yield, the many sit out for a shorter time: otherwise each of the
+        # few would delay all of the many.
         patience_s = max(self._tuning.patience_s, PATIENCE_STEPS * self._usual_s[False]) * min(
             1.0, 2 * (1 - share)
         )
@@ -155,22 +163,22 @@ class Precedence:
 
 
 LEAST = 16
-"""Prompt tokens of a step at least, whatever the target: prompts go on."""
+"""The least number of prompt tokens of a step, whatever the target, so that prefills always make progress."""
 FADE = 0.9
-"""The weight of a step in the time of a prompt token, against the step after it."""
+"""The weight of a step in the measured time of a prompt token, relative to the step after it."""
 MULTIPLE = 2
-"""A chunk is at most this multiple of the longest that was measured beside decoding requests."""
+"""A chunk is at most this multiple of the longest chunk that was measured beside decoding requests."""
 
 
 class ChunkSize:
-    """Prompt tokens of a step, so that decoding requests get their next token in time.
+    """Chooses the number of prompt tokens of a step, so that decoding requests get their next token in time.
 
     Example with a target of 50 ms: a step of 8 decoding requests takes 14 ms, and a prompt token took 0.45 ms
-    in recent steps. So (50 - 14) / 0.45 = 80 prompt tokens are computed beside them, and in a step without
-    decoding requests all `chunk_tokens`. Short chunks take longer for a token than long ones. The time is
-    measured in steps of the sizes that were chosen, so the size settles where the steps end in time.
+    in recent steps. So (50 - 14) / 0.45 = 80 prompt tokens are computed beside them. A step without decoding
+    requests computes up to `chunk_tokens`. A short chunk takes more time for each token than a long one. But
+    the time is measured with the chosen sizes, so the size settles where a step takes the target time.
 
-    most : prompt tokens of any step
+    most : the most prompt tokens of any step
     target : seconds that a step with decoding requests should take; None for no target
     cost : the time of steps of decoding requests alone
     """
@@ -183,13 +191,14 @@ class ChunkSize:
         self._launched: int | None = None
 
     def tokens_ahead(self, decoding: int) -> int:
-        """Prompt tokens of a pass that is launched before the next step. That step has the same number: with
-        another one the chunks of the pass would be computed in vain."""
+        """The number of prompt tokens of a pass that is launched ahead, beside `decoding` rows.
+        `tokens_beside` then returns the same number for the next step: with another one, the launched chunks
+        would be void."""
         self._launched = self._tokens_beside(decoding)
         return self._launched
 
     def tokens_beside(self, decoding: int) -> int:
-        """Prompt tokens beside `decoding` rows of decoding requests."""
+        """The number of prompt tokens of a step beside `decoding` rows of decoding requests."""
         launched, self._launched = self._launched, None
         return self._tokens_beside(decoding) if launched is None else launched
 
@@ -207,7 +216,7 @@ class ChunkSize:
         """Learn from a step of `decoding` rows and `prompt_tokens` prompt tokens that took `seconds`."""
         if self.target is None or not prompt_tokens or not decoding:
             return
-        # Steps of decoding requests alone may be unmeasured as yet, or slower than this one.
+        # The cost of decoding alone may not be measured yet, or may be estimated above the time of this step.
         spent = max(seconds - self._cost.seconds_of(decoding), seconds / 4)
         self._measured_tokens = self._measured_tokens * FADE + prompt_tokens
         self._measured_s = self._measured_s * FADE + spent
@@ -215,16 +224,18 @@ class ChunkSize:
 
 
 LONGEST_HOLD = 1024
-"""Steps between two trials at the most: they double while the same one stays the faster."""
+"""The most steps between two trials. The number of steps doubles after each trial that the present way
+wins."""
 
 
 class Alternation:
-    """Draft or launch ahead: which of both the steps do, where speculation and overlap scheduling are on.
+    """Decides whether steps draft or launch passes ahead, where speculation and overlap scheduling are both
+    on.
 
-    A pass that is launched ahead has one token a request. Draft tokens come after the last token is known, so
-    a request that gets some would find its row void, and the weights would be read once more. So a step
-    either drafts or takes what was launched ahead, all requests alike, and the faster of both by measurement
-    goes on. The first steps draft:
+    A pass that is launched ahead computes one token of each request. Draft tokens are proposed later, when
+    that token is known. They would make the launched rows void, and a second pass would have to read the
+    weights again. So a step either drafts or takes what was launched ahead, for all requests alike. Both ways
+    are measured, and the faster one goes on. The first steps draft:
 
         drafting     32 steps   3.1 tokens a request in 6.0 ms: 0.52 a ms
         launching     8 steps   1.0 tokens a request in 4.1 ms: 0.24 a ms    drafting goes on, 64 steps
@@ -234,17 +245,18 @@ class Alternation:
     def __init__(self, tuning: Tuning = TUNED) -> None:
         self._first, self._trial = tuning.draft_steps, tuning.trial_steps
         self.drafts = True
-        """This step has draft tokens, if any are worth their rows; else it takes what was launched ahead."""
+        """True if the current step drafts; False if it takes what was launched ahead."""
         self.next_drafts = True
-        """The next step has draft tokens. It is decided before this one has launched anything."""
+        """True if the next step drafts. This is decided before the current step launches a pass."""
         self.best = True
-        """Drafting was the faster one in the last trial."""
+        """True if drafting was the faster way in the last trial."""
         self._hold = self._left = self._first
         self._tokens = {True: 0.0, False: 0.0}
         self._seconds = {True: 0.0, False: 0.0}
 
     def learn(self, tokens: float, seconds: float) -> None:
-        """Learn from a step of decoding requests alone, which gave `tokens` tokens a request in `seconds`."""
+        """Learn from a step of decoding requests alone, which gave `tokens` tokens per request in
+        `seconds`."""
         self._tokens[self.drafts] += tokens
         self._seconds[self.drafts] += seconds
 
@@ -263,7 +275,7 @@ class Alternation:
         self.next_drafts, self._left = drafts, self._trial
 
     def _compare(self) -> None:
-        """End the trial, and go on with the faster one."""
+        """End the trial, and go on with the faster way."""
         rates = {each: self._rate(each) for each in (True, False)}
         other = not self.best
         if rates[other] > rates[self.best]:
@@ -281,8 +293,8 @@ class Alternation:
 class StepPlanner:
     """Plans the steps of one scheduler.
 
-    give_way : ends a transfer of pages, which a request needs; False where none is in progress
-    settle : called with an admitted request that has nothing to compute, and the time
+    give_way : aborts the transfer of pages that is in progress; False if there is none
+    settle : called with an admitted request that has nothing to compute, and the present time
     """
 
     def __init__(
@@ -316,8 +328,8 @@ class StepPlanner:
         return self._precedence.turn
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
-        """Plan the step that runs now, and take its pages. Running requests that take part go on, highest
-        rank and oldest first, and waiting ones are admitted."""
+        """Plan the step that runs now, and take the pages that it needs. Running requests come first, by rank
+        and then by age. Then waiting requests are admitted."""
         requests, precedence = self._requests, self._precedence
         requests.judge_flows()
         turn = precedence.begin_turn(requests.running, requests.waiting, requests.flows.share)
@@ -327,8 +339,9 @@ class StepPlanner:
         return plan
 
     def ahead(self, requests: Sequence[Request]) -> list[ScheduledRequest] | None:
-        """The chunks of prompts in the next step, which goes on with `requests` and one more token of each.
-        None where it will leave some of these out, or have draft tokens: then nothing is to be launched."""
+        """The prompt chunks of the next step, in which each of `requests` computes one more token. None if
+        nothing is to be launched: the next step will have draft tokens, or some of `requests` will sit
+        out."""
         if self._alternation is not None and self._alternation.next_drafts:
             return None
         lists = self._requests
@@ -354,7 +367,7 @@ class StepPlanner:
             self._alternation.learn(1 + accepted / requests, seconds)
 
     def end_step(self, seconds: float, *, empty: bool) -> None:
-        """End a step that took `seconds`; an `empty` one computed nothing."""
+        """End a step that took `seconds`. `empty` says that the step computed nothing."""
         if self._alternation is not None and not empty:
             self._alternation.end_step()
         self._precedence.end_turn(seconds)
@@ -378,7 +391,7 @@ class StepPlanner:
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._share_out(turn.last, budget, plan, self._make_room)
-        if self._pages.states.present:  # requests that were admitted may have marked those before them
+        if self._pages.states.present:  # admissions may have added marks to requests that were planned before
             cut = self._pages.states.cut
             plan = [ScheduledRequest(request, cut(request, stop)) for request, stop in plan]
         if requests.counters.retractions > retractions:
@@ -392,17 +405,16 @@ class StepPlanner:
         plan: list[ScheduledRequest],
         make_room: Callable[[Request], bool],
     ) -> tuple[int, bool]:
-        """Add to `plan` what each of `running` computes: a decoding request all of its tokens, one that
-        prefills a chunk out of `budget`. Returns the budget that is left, and whether one of them got no
-        pages.
+        """Add the part of each of `running` to `plan`: all tokens of a decoding request, a chunk out of
+        `budget` of a prefilling request. Returns the budget that is left, and whether a request got no pages.
 
-        make_room : finds pages for all tokens of a request; False where it has given up its own
+        make_room : finds pages for all tokens of a request; False if it has retracted that request instead
         """
         short_of_pages, page_size = False, self._pages.page_size
         for request in running:
             pages = request.pages
             if pages.lock is None:
-                continue  # retracted in this step, for another one
+                continue  # retracted in this step, so that another request gets its pages
             if request.target_len > len(pages.ids) * page_size and not make_room(request):
                 short_of_pages = True
             elif request.decoding:
@@ -412,14 +424,14 @@ class StepPlanner:
         return budget, short_of_pages
 
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
-        """Add a chunk of `request` to `plan`, at most `budget` tokens, and return their number."""
+        """Add a chunk of `request`, at most `budget` tokens, to `plan`. Returns the number of tokens."""
         stop = self._pages.states.cut(request, request.chunk_stop(budget))
         plan.append(ScheduledRequest(request, stop))
         return stop - request.computed_len
 
     def _make_room(self, request: Request) -> bool:
-        """Find pages for all tokens of `request`, if need be by retracting the newest requests of the lowest
-        rank. False where `request` itself was retracted."""
+        """Find pages for all tokens of `request`. If too few are available, retract the newest requests of
+        the lowest rank. Returns False if `request` itself was retracted."""
         while not self._pages.grow(request):
             if request.drop_draft() or self._give_way():
                 continue

@@ -1,9 +1,10 @@
 """Results of a step: next tokens, verified known and draft tokens, and scores of choices.
 
 Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed behind it. The states of 4,
-5, 6 and 7 each predict a token. The state of 4 gives 5: the draft is right, and the state of 5 counts. It
-gives 6, and the state of 6 gives 9. The request has 5 6 9 after this step, and 7 is void. Tokens are the same
-as without a draft, as each is chosen with the request's own random number and under its grammar.
+5, 6 and 7 each predict a token. The state of 4 gives 5: this draft token is right, so the state of 5 is used
+next. The state of 5 gives 6, and the state of 6 gives 9. So the step appends 5 6 9 to the sequence, and 7 is
+void. The tokens are the same as without a draft, because each is chosen with the request's own random number
+and under its grammar.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ log = logging.getLogger("ramify")
 
 
 class ComputedSpan(NamedTuple):
-    """A computed part of a request: positions ``[start, stop)``, whose states are in rows of the step from
-    `row` on."""
+    """A computed part of a request: positions ``[start, stop)``. Their states are in the rows of the step
+    from `row` on."""
 
     request: Request
     start: int
@@ -50,7 +51,7 @@ class ComputedSpan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Scorer:
-    """Reads scores off the states of a step and enqueues the spans behind each fork."""
+    """Computes the scores of choices from the states of a step, and enqueues the spans behind each fork."""
 
     runner: Runner
     requests: Lifecycle
@@ -66,7 +67,8 @@ class Scorer:
             self.advance(head, head.arrival)
 
     def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
-        """Record what the states of a step, (tokens, hidden size), score, and go on behind full spans."""
+        """Record the log-probabilities that `hidden`, the states of a step, (tokens, hidden size), give to
+        tokens of choices. Then `advance` the requests whose span is computed."""
         try:
             self._read(computed, hidden)
         except Exception as error:
@@ -102,8 +104,8 @@ class Scorer:
             span.note(position, list(itertools.islice(values, len(some))))
 
     def advance(self, request: Request, now: float) -> None:
-        """Enqueue the spans behind the span of `request`, which is computed and read; finish behind the last
-        one."""
+        """Enqueue the spans that follow the span of `request`, which is computed and scored. If no span is
+        open any more, finish the submitted request."""
         assert request.scoring is not None
         head, choices = request.head, request.scoring.choices
         following = request.scoring.span.following()
@@ -123,7 +125,7 @@ class Scorer:
             self.requests.finish(head, Finish(reason="length"))
 
     def _branch(self, head: Request, before: tuple[int, ...], span: ScoredSpan) -> None:
-        """Enqueue `span`, to be computed behind the tokens `before`."""
+        """Enqueue a new request that computes `span` behind the tokens `before`."""
         assert head.scoring is not None
         choices, hint = head.scoring.choices, head.hint
         submit = Submit(
@@ -137,7 +139,7 @@ class Scorer:
         request.adapter, request.scope = head.adapter, head.scope
         request.scoring, request.program = ScoringState(choices, span, head), head.program
         request.served_before, request.flow = head.served_before, head.flow
-        # The statistics are kept by the head.
+        # Only the head's statistics are reported: here `start` must not count a first pass.
         request.stats.first_pass, request.stats.cached_tokens = head.arrival, 0
         choices.open.add(request)
         self.requests.enqueue(request)
@@ -147,8 +149,8 @@ class Scorer:
 def log_probabilities(
     logits: torch.Tensor, tokens: Sequence[Sequence[int]], log_sum: LogSum = log_sum
 ) -> torch.Tensor:
-    """The log-probabilities of the `tokens` of each row of `logits`, (R, vocab), one after the other: float32
-    with the logits. Does not wait for the device."""
+    """The log-probabilities of ``tokens[i]`` in row i of `logits`, (R, vocab), for all rows one after the
+    other. float32, on the device of `logits`. Does not wait for the device."""
     counts = torch.tensor([len(some) for some in tokens])
     rows = torch.arange(len(counts)).repeat_interleave(counts)
     wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
@@ -161,15 +163,15 @@ Predicting = list[tuple[Request, int]]
 """Requests, each with the row of the state that predicts its next token."""
 
 PlannedAhead = Callable[[Sequence[Request]], list[ScheduledRequest] | None]
-"""A function from requests whose next tokens are being chosen to the chunks of prompts beside them in the
-next step, or to None where nothing is to be launched."""
+"""A function of the requests whose next tokens are being chosen. It returns the prompt chunks that the next
+step computes beside these tokens, or None if nothing is to be launched."""
 
 
 @dataclasses.dataclass(eq=False)
 class Verifier:
     """Chooses and verifies tokens.
 
-    overlap : launches the next pass; None where none is launched ahead
+    overlap : launches the next pass; None if no pass is launched ahead
     """
 
     runner: Runner
@@ -182,11 +184,12 @@ class Verifier:
     def choose(
         self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
     ) -> None:
-        """Choose and append tokens. `hidden` (tokens, hidden size) are the states of the step."""
+        """Choose the next tokens of the requests in `predicting`, and append them. `hidden` (tokens, hidden
+        size) are the states of the step."""
         with self.requests.counters.model_time():
-            # The logits of known and draft tokens are computed with the first ones: most tokens are kept, and
-            # the head's weights are read once. Rows are ordered by their distance from the sequence's end, so
-            # that what is chosen together is a slice.
+            # The logits of known and draft tokens are computed at once with those of the last token, so that
+            # the weights of the LM head are read only once; most of these tokens are accepted. Rows are
+            # ordered by their distance from the sequence's end. So the rows used together are a slice.
             ahead = [request.computed_ahead for request, _ in predicting]
             needed = [
                 row + i
@@ -208,9 +211,10 @@ class Verifier:
         now: float,
         planned_ahead: PlannedAhead,
     ) -> Predicting:
-        """Choose from the logits of each state, which are in row ``place[state]``.
+        """Choose tokens. ``place[row]`` is the row in `logits` of the state in row `row` of the step.
 
-        Returns the requests whose known or draft tokens were chosen, each with its next state.
+        Returns the requests whose known or draft tokens were accepted, each with the row of the state that
+        predicts its next token.
         """
         errors, ready = self.masks.errors, predicting
         if errors:
@@ -253,8 +257,8 @@ class Verifier:
         return more
 
     def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append a chosen token. Returns the distance to the state that predicts the next one, 0 where that
-        state has not been computed."""
+        """Append a chosen token. Returns the distance in rows to the state that predicts the next token; 0 if
+        that state has not been computed."""
         if token != request.next_ahead:
             self.appender.accept(request, token, logprob, now)
             return 0
@@ -266,8 +270,8 @@ class Verifier:
     def _launcher(
         self, requests: Sequence[Request], planned_ahead: PlannedAhead
     ) -> Callable[[torch.Tensor], None] | None:
-        """A function that launches the pass over the tokens that are being chosen and the next chunks of
-        prompts; None where nothing is to be launched."""
+        """A function that launches a pass over the chosen tokens, its argument, and the next prompt chunks.
+        None if nothing is to be launched."""
         overlap = self.overlap
         if overlap is None or not overlap.idle:
             return None
@@ -283,7 +287,7 @@ class Verifier:
 
 
 class StepResults:
-    """Records what a step has computed, chooses and appends tokens, and ends what is done."""
+    """Records what a step has computed, chooses and appends tokens, and ends requests that are done."""
 
     def __init__(
         self,
@@ -308,7 +312,7 @@ class StepResults:
         if request.scoring is not None:
             self.scorer.advance(request, now)
         else:
-            self._requests.finish(request, Finish(reason="length"))  # it samples nothing either
+            self._requests.finish(request, Finish(reason="length"))  # its max_tokens is 0
 
     def read(
         self, plan: Sequence[ScheduledRequest], hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
@@ -326,7 +330,7 @@ class StepResults:
             start = request.computed_len
             first_row, next_row = next_row, next_row + stop - start
             if request.pages.lock is None:
-                continue  # another span of its choices has failed in this step
+                continue  # it has ended in this step, when another of its spans failed
             try:
                 samples = scheduled.samples
                 if request.wants_logprobs:
@@ -357,9 +361,10 @@ class StepResults:
                 self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
 
     def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
-        """End `requests` because `what` a step did for them together failed with `error`, which is being
-        handled. The engine goes on."""
+        """Fail `requests`, for all of which a pass or a choice has failed with `error`. Called inside the
+        `except` block that handles `error`; `what` names the failure. The engine goes on with other
+        requests."""
         log.exception("%s", what)
-        self._runner.check_device()  # a lost device ends this process; the next process gets it back
+        self._runner.check_device()  # raises if the device is lost: only a new process can use it again
         for request in requests:
             self._requests.fail(request, EngineError(f"{what}: {error}"))

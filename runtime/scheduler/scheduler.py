@@ -1,9 +1,9 @@
 """The scheduler: schedule, run, postprocess.
 
-Continuous batching with one kind of work. Every request has tokens that are not computed yet; a step computes
-some or all of them, and when it reaches the last one, the next token is sampled. Prefill chunks, decoding and
-resumption after a retraction differ in the number of tokens only (Orca, OSDI 22; Sarathi-Serve, OSDI 24), so
-one packed batch mixes them.
+Continuous batching with one kind of work. Every request has tokens that are not computed yet. A step computes
+some or all of them. If it computes the last one, the request's next token is sampled. Prefill chunks,
+decoding and resumption after a retraction differ in the number of tokens only (Orca, OSDI 22; Sarathi-Serve,
+OSDI 24), so one packed batch mixes them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs.
+    """Owns the requests of one engine. `reply` sends messages other than step outputs to the detokenizer.
 
-    `config` has numbers for what depends on the device (`executor.device_defaults`).
-    `draft_runner` has the draft model; the pages of its pool have the numbers of those in the model's.
-    `kv_identity` tells KV apart (`ramify.runtime.kv_transfer.identity`); without it no page is transferred.
+    In `config`, the defaults that depend on the device are filled in (`executor.device_defaults`).
+    `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
+    pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If it is
+    None, no page is transferred.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """True where a step would do something."""
+        """True if there are requests or transfers to work on."""
         return bool(self.requests.running or self.requests.waiting or self.transfers.busy)
 
     def receive(self, message: object) -> None:
@@ -134,7 +135,7 @@ class Scheduler:
         return self._control.stats()
 
     def step(self) -> StepOutput | None:
-        """One step: schedule, run, postprocess. None when it had nothing to tell."""
+        """Run one step: schedule, run, postprocess. Returns None if there is nothing to send."""
         began = self._clock()
         self.requests.end_exceeding(began)
         plan = self.planner.schedule(began)
@@ -150,7 +151,8 @@ class Scheduler:
         return output
 
     def _compute(self, plan: Sequence[ScheduledRequest], began: float) -> None:
-        """Run `plan`, of the step that began at `began`, and read the results."""
+        """Run `plan`, read the results, and learn from the time. `began` is the time at which the step
+        began."""
         rows = sum([stop - request.computed_len for request, stop in plan if request.decoding])
         accepted = self.counters.accepted_tokens
         try:
@@ -164,7 +166,8 @@ class Scheduler:
         self.counters.steps += 1
 
     def run_pass(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
-        """One forward pass: (tokens, hidden size), the states of the scheduled tokens in their order."""
+        """Run one forward pass. Returns the states of the scheduled tokens, (tokens, hidden size), in the
+        order of `plan`."""
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)

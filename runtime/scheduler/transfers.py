@@ -3,11 +3,11 @@
 Example with pages of 16 tokens, 360 KB each, and `piece_bytes` = 8 MB, so 22 pages a step:
 
     export of 1,000 tokens    the tree holds 900: 56 whole pages, locked; written in 3 steps; unlocked
-    import of its snapshot    the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken, which are
-                              private until all of them are read and checked; then they join the tree
+    import of its snapshot    the tree holds 100 of the tokens: 6 whole pages, locked; 50 pages are taken, and
+                              are private until all of them are read and checked; then they join the tree
 
-A page that is locked in the tree is never written, and a private page is read by nobody. So requests go on
-between the pieces, and see all of an import or nothing of it.
+A page that is locked in the tree is never written, and the private pages of an import are read by no request.
+So requests go on between the pieces, and find all pages of an import in the tree or none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Export:
     file: NewFile
     writer: SnapshotWriter
     pages: list[int]
-    """The first `copied` are written."""
+    """The pages to be exported. The first `copied` are written to the file."""
     copied: int = 0
 
 
@@ -63,7 +63,7 @@ class _Import:
     file: ExistingFile
     snapshot: SnapshotReader
     pages: list[int]
-    """Private, for the tokens behind the lock; the first `copied` are read."""
+    """Private pages for the tokens behind the lock. The first `copied` are read from the file."""
     copied: int = 0
 
 
@@ -71,8 +71,8 @@ class _Import:
 class Transfers:
     """Works on one transfer after the other, in the order of their messages.
 
-    identity : of the engine's KV, asked for with the first transfer; None refuses all
-    overwritten : called with pages that now hold other tokens
+    identity : returns the KV identity of the engine; if None, all transfers are refused
+    overwritten : called with pages that an import has overwritten
     """
 
     requests: Lifecycle
@@ -82,7 +82,7 @@ class Transfers:
     identity: Callable[[], str] | None
     overwritten: Callable[[Sequence[int]], None]
     ranks: int = 1
-    """Processes that the model is divided among (`tensor_parallel`)."""
+    """Number of processes that the model is divided among (`tensor_parallel`)."""
     piece_bytes: int = TUNED.piece_bytes
     """Bytes that are copied after one step, at least a page."""
     queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
@@ -99,7 +99,7 @@ class Transfers:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page; 0 where every transfer is refused."""
+        """Bytes of one page; 0 if every transfer is refused."""
         return 0 if self._refusal() is not None else self.pool.page_bytes
 
     @property
@@ -107,7 +107,8 @@ class Transfers:
         return bool(self.queue) or self.current is not None
 
     def copy_piece(self) -> None:
-        """Copy one piece of the oldest transfer."""
+        """Copy the next piece of the current transfer. If there is none, begin the oldest one in the
+        queue."""
         if self.current is None and self.queue:
             message = self.queue.popleft()
             with self._failing_alone(message):
@@ -124,7 +125,7 @@ class Transfers:
                     self._read(self.current)
 
     def give_way(self) -> bool:
-        """End the transfer that is in progress, whose pages requests need. False where there is none."""
+        """Abort the transfer in progress, because requests need its pages. Returns False if there is none."""
         if self.current is None:
             return False
         self._fail(self.current.message, Overloaded("Running requests needed the pages."))
@@ -198,7 +199,8 @@ class Transfers:
         return _Import(message, lock, file, snapshot, pages)
 
     def _checked_snapshot(self, file: ExistingFile, identity: str) -> SnapshotReader:
-        """The KV snapshot in `file`. Raises `BadSnapshot` unless this engine could have computed it."""
+        """The KV snapshot in `file`. Raises `BadSnapshot` unless its identity, pages and tokens fit this
+        engine."""
         snapshot = SnapshotReader(file)
         header = snapshot.header
         if header.identity != identity:
@@ -212,7 +214,8 @@ class Transfers:
         return snapshot
 
     def _take(self, missing: int) -> list[int]:
-        """Private pages, at most `missing`: of those that are free, or cached without a lease."""
+        """At most `missing` private pages. Takes free pages, and evicts cached pages without a lease. Raises
+        `Overloaded` if no page can be taken."""
         counts = self.requests.pages.cache.counts()
         room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)
         if missing and room <= 0:
@@ -257,7 +260,7 @@ class Transfers:
         return Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
 
     def _refusal(self) -> str | None:
-        """Why this engine transfers no pages; None where it does."""
+        """The reason why this engine transfers no pages; None if it transfers pages."""
         if self.identity is None:
             return "The KV pages of this engine cannot be told apart from those of others."
         if self.ranks > 1:
@@ -276,7 +279,7 @@ class Transfers:
         return self.identity()
 
     def _whole_pages(self, ids: np.ndarray, scope: str) -> int:
-        """Number of whole pages of `ids` that the tree holds."""
+        """The number of whole pages of `ids` that the tree holds."""
         return self.requests.pages.cache.match(ids, scope).length // self.requests.pages.page_size
 
     def _lock(self, ids: np.ndarray, scope: str) -> PrefixLock:
@@ -284,7 +287,8 @@ class Transfers:
 
     @contextlib.contextmanager
     def _failing_alone(self, message: ExportPrefix | ImportPrefix) -> Iterator[None]:
-        """A block in which an error ends the transfer of `message`, and nothing else."""
+        """A block in which an exception fails the transfer of `message` alone: it does not leave the
+        block."""
         try:
             yield
         except BadSnapshot as error:
@@ -305,7 +309,8 @@ class Transfers:
         self.reply(Failed(rid=message.rid, error=error.to_info()))
 
     def _end(self, transfer: _Export | _Import, *, keep: bool = False) -> None:
-        """Give everything back; `keep` the file of an export."""
+        """End `transfer`: close its file, free its private pages, release its lock. The file of an export is
+        deleted unless `keep` is set."""
         self.current = None
         if isinstance(transfer, _Export):
             transfer.file.close(keep=keep)

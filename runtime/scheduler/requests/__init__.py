@@ -1,9 +1,9 @@
-"""Requests in the scheduler, and what belongs to them.
+"""Requests in the scheduler, and their pages, programs, flows and limits.
 
-request       one request: its tokens by length; parts: its pages, report, statistics
-sampling      the next token of a request by its options; constrained: by its grammar, and token healing
-choices       choices that a request scores, as a tree
-pages         KV pages from and to the prefix tree, and leases; states: of linear attention layers
-programs      programs that are running; flows: requests that share one place
+request       one request and its tokens; parts: its page table, report and statistics
+sampling      chooses the next token of a request; constrained: grammar masks, jump-forward, token healing
+choices       the choices that a request scores, as a tree
+pages         moves KV pages between requests and the prefix tree; leases; states: linear attention states
+programs      running programs; flows: groups of requests that share one place
 limits        limits on requests, and tuned numbers; accounts: counters, and budgets of programs
 """

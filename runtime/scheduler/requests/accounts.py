@@ -1,14 +1,14 @@
 """The accounts of a scheduler: its counters, and the budgets of programs.
 
-    a limit of 100 tokens; requests of 60 have ended
+    the limit is 100 tokens; ended requests have cost 60
     A runs: prompt 20, output 12        92 spent; A's next token makes 93
-    B waits: prompt 10                  10 and a first token make 104: B ends, and has cost nothing
+    B waits: prompt 10                  with 10 more and a first token 104: B is aborted, and has cost nothing
     seven steps later                   99 spent, with A's next token 100
-    one step later                      100 spent; the next token would be too much: A ends
+    one step later                      100 spent; the next token would be too much: A is aborted
 
-Each request that has not ended reserves its prompt, its output and its next token. While the reservations are
-too much, the newest request ends. A step that appends several tokens at once, forced or drafted ones, may
-spend a few more than the limit.
+Each request that has not ended reserves its prompt, its output so far and its next token. While the cost of
+the ended requests and the reservations together exceed the limit, the newest request is aborted. A step that
+appends several tokens at once, forced or draft tokens, may exceed the limit by a few tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Counters:
         self.model_s += self._clock() - began
 
     def count_drafts(self, request: Request) -> None:
-        """Count the draft tokens of `request`, which are verified."""
+        """Count the draft tokens of `request`, which are being verified."""
         for counts in (self, request.stats):
             counts.draft_tokens += request.draft_len
             counts.model_draft_tokens += request.draft_len * request.speculation.by_model
@@ -75,7 +75,8 @@ class Counters:
 
 
 MAX_LIMITS = 4096
-"""Limits without a request that are remembered; those used longest ago are forgotten first."""
+"""The number of limits without an open request that are remembered. Those used longest ago are forgotten
+first."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -84,7 +85,7 @@ class _Limit:
     most: int | None = None
     deadline: float | None = None
     ended_tokens: int = 0
-    """Tokens that the ended requests have cost."""
+    """Tokens that ended requests have cost."""
     reserved: dict[Request, int] = dataclasses.field(default_factory=dict)
     """Open requests in the order of arrival, and the tokens that each reserves."""
     reserved_tokens: int = 0
@@ -109,16 +110,16 @@ class _Limit:
 
 
 class Budgets:
-    """The limits of the requests in the scheduler, by their id.
+    """The limits that programs set on the tokens and the time of their requests, by the limit's id.
 
-    remembered : limits without a request that are kept
+    remembered : the number of limits without an open request that are kept
     """
 
     def __init__(self, remembered: int = MAX_LIMITS) -> None:
         self._remembered = remembered
         self._limits: OrderedDict[str, _Limit] = OrderedDict()
         self._open: dict[str, _Limit] = {}
-        """The limits that have requests."""
+        """The limits with an open request."""
         self._limits_of: dict[Request, list[_Limit]] = {}
 
     def __contains__(self, limit: str) -> bool:
@@ -126,7 +127,7 @@ class Budgets:
 
     def join(self, request: Request) -> None:
         """Reserve tokens for `request`, which has arrived."""
-        # Each limit counts a request once, also where its hint names a limit twice.
+        # A limit counts a request once, even if the request's hint names the limit twice.
         hints = {hint.id: hint for hint in (() if request.hint is None else request.hint.limits)}
         for hint in hints.values():
             limit = self._limits.setdefault(hint.id, _Limit(hint.id))
@@ -140,7 +141,7 @@ class Budgets:
             self._limits_of[request] = [self._open[id] for id in hints]
 
     def leave(self, request: Request) -> None:
-        """Turn the reservation of `request`, which ends, into its cost."""
+        """Replace the reservation of `request`, which ends, by its cost."""
         for limit in self._limits_of.pop(request, ()):
             limit.end(request)
             if not limit.reserved:
@@ -149,9 +150,11 @@ class Budgets:
             del self._limits[next(id for id in self._limits if id not in self._open)]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
-        """The requests that must end, each with its limit. The caller ends each before the next.
+        """Yield each request that must end, with the report of the limit that it exceeds. The caller ends the
+        request before it asks for the next one.
 
-        Only `running` requests can reserve more than at the last call.
+        Reservations are updated for `running` only: those of other requests have not grown since the last
+        call.
         """
         for request in running if self._limits_of else ():
             for limit in self._limits_of.get(request, ()):
@@ -162,16 +165,16 @@ class Budgets:
                 for request in list(limit.reserved):
                     yield request, reached
             if limit.too_much and limit.reserved:
-                reached = limit.reached(timed_out=False)  # the same for each request that it ends
+                reached = limit.reached(timed_out=False)  # the same report for all requests that end here
                 while limit.too_much and limit.reserved:
                     yield next(reversed(limit.reserved)), reached
 
 
 def _cost(request: Request) -> int:
-    """Tokens that a request has cost, counted like those of an aborted one in `Usage`."""
+    """The tokens that a request has cost, counted as in the `Usage` of an aborted request."""
     return request.reached_prompt_tokens + request.output_len
 
 
 def _reserved(request: Request) -> int:
-    """Tokens that a request reserves: its own, and the next one where it generates."""
+    """The tokens that a request reserves: prompt, output so far, and the next token if it generates one."""
     return request.prompt_tokens + request.output_len + (request.budget_left > 0)

@@ -1,6 +1,7 @@
-"""The choices that one request scores: how likely is each behind its prompt, token by token.
+"""The choices that one request scores: for each choice, the log-probabilities of its tokens behind the
+prompt.
 
-The tokens of all choices are a tree, of which each token is computed once:
+The tokens of all choices form a tree. Each token of the tree is computed once:
 
     prompt P, choices "red", "redwine" and "really", one letter a token
 
@@ -9,10 +10,10 @@ The tokens of all choices are a tree, of which each token is computed once:
                                              span 3: a l l      scores l l y
 
 A span goes from one fork of the tree to the next. The state of a token scores all tokens that may follow it,
-so leaves are scored and never computed. The first span, which begins with the prompt, is the submitted
-request itself (the head). Each other span is a request inside the scheduler: it finds what comes before it in
-the prefix cache, and the spans behind one fork are admitted together. Choices that are also scored without
-the prompt are a second tree.
+so leaves are scored and never computed. The first span, which begins with the prompt, is computed by the
+submitted request itself (the head). Each other span is computed by a request that exists inside the scheduler
+only. That request finds the tokens before its span in the prefix cache, and the spans behind one fork are
+admitted together. Choices that are scored without the prompt as well form a second tree.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from ramify.runtime.scheduler.requests.request import Request
 
 
 class Choice(NamedTuple):
-    """The tokens of one choice: behind the tokens that all choices share with the prompt, or behind
-    nothing."""
+    """The tokens of one choice. In the tree behind the prompt, they follow the part of the prompt that all
+    choices share. In the tree without the prompt, they are the whole sequence."""
 
     ids: tuple[int, ...]
     first: int
-    """Index of the first of `ids` that is scored; tokens before it are the prompt's."""
+    """Index in `ids` of the first token that is scored. The tokens before it belong to the prompt."""
     values: list[float | None]
-    """Log-probabilities of ``ids[first:]``, filled in as they are found. The first token of a sequence has
-    none."""
+    """Log-probabilities of ``ids[first:]``, filled in as they are computed. A token without any token before
+    it keeps None."""
 
     def logprobs(self) -> TokenLogprobs:
         return TokenLogprobs(ids=self.ids[self.first :], logprobs=tuple(self.values))
 
 
 class ScoredSpan:
-    """The tokens of `choices` from place `start` to the next fork, or to where only leaves follow.
+    """The tokens of `choices` from place `start` to the next fork, or to the last token before the leaves.
 
-    base : tokens before place 0
-    shared : all `choices` have the same tokens up to this place
+    base : number of tokens before place 0
+    shared : the place up to which all `choices` have the same tokens
     """
 
     def __init__(self, choices: Sequence[Choice], base: int, start: int, shared: int) -> None:
@@ -61,7 +62,7 @@ class ScoredSpan:
         self._longer, self._base, self._end = longer, base, end
         self.tokens = max(choices, key=lambda choice: len(choice.ids)).ids[start:end]
         self.wanted: dict[int, list[tuple[int, Choice]]] = {}
-        """Tokens that each state scores, with their choices, by the position of the state."""
+        """By the position of a state, the tokens that this state scores, each with its choice."""
         for choice in choices:
             for place in range(max(shared, choice.first), min(end + 1, len(choice.ids))):
                 if base + place > 0:
@@ -74,7 +75,7 @@ class ScoredSpan:
             choice.values[position + 1 - self._base - choice.first] = value
 
     def following(self) -> list[ScoredSpan]:
-        """The spans behind the fork at the end of this one."""
+        """The spans behind the fork at the end of this span; empty if only leaves follow."""
         branches: dict[int, list[Choice]] = {}
         for choice in self._longer:
             branches.setdefault(choice.ids[self._end], []).append(choice)
@@ -103,19 +104,19 @@ class ChoiceTree:
         self.ids = self._prompt + self.first.tokens
         """The prompt and the first span."""
         self.tokens = base + sum(map(_computed, self._trees))
-        """Tokens that are computed in all, the prompt's included."""
+        """The number of tokens that are computed in all, those of the prompt included."""
         self.longest = base + max(len(choice.ids) for choice in self._behind)
-        """Tokens of the prompt with its longest choice."""
+        """The number of tokens of the prompt and the longest choice."""
         self.open: set[Request] = set()
         """Requests whose spans are not computed yet."""
         self.resting: list[Request] = []
-        """Requests whose spans are computed, and have spans behind them."""
+        """Requests whose spans are computed and are followed by other spans."""
         self.numbers = itertools.count(1)
         self.done_tokens = 0
-        """Tokens of the spans that are computed, without the first one."""
+        """The number of tokens of the computed spans, without the head's span."""
 
     def reached(self, head: Request) -> int:
-        """Tokens of all spans but the first, which is `head`, that are computed."""
+        """The number of computed tokens of all spans except the span of `head`."""
         return self.done_tokens + sum(
             max(0, part.reached - part.length + len(part.scoring.span.tokens))
             for part in self.open
@@ -123,7 +124,7 @@ class ChoiceTree:
         )
 
     def alone(self) -> list[ScoredSpan]:
-        """The first spans of the choices without the prompt."""
+        """The first spans of the tree of the choices without the prompt; empty if there is no such tree."""
         return [span for tree in self._trees[1:] for span in _roots(ScoredSpan(tree, 0, 0, 0))]
 
     def paths(self) -> Iterator[np.ndarray]:
@@ -144,7 +145,7 @@ class ChoiceTree:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoringState:
-    """The span that one request computes for the choices of `head`, which may be the request itself."""
+    """The span that one request computes for the choices of `head`. The request may be the head itself."""
 
     choices: ChoiceTree
     span: ScoredSpan
@@ -156,12 +157,13 @@ def _choice(ids: tuple[int, ...], first: int) -> Choice:
 
 
 def _roots(root: ScoredSpan) -> list[ScoredSpan]:
-    """`root`, the first span of a tree, or the spans behind it where the tree forks at once."""
+    """The first spans of the tree that begins with `root`: `root` itself, or the spans behind it if the tree
+    forks at once, so that `root` has no tokens."""
     return [root] if root.tokens else root.following()
 
 
 def _computed(choices: Sequence[Choice]) -> int:
-    """The number of distinct tokens of a tree that are computed."""
+    """The number of distinct tokens of the tree of `choices`, without its leaves, which are not computed."""
     tree = TokenTree()
     for choice in choices:
         tree.insert(choice.ids[:-1])

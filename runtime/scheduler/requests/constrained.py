@@ -1,9 +1,10 @@
 """One request's constrained output: its matcher, the mask for the sampler, jump-forward, and token healing.
 
-``"http:"`` ends with the token ``":"``. The model has never seen ``"//"`` after that token, because its
-training text has the one token ``"://"``. So the last tokens of a prompt that ends in plain text are only
-proposed: if the model prefers a longer token that begins with their text, that token replaces them. Otherwise
-nothing changes (Lundberg, "The Art of Prompt Design", 2023).
+Token healing (Lundberg, "The Art of Prompt Design", 2023) repairs a prompt that ends inside a token. The
+prompt ``"http:"`` ends with the token ``":"``. The model has never seen ``"//"`` after that token, because
+its training text has the one token ``"://"``. So the last tokens of a prompt that ends in plain text are only
+proposed to the model. If the model prefers a longer token that begins with their text, that token replaces
+them. Otherwise they are kept.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ if TYPE_CHECKING:
 
 
 PROSE = [bytes([byte]) for byte in (0x0A, *range(0x20, 0x7F))]
-"""The characters of ordinary text, in ASCII."""
+"""The characters of ordinary ASCII text, by which free text is recognised."""
 
 MOST_MISSED = 12
-"""Characters of `PROSE` that free text may lack: those that end a trigger, or an excluded text."""
+"""The most characters of `PROSE` that may be impossible inside free text, because they would complete a
+trigger or an excluded text."""
 
 
 class Jump(NamedTuple):
     """Forced tokens, already accepted by the matcher.
 
-    `tokens` replace the last `replaced` tokens of the output. `draft` is the probable next token: forced text
-    spells it, but longer tokens that begin like it are allowed as well, so the model must choose.
+    `tokens` replace the last `replaced` tokens of the output. `draft` is the probable next token, or None.
+    The forced text spells `draft`, but longer tokens that begin with the same text are allowed as well, so
+    the model must choose.
     """
 
     replaced: int
@@ -43,11 +46,12 @@ class Jump(NamedTuple):
 
 
 class ConstrainedOutput:
-    """`stop_ids` end an output; the matcher allows all of them where the text may end.
+    """The constrained output of one request. `stop_ids` end an output; the matcher allows all of them where
+    the text may end.
 
-    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None where all may.
-    It is valid after `fill`, until the next `accept`. It is computed once for each budget: the end of a step
-    and the start of the next ask for the same.
+    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None if all may. It
+    is valid after `fill`, until the next `accept`. It is kept for its budget, because the end of a step and
+    the start of the next step need the same mask.
     """
 
     def __init__(
@@ -60,20 +64,20 @@ class ConstrainedOutput:
         self._row = np.zeros(mask_words(vocab_size), dtype=np.int32)
         self.mask: np.ndarray | None = None
         self._budget: int | None = None
-        """Token budget that `mask` was computed for; None while it is stale."""
+        """The token budget that `mask` was computed for; None while `mask` is stale."""
 
     @property
     def complete(self) -> bool:
-        """True where the output may end here."""
+        """True if the output may end here."""
         return self._matcher.complete
 
     @property
     def whole(self) -> bool:
-        """True where the output is complete, and not cut inside free text: there the model itself has to end
-        it.
+        """True if the output is complete and does not stop inside free text. Free text is whole only if the
+        model itself ends it.
 
-        In free text nearly any character of `PROSE` may come next, all but `MOST_MISSED`, and the output is
-        complete after each of them as well.
+        The output is inside free text if nearly every character of `PROSE`, all but at most `MOST_MISSED`,
+        may come next and leaves the output complete.
         """
         if not self._matcher.complete:
             return False
@@ -83,13 +87,14 @@ class ConstrainedOutput:
 
     @property
     def needed(self) -> int:
-        """Upper bound of the tokens that complete the output, without a stop token; 0 if the engine cannot
-        say."""
+        """An upper bound on the number of tokens that complete the output, without a stop token. 0 if the
+        grammar engine cannot say."""
         return self._matcher.completion_tokens or 0
 
     @property
     def answer_tokens(self) -> int | None:
-        """The number of tokens behind the preambles that are `apart`; None while one of these is open."""
+        """The number of output tokens behind the `apart` preambles; None before these have ended, and for a
+        request without preambles."""
         found: int | None = getattr(self._matcher, "answer_tokens", None)  # of a PreambleMatcher
         return found
 
@@ -106,15 +111,16 @@ class ConstrainedOutput:
             raise EngineError(f"The grammar refused token {token}, which its mask had allowed.")
 
     def fill(self, budget: int, *, may_be_empty: bool = False) -> None:
-        """Compute `mask`: the tokens after which the output can be completed within `budget` tokens in all.
+        """Compute `mask`: the tokens with which the output can be completed within `budget` tokens,
+        themselves included.
 
-        Raises `EngineError` if the mask allows nothing, unless it `may_be_empty`.
+        Raises `EngineError` if the mask allows no token, unless `may_be_empty` is set.
         """
         if self._restricts(budget) and not may_be_empty and not self._row.any():
             raise EngineError("The grammar allows no token here.")
 
     def _restricts(self, budget: int) -> bool:
-        """True where only some tokens may come. Computes `mask`, if need be."""
+        """True if not all tokens may come next. Computes `mask` unless it is valid for `budget`."""
         if self._budget != budget:
             self.mask = self._row if self._matcher.fill_mask(self._row, budget) else None
             self._budget = budget
@@ -128,9 +134,11 @@ class ConstrainedOutput:
         return min(stops) if stops else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
-        """The forced tokens after the output tokens `before`, of which the last `loose` may be replaced.
+        """The jump over the tokens that are forced behind `before`, the last output tokens; None if there are
+        none.
 
-        At most `room` tokens may follow `before`, and the output must be completed within them.
+        The last `loose` tokens of `before` may be replaced. At most `room` tokens may follow `before`, and
+        the output must be completed within these.
         """
         if self._retokenizer is None:
             return self._single(room)
@@ -147,8 +155,8 @@ class ConstrainedOutput:
         self._rollback(replaced)
         self._accept_all(tokens)
         draft = None
-        # A token that replaces the last one cannot be a draft: the logits that predict it are consumed
-        # already.
+        # A token in place of the last output token cannot be a draft: the logits that would choose it have
+        # been used already.
         if len(tokens) > replaced and self._retokenizer.continues(tokens[-1]):
             self._rollback(1)
             tokens, draft = tokens[:-1], tokens[-1]
@@ -179,7 +187,7 @@ class ConstrainedOutput:
 
 
 def _goes_on(matcher: Matcher, data: bytes) -> bool:
-    """True where `data` may come here and the text is complete after it. Leaves the matcher as it is."""
+    """True if `data` may come next and the text is complete after it. Leaves the matcher as it was."""
     if not matcher.accept_bytes(data):
         return False
     complete = matcher.complete
@@ -188,13 +196,13 @@ def _goes_on(matcher: Matcher, data: bytes) -> bool:
 
 
 MAX_TOKENS = 4
-"""Most tokens at the end of a prompt that may be replaced."""
+"""The most tokens at the end of a prompt that token healing may replace."""
 MAX_MASKS = 256
 
 
 class OpenEnd(NamedTuple):
-    """The number of `tokens` at the end of a prompt that spell `text`, with which some longer token
-    begins."""
+    """The end of a prompt that is to be healed. `tokens` is the number of its tokens. They spell `text`, and
+    some longer token begins with `text`."""
 
     tokens: int
     text: bytes
@@ -210,7 +218,8 @@ class Healer:
         self.beginning_with = functools.lru_cache(MAX_MASKS)(self._beginning_with)
 
     def open_end(self, prompt: Sequence[int]) -> OpenEnd | None:
-        """The longest end of `prompt` with which a longer token begins; it never contains the first token."""
+        """The most tokens at the end of `prompt`, up to `MAX_TOKENS`, whose text a longer token begins with;
+        None if there are none. The first token of `prompt` is never among them."""
         found = None
         text = b""
         for count in range(1, min(MAX_TOKENS, len(prompt) - 1) + 1):
@@ -223,7 +232,8 @@ class Healer:
         return found
 
     def _beginning_with(self, text: bytes) -> np.ndarray:
-        """(ceil(vocab / 32),) int32, read-only by convention: the tokens that begin with `text`."""
+        """The mask of the tokens that begin with `text`: (ceil(vocab / 32),) int32. Callers must not write to
+        it."""
         row = np.zeros(self._words, np.int32)
         allow(row, [token for _, token in tokens_beginning_with(text, self._vocabulary, whole=True)])
         return row
@@ -233,15 +243,16 @@ class Healer:
 
 
 class Healing:
-    """The end of one prompt during healing. `rest` is the text of the tokens that are still only proposed."""
+    """The state of token healing of one prompt. `rest` is the text of the tokens that are still only
+    proposed."""
 
     def __init__(self, healer: Healer, rest: bytes) -> None:
         self._healer = healer
         self.rest = rest
 
     def mask(self, proposed: int, grammar: np.ndarray | None) -> np.ndarray:
-        """The proposed token `proposed`, and the tokens that begin with `rest` and that the mask `grammar`
-        allows."""
+        """The mask of the token `proposed`, and of all tokens that begin with `rest` and that the mask
+        `grammar` allows. If `grammar` is None, it allows all tokens."""
         row = self._healer.beginning_with(self.rest).copy()
         if grammar is not None:
             row &= grammar

@@ -6,13 +6,13 @@ other request is a flow of its own.
 Example, with chunks of 512 tokens:
 
     chat    1 request, decoding                                      light
-    list    1,000 prompts of one body, of which 128 run              heavy: more than 8 requests
+    list    1,000 prompts of one body; 128 of them run               heavy: more than 8 requests
     essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than 8 chunks,
                                                                      until all of them are computed
 
-Beside the chat, list and essay yield: `Request.rank` puts them between its priority and the one below. So
-they give up places and pages, and sit out steps, as lower priorities do. Two of three flows yield, and have
-two thirds of the time. Without the chat nobody yields.
+While the chat is there, list and essay yield: `Request.rank` puts them between the chat's priority and the
+next lower one. So they give up places and pages, and sit out steps, as requests of lower priority do. Two of
+three flows yield, so these two together get two thirds of the time. Without the chat no flow yields.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ if TYPE_CHECKING:
     from ramify.runtime.scheduler.requests.request import Request
 
 CHUNKS = 8
-"""Most chunks of prompts that a light flow has to compute. Usual prompts are computed beside decoding
-requests: with 2, those of 2,000 tokens had a third of the time wherever others decode."""
+"""A light flow has at most this number of chunks of prompt tokens to compute. So prompts of usual length stay
+light, and are computed beside decoding requests. With 2, flows with prompts of 2,000 tokens got only a third
+of the time while others decoded."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
-    """One flow: requests of one priority that share one place."""
+    """One flow: requests of the same priority that share one place."""
 
     priority: int = 0
     open_requests: int = 0
     """Requests that have not ended."""
     running: int = 0
     queued: int = 0
-    """Number of running and waiting requests. Spans of choices count, so it may exceed `open_requests`."""
+    """Number of running and waiting requests. Spans of choices count as requests, so `queued` may exceed
+    `open_requests`."""
     prefill_tokens: int = 0
-    """Prompt tokens of its waiting and prefilling requests that were uncached when these were enqueued. So a
-    long prompt counts in full until all of it is computed."""
+    """The sum of `Request.uncached` of its waiting and prefilling requests. A long prompt counts in full
+    until all of it is computed."""
     heavy: bool = False
     yields: bool = False
-    """Its requests go behind others of their priority."""
+    """True if the flow's requests go behind other requests of the same priority."""
     newest: Request | None = None
-    """The last request that was enqueued, if it has not ended."""
+    """The last request of the flow that was enqueued for the first time; None if it has ended."""
 
 
 class Flows:
-    """The flows that have requests.
+    """All flows with open requests.
 
-    chunk_tokens : most prompt tokens of a step
-    light_requests : most requests of a light flow
+    chunk_tokens : the most prompt tokens of a step
+    light_requests : the most requests of a light flow
     """
 
     def __init__(self, chunk_tokens: int, light_requests: int = 8) -> None:
@@ -61,7 +63,7 @@ class Flows:
         self._most_tokens = CHUNKS * chunk_tokens
         self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
-        """Share of the highest priority's flows that yield, from 0 to 1."""
+        """Among the flows of the highest priority, the share of those that yield, from 0 to 1."""
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -80,7 +82,8 @@ class Flows:
             del self._flows[request.flow_key]
 
     def judge(self, running: Sequence[Request], waiting: Sequence[Request]) -> bool:
-        """Decide which flows yield; True where that has changed the rank of a request."""
+        """Decide which flows yield, and set the ranks of their requests. Returns True if a flow has
+        begun or ceased to yield."""
         flows = self._flows.values()
         if len(flows) < 2 and not any(flow.yields for flow in flows):
             return False

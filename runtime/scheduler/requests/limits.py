@@ -9,7 +9,7 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 
 
 def tokens_apart(message: Submit) -> int:
-    """The most tokens of the preambles that `max_tokens` does not count, with their ends."""
+    """The most tokens, end texts included, of the preambles that `max_tokens` does not count."""
     return sum((one.max_tokens or 0) + len(one.end_ids) for one in message.preambles if one.uncounted)
 
 
@@ -23,10 +23,10 @@ class Limits:
     kv_tokens: int
 
     def max_tokens(self, message: Submit) -> int:
-        """The number of tokens that the request may generate.
+        """The number of tokens that the request may generate, preambles included.
 
-        Raises `PromptTooLong` where prompt and `max_tokens` do not fit, `InvalidRequest` for token ids
-        outside of the vocabulary, `UnsupportedField` for options that exclude each other.
+        Raises `PromptTooLong` if prompt and `max_tokens` do not fit into the engine, `InvalidRequest` for
+        token ids outside of the vocabulary, `UnsupportedField` for options that exclude each other.
         """
         sampling = message.sampling
         prompt_len = len(message.ids)
@@ -66,10 +66,10 @@ class Limits:
         return room if sampling.max_tokens is None else sampling.max_tokens + apart
 
     def check_choices(self, longest: int, together: int) -> None:
-        """Raises `PromptTooLong` where choices do not fit.
+        """Raise `PromptTooLong` if the choices of a request do not fit into the engine.
 
-        longest : tokens of the prompt with its longest choice
-        together : tokens that are computed for the prompt and all choices
+        longest : the number of tokens of the prompt and the longest choice
+        together : the number of tokens that are computed for the prompt and all choices
         """
         most = min(self.context_length, self.kv_tokens)
         if longest > most:
@@ -89,28 +89,31 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tuning:
-    """Numbers that tune scheduling. They are no options: each was measured, and tests set others."""
+    """Numbers that tune scheduling. Users cannot set them: each was measured. Tests use other values."""
 
     least_gain: float = 1.5
-    """A draft token must promise this multiple of its cost."""
+    """A draft token must promise at least this multiple of its cost."""
     draft_steps: int = 32
-    """Steps of drafting, or of launching ahead, until the other one is tried for the first time."""
+    """The number of steps of drafting, or of launching ahead, before the other way is tried for the first
+    time."""
     trial_steps: int = 8
-    """Steps in which the other one is tried."""
+    """The number of steps in which the other way is tried."""
     patience_s: float = 0.5
-    """Seconds of steps that requests of lower rank may sit out before they are owed their share."""
+    """The seconds of steps that requests of lower rank sit out before they are paid back."""
     ride: float = 1.25
-    """Rows of lower rank may make a decoding step this many times as long."""
+    """The rows of requests of lower rank may lengthen a decoding step by this factor at most."""
     window: int = 256
-    """Waiting requests that the policy of admission looks at, the first ones: matching costs about 20 us
-    each."""
+    """The policy of admission looks at this number of waiting requests, from the first on. Matching one of
+    them costs about 20 us."""
     light_requests: int = 8
-    """Most requests of a light flow: on two cores a step of 9 rows takes 1.6 times as long as one of 1."""
+    """The most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of
+    1."""
     least_state: int = 64
-    """Tokens that a state must save at least. A mark costs a step, which takes as long as about 50 tokens of
-    a prefill (CPU)."""
+    """The least number of tokens that a state must save. A mark costs one more step, which takes as long
+    as about 50 tokens of a prefill (CPU)."""
     piece_bytes: int = 8 << 20
-    """Bytes of KV pages copied after one step, at least a page: 3 ms with the checksums on one core."""
+    """Bytes of KV pages that are copied after one step; at least one page is copied. 8 MB take 3 ms with the
+    checksums on one core."""
 
 
 TUNED = Tuning()

@@ -1,8 +1,9 @@
-"""The pages of requests: taken at admission, grown by decoding, handed to the prefix tree, given back.
+"""The pages of requests: taken at admission, added while decoding, handed to the prefix tree, given back.
 
-A request's page table is split at `private_from`. The tree owns the pages before, which the request's lock
-keeps; the request owns the others. New tokens are always written to rows that nobody else reads: into a page
-of the request, or into the rows of a tree page behind those that the request itself has committed.
+A request's page table is split at `private_from`. The tree owns the pages before it, and the request's lock
+keeps them in the tree. The request owns the other pages. New tokens are always written to rows that no other
+request reads: either in a page of the request, or in a page that the request itself has put into the tree,
+behind its committed rows.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from ramify.runtime.scheduler.requests.request import Request, common_prefix
 from ramify.runtime.scheduler.requests.states import RequestStates
 
 RETRACTED_S = 600.0
-"""A retracted request's pages are leased until it runs again or ends, but no longer than this."""
+"""The pages of a retracted request are leased until it runs again or ends, but for at most RETRACTED_S
+seconds."""
 
 
 class ProgramLeases:
-    """Keeps a lease for every branch and every fork of a live program. They end with the program.
+    """Keeps a lease for every branch and every fork of a live program. All of these leases end with the
+    program.
 
-    The lease of a branch is at the end of its last request. The lease of a fork is on what the prompts of all
-    requests inside it have in common: from there its parent goes on after the join.
+    The lease of a branch covers all tokens of its last request. The lease of a fork covers the common prefix
+    of the prompts of all requests inside the fork, because the parent goes on from that prefix after the
+    join.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -33,14 +37,14 @@ class ProgramLeases:
         self._intervals = ReuseIntervals()
 
     def arrived(self, request: Request) -> None:
-        """Note that the pages of the request's branch are needed now, and end the leases of ended
-        branches."""
+        """Mark the leases of the request's branch as needed now, and release the leases of branches that have
+        ended. Update the common prefix of each fork that `request` is inside."""
         hint = request.hint
         if hint is None:
             return
         forks = request.program.forks
         for part in hint.ended:
-            if part in forks:  # joined: this request may be the one that goes on from the fork
+            if part in forks:  # joined: this request may go on from the prefix of the fork
                 self._cache.expect(hint.program, part, 0.0)
             else:
                 self._cache.end_leases(hint.program, part)
@@ -54,14 +58,15 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """Expect the branch back when all `tools` have returned. Its last request could not name them."""
+        """Expect the next request of `branch` when all `tools` have returned. The tools were not known yet
+        when the last request of the branch was sent."""
         expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:
             self._cache.expect(name, branch, max(known))
 
     def admitted(self, request: Request) -> None:
-        """End the leases that kept pages for the request, which has locked them now."""
+        """Release the leases that kept pages for `request`, which has locked these pages now."""
         if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
         for part in () if request.hint is None else request.hint.ended:
@@ -69,18 +74,20 @@ class ProgramLeases:
                 self._cache.end_leases(request.owner, part)
 
     def retracted(self, request: Request) -> None:
-        """Lease all pages: the request comes back as soon as there is room. Called before its lock is
-        released."""
+        """Lease all computed pages of `request`, because it runs again as soon as there is room. Called
+        before its lock is released."""
         lock = request.pages.lock
         if lock is not None:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def rested(self, request: Request) -> None:
-        """End the lease on the pages of a span that no other span needs any more."""
+        """Release the lease on the pages of `request`, a span of choices, which no other span needs any
+        more."""
         self._cache.end_leases(request.owner, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease the pages of a request that ends, as its hint says. Called before its lock is released."""
+        """Lease the computed pages of `request`, which ends, as its hint says. Called before its lock is
+        released."""
         if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
         hint, lock, program = request.hint, request.pages.lock, request.program
@@ -101,7 +108,7 @@ class ProgramLeases:
     def _take(self, request: Request, needed_in: float, part: str, length: int) -> None:
         """Move the lease of `part`, a branch or a fork, to the first `length` tokens of `request`.
 
-        Each request that names no branch has a lease of its own.
+        If `part` is "", because the request names no branch, a lease is added and none is moved.
         """
         lock, hint = request.pages.lock, request.hint
         assert lock is not None
@@ -127,7 +134,7 @@ class RequestPages:
         """Take the pages of `match`, new pages for the request's other tokens, and a slot if the model has
         states.
 
-        False, and no page is taken, when fewer than `reserve` pages would be left, or no slot is.
+        Returns False, and takes nothing, if fewer than `reserve` pages would be left or if there is no slot.
         """
         if self.states.present and not self.states.available():
             return False
@@ -153,17 +160,17 @@ class RequestPages:
         return True
 
     def admit_alone(self, request: Request) -> bool:
-        """Admit the only request there is, after dropping everything that is cached.
+        """Evict everything that is cached, and admit `request`. No other request may be running.
 
-        Each fork inside a page keeps one extra page locked, so a shared prefix may need more pages than its
-        tokens fill. Without sharing, any request within `Limits` fits.
+        Each fork of the tree inside a page keeps one more page locked, so a shared prefix may need more pages
+        than its tokens fill. Without shared pages, any request within `Limits` fits.
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Make sure that all tokens of the request, and `ahead` more, have a place; False when no page is
-        left."""
+        """Take pages until all tokens of `request`, and `ahead` more, have a place. Returns False, and takes
+        none, if too few pages are available."""
         missing = self._slots(request.target_len + ahead) - len(request.pages.ids)
         if missing <= 0:
             return True
@@ -174,7 +181,8 @@ class RequestPages:
         return True
 
     def commit(self, request: Request) -> None:
-        """Hand the tree all computed pages, so that other requests can share them."""
+        """Put all computed tokens of `request` into the tree, so that other requests can share their
+        pages."""
         pages = request.pages
         if request.computed_len == pages.committed_len:
             return
@@ -187,14 +195,14 @@ class RequestPages:
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
-        """Give all pages back. Computed ones are leased until the request is admitted again."""
+        """Give back all pages of `request`. Computed pages are leased until it is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
         self._let_go(request, keep_state=True)
 
     def rest(self, request: Request, now: float, *, awaited: bool) -> None:
-        """Give all pages back before the request has ended. Where `awaited`, computed ones are leased, as
-        other requests need them at once."""
+        """Give back all pages of `request`. With `awaited`, its computed pages are leased, because spans that
+        follow it need them at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:
@@ -203,7 +211,7 @@ class RequestPages:
         self._let_go(request, keep_state=awaited or not ends)
 
     def release(self, request: Request, now: float) -> None:
-        """Give all pages back at the request's end. Computed ones stay in the tree until evicted."""
+        """Give back all pages of `request`, which ends. Computed pages stay in the tree until evicted."""
         self.rest(request, now, awaited=False)
 
     def _let_go(self, request: Request, *, keep_state: bool) -> None:

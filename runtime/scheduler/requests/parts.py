@@ -1,4 +1,4 @@
-"""The parts of a request: pages, report, statistics, and what is kept for speculation."""
+"""The parts of a request: page table, report, statistics, state of speculation, and pooled states."""
 
 from __future__ import annotations
 
@@ -17,67 +17,70 @@ if TYPE_CHECKING:
 
 
 Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
-"""Token id, its log-probability, and the most likely (id, log-probability) pairs."""
+"""A token id, its log-probability, and the (id, log-probability) pairs of the most likely tokens in its
+place."""
 
 
 @dataclasses.dataclass(slots=True)
 class PageTable:
     """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
 
-    `ids` is int32: a step copies it into its batch without a Python object for each page. Pages
-    ``ids[:private_from]`` belong to the prefix tree, where `lock` keeps them. The others are this request's
-    own.
+    `ids` is int32: a step copies it into its batch without a Python object for each page. The pages
+    ``ids[:private_from]`` belong to the prefix tree, in which `lock` keeps them. The request owns the others.
     """
 
     ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
     private_from: int = 0
     lock: PrefixLock | None = None
-    """None while the request has no pages: before its admission, after a retraction, and at its end."""
+    """None while the request has no pages: before its admission, after a retraction, and after its end."""
     committed_len: int = 0
-    """Tokens whose KV the tree has been handed."""
+    """The number of tokens whose KV has been put into the tree."""
     copy: tuple[int, int] | None = None
     """(source, destination): a page to be copied before the next forward pass (copy-on-write)."""
     state: int | None = None
-    """The slot of its state, where the model has states."""
+    """The slot of the request's state; None if the model has no states."""
     state_len: int = 0
-    """Tokens that the state has seen; after a failed pass not `computed_len`."""
+    """The number of tokens that the state has seen. After a failed pass it differs from `computed_len`."""
     kept_len: int = 0
-    """Tokens up to the last place where the tree holds a state, or had none to spare."""
+    """The last position at which the tree holds a state, or at which it gave no slot for one."""
 
     def extend(self, pages: Sequence[int]) -> None:
-        """Add pages of the request's own."""
+        """Add `pages`, which the request owns."""
         self.ids = np.concatenate([self.ids, np.array(pages, np.int32)])
 
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """The report of one request to the detokenizer: the state of what was sent, and parts of the first
-    chunk."""
+    """The report of one request to the detokenizer: whether its first chunk has been sent, and the data for
+    that chunk."""
 
     announced: bool = False
-    """The first chunk has been sent."""
+    """True if the first chunk has been sent."""
     prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     enforcement: Enforcement | None = None
     overlap: bytes = b""
-    """The end of the prompt that the first output token replaces and begins with (token healing)."""
+    """The text at the end of the prompt with which the first output token begins (token healing)."""
     replaced: int = 0
-    """Tokens of the prompt that spelled `overlap`."""
+    """The number of prompt tokens that spelled `overlap` and were replaced."""
     forced: set[int] = dataclasses.field(default_factory=set)
     """Positions of the tokens that the grammar forced."""
 
 
 @dataclasses.dataclass(slots=True)
 class RequestStats:
-    """The cost of one request; moments are those of the scheduler's clock, in seconds."""
+    """The cost of one request. `first_pass` and `first_token` are readings of the scheduler's clock, in
+    seconds."""
 
     distinct_tokens: int = 0
-    """Prompt tokens that no earlier request of the program held."""
+    """The number of prompt tokens that no earlier request of the program had."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the tree at the first admission; None before it."""
+    """The number of prompt tokens found in the tree at the first admission; None before the first
+    admission."""
     reached: int = 0
-    """Most tokens whose KV was in its pages, as of the last time that it gave them back."""
+    """The most tokens whose KV the request has had in its pages. Updated whenever it gives its pages back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
-    """Prompt tokens that would have been found in the tree had they not been evicted."""
+    """The number of prompt tokens that would have been found in the tree if they had not been evicted, and
+    the taker of most of them."""
     forced_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -89,10 +92,10 @@ class RequestStats:
 
 
 class Draft(NamedTuple):
-    """`tokens`, proposed for the positions from `position` on.
+    """Draft tokens, proposed for the positions from `position` on.
 
-    grades : for each token the number of tokens before it that match, or a draft model's confidence in
-        eighths
+    grades : for each token, the number of tokens before it that match (prompt lookup), or the draft model's
+        confidence on a scale from 1 to `LONGEST_MATCH`
     """
 
     source: str
@@ -102,7 +105,7 @@ class Draft(NamedTuple):
 
 
 class RequestAcceptance:
-    """Acceptance of one request's draft tokens, by fading counts of about the last ten."""
+    """The acceptance rate of one request's draft tokens, from fading counts of about the last ten."""
 
     __slots__ = ("_accepted", "_verified")
     FADE = 0.9
@@ -117,7 +120,8 @@ class RequestAcceptance:
         self._verified = self._verified * self.FADE + 1.0
 
     def rate(self, general: float) -> float:
-        """The probability of acceptance for this request, where it is `general` for all."""
+        """The probability that a draft token of this request is accepted. `general` is the rate of all
+        requests."""
         return (general * self.PRIOR_WEIGHT + self._accepted) / (self.PRIOR_WEIGHT + self._verified)
 
 
@@ -132,7 +136,7 @@ class SpeculationState:
     by_model: bool = False
     """True where the request's draft tokens come from the draft model."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
-    """Acceptance of looked-up tokens."""
+    """Acceptance of draft tokens by prompt lookup."""
     model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
     """Acceptance of the draft model's tokens."""
     kv: DraftKv | None = None
@@ -140,7 +144,8 @@ class SpeculationState:
     pause: int = 0
     """Steps to go until the next lookup."""
     next_pause: int = 1
-    """Steps of the next pause: doubled after each lookup that found no draft worth its rows."""
+    """The length of the next pause in steps. It doubles after each lookup that found no draft worth its
+    rows."""
 
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -148,37 +153,40 @@ NONE = np.zeros(0, dtype=np.int32)
 
 @dataclasses.dataclass(slots=True)
 class DraftKv:
-    """KV that the draft model has computed of one request; void once the request has other pages than
-    `table`."""
+    """The KV that the draft model has computed for one request. It is void once the request has another page
+    table than `table`."""
 
     table: PageTable
     computed: int
-    """Tokens of the sequence."""
+    """The number of tokens of the sequence whose KV is computed."""
     ahead: np.ndarray = dataclasses.field(default_factory=lambda: NONE)
-    """(n,) int32: known and draft tokens behind them. They count once the sequence has them."""
+    """The known and draft tokens behind these whose KV is computed, (n,) int32. Their KV can be used only if
+    the same tokens have joined the sequence."""
 
 
 class PooledStates:
-    """Takes the states of the prompt chunk by chunk, in order.
+    """Pools the states of a prompt, which are taken chunk by chunk, in order.
 
-    Sums are in float64, in the order of the positions, so that the sizes of the chunks do not show.
+    Sums are in float64, in the order of the positions, so that the result does not depend on the sizes of the
+    chunks.
     """
 
     def __init__(self, pooling: Pooling) -> None:
         self._mean = pooling == "mean"
         self._count = 0
-        """States that were taken."""
+        """The number of states that have been taken."""
         self._pooled: torch.Tensor | None = None
         """(hidden size,) float64: the sum of all states, or the last one."""
 
     @property
     def reusable(self) -> int:
-        """The most tokens whose states are not needed any more, so that their KV may come from the tree."""
+        """The number of tokens, from the first on, whose states are not needed any more. Their KV may come
+        from the tree."""
         return self._count if self._mean else 1 << 62
 
     def take(self, states: torch.Tensor, start: int) -> None:
-        """Take `states`, (n, hidden size), of the positions from `start` on. States taken before a retraction
-        do not count again."""
+        """Take `states`, (n, hidden size), of the positions from `start` on. Positions that were taken
+        already, before a retraction, do not count twice."""
         new = states[max(0, self._count - start) :]
         if not len(new):
             return
@@ -189,10 +197,10 @@ class PooledStates:
             rows = new.double()
             if self._pooled is not None:
                 rows = torch.cat([self._pooled[None], rows])
-            self._pooled = rows.cumsum(0)[-1]  # row after row, where `sum` would add blocks of rows
+            self._pooled = rows.cumsum(0)[-1]  # adds row after row; `sum` would add blocks of rows
 
     def embedding(self) -> bytes:
-        """(hidden size,) float32, little-endian."""
+        """The pooled state as bytes: (hidden size,) float32, little-endian."""
         assert self._pooled is not None
         pooled = self._pooled / self._count if self._mean else self._pooled
         return pooled.cpu().numpy().astype("<f4").tobytes()

@@ -1,8 +1,9 @@
 """The programs that are running: their service so far and to come, their tokens, and their reuse intervals.
 
-Example: intervals of the kind "tool search" took 2 s in all programs, and 8 s each of two times in this one.
-The program's mean weighs 2 and the common one `COMMON_WEIGHT` = 2, so the next is expected to take sqrt(2 *
-8) = 4 s.
+A reuse interval is the time from the end of a request of a branch to the arrival of the branch's next
+request. Example: intervals of the kind "tool search" took 2 s on average over all programs. In this program
+there were two, of 8 s each. The program's own mean has weight 2, and the common mean has weight
+`COMMON_WEIGHT` = 2. So the program's next interval of this kind is expected to take sqrt(2 * 8) = 4 s.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ if TYPE_CHECKING:
 
 
 PRIORS = {"soon": 0.05, "join": 1.0, "tool": 2.0, "unknown": 20.0}
-"""Seconds by kind, before any interval has been seen. They weigh as much as one interval of all programs."""
+"""Expected seconds by kind, before any interval has been seen. Each has the weight of one interval in the
+mean over all programs."""
 
 MEMORY = 50
-"""The mean over all programs follows about this number of the last intervals."""
+"""The mean over all programs is that of about this number of the last intervals."""
 
 COMMON_WEIGHT = 2.0
-"""The mean over all programs weighs as much as this number of intervals of the program itself."""
+"""The mean over all programs has the weight of this number of intervals of the program itself."""
 
 MAX_KINDS = 4096
-"""Kinds that are remembered: tools have names, and clients choose them."""
+"""The number of kinds that are remembered. It needs a bound, because tool names are part of the kinds and
+clients choose these names."""
 
 
 @dataclasses.dataclass(slots=True)
 class Mean:
-    """A geometric mean of seconds: intervals are spread over orders of magnitude."""
+    """A geometric mean of seconds, because intervals differ by orders of magnitude."""
 
     count: int = 0
     log: float = 0.0
@@ -51,24 +54,25 @@ class ProgramIntervals:
     means: dict[str, Mean] = dataclasses.field(default_factory=dict)
     """Mean intervals by kind."""
     open: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
-    """Open intervals by branch: the moment of their beginning, and their kind."""
+    """Open intervals by branch: (time of the beginning, kind)."""
 
 
 class ReuseIntervals:
-    """Learns intervals. Their kind is a `NextUse`, or "tool" with the tool's name."""
+    """Learns the lengths of reuse intervals by kind. A kind is a `NextUse`, or "tool" with the tool's
+    name."""
 
     def __init__(self) -> None:
         self._means: dict[str, Mean] = {}
 
     def begin_interval(self, own: ProgramIntervals, branch: str, kind: str, now: float) -> float:
-        """Open the interval of `branch`, whose request has ended. Returns the seconds until its next request
-        is expected."""
+        """Open the interval of `branch`, whose request has ended. Returns the seconds after which the next
+        request of `branch` is expected."""
         own.open[branch] = (now, kind)
         return self.expected(own, kind)
 
     def set_kind(self, own: ProgramIntervals, branch: str, kind: str) -> float | None:
-        """Set the kind of an open interval. Returns like `begin_interval`; None where `branch` has no open
-        interval."""
+        """Set the kind of the open interval of `branch`. Returns the seconds that an interval of that kind is
+        expected to take, or None if `branch` has no open interval."""
         if branch not in own.open:
             return None
         own.open[branch] = (own.open[branch][0], kind)
@@ -91,33 +95,35 @@ class ReuseIntervals:
 
 
 def _mean(means: dict[str, Mean], kind: str) -> Mean:
-    """The mean of a kind in `means`, which is added in place of the oldest kind where there are too many."""
+    """The mean of `kind` in `means`. A new kind is added to `means`; if these are full, the oldest kind is
+    dropped."""
     if kind not in means and len(means) >= MAX_KINDS:
         del means[next(iter(means))]
     return means.setdefault(kind, Mean())
 
 
 FORGET_S = 600.0
-"""A program without requests is forgotten when its last one arrived this many seconds ago: its client may
-have gone without ending it."""
+"""A program without open requests is forgotten this many seconds after its last request has arrived. Its
+client may have gone away without ending it."""
 
 STEP_TOKENS = 16.0
-"""Each step of a request counts as this many tokens of service, beside the tokens that it computes."""
+"""Each step of a request counts as this many tokens of service, in addition to the tokens that it
+computes."""
 
 LEAST_LEFT = 0.2
 """A program is expected to need at least this share of the larger of its usual and its attained service."""
 
 PRIOR_SERVICE = 16_384.0
-"""Expected service of a program before any has ended; it weighs as much as one program that has."""
+"""The expected service of a program before any program has ended. It has the weight of one ended program."""
 
 PRIOR_SINGLE = 2048.0
 """Expected service of a request without a program."""
 
 MAX_NAMES = 4096
-"""Names of programs that are remembered with their usual service."""
+"""The number of program names whose usual service is remembered."""
 
 NAME_MEMORY = 50
-"""The usual service of a name is that of about this number of its last programs."""
+"""The usual service of a name is the mean over about this number of the last programs of that name."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,7 +131,8 @@ class Usual:
     """The mean service of the programs of one kind, over their whole run."""
 
     prior: float | Usual
-    """Expected before any has ended: a number, or the mean of a wider kind."""
+    """The expected service before any program of the kind has ended: a number, or the mean of a wider
+    kind."""
     count: int = 0
     mean: float = 0.0
 
@@ -141,7 +148,7 @@ class Usual:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Program:
-    """One run of a program; a request without a program is one of its own."""
+    """One run of a program. A request without a program has a `Program` of its own."""
 
     last_arrival: float = 0.0
     name: str = ""
@@ -150,23 +157,26 @@ class Program:
     """Requests that have not ended."""
     ended_requests: int = 0
     waited: float = 0.0
-    """Service that the engine gave while requests of this program waited for their first admission. Requests
-    that waited at the same time count once."""
+    """The service that the engine gave to any request while requests of this program waited for their first
+    admission. Requests that waited at the same time count about once."""
     usual: Usual = dataclasses.field(default_factory=lambda: Usual(PRIOR_SINGLE))
-    """The service of programs of its name."""
+    """The usual service of programs of the same name."""
     served: float = 0.0
     """Attained service: tokens computed for the program, and `STEP_TOKENS` for each step of each request."""
     calls: dict[str, TokenTree] = dataclasses.field(default_factory=dict)
-    """The tokens of its requests: prompts from their arrival on, outputs from their end on."""
+    """The tokens of the program's requests, by cache scope. Prompts are added when a request arrives, outputs
+    when it ends."""
     forks: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """Tokens that the prompts of all requests inside a fork begin with, by fork."""
+    """By fork, the common prefix of the prompts of all requests inside the fork."""
     intervals: ProgramIntervals = dataclasses.field(default_factory=ProgramIntervals)
 
     def left(self, calls_left: int | None) -> float:
-        """The service that the program is expected to need still.
+        """The service that the program is expected to need until its end.
 
-        Where the number of calls to come is known, it is estimated from the calls so far; else from the usual
-        service of programs of its name, or of all programs where none of that name has ended.
+        `calls_left` is the number of calls after the present one; None if it is not known. If it is known and
+        some calls have ended, the estimate is `calls_left` + 1 times the mean service of the ended calls.
+        Otherwise it is the usual service of programs of the same name, less the service attained. If no
+        program of that name has ended, the usual service of all programs takes its place.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)
@@ -175,15 +185,15 @@ class Program:
 
 
 class Programs:
-    """The programs by their id."""
+    """The running programs, by id."""
 
     def __init__(self) -> None:
         self._programs: dict[str, Program] = {}
         """Programs by id, in the order of their last arrival."""
         self.served = 0.0
-        """Service that the engine has given: the clock that measures waiting."""
+        """The service that the engine has given to all requests. Waiting times are measured in it."""
         self.usual = Usual(PRIOR_SERVICE)
-        """The service of all programs; requests without one are left out."""
+        """The usual service of all programs. Requests without a program are left out."""
         self._singles = Usual(PRIOR_SINGLE)
         self._names: dict[str, Usual] = {}
 
@@ -191,12 +201,12 @@ class Programs:
         return len(self._programs)
 
     def find(self, name: str) -> Program | None:
-        """The program with this id, if it has had a request."""
+        """The program with the id `name`; None if no request of it is known."""
         return self._programs.get(name)
 
     def join(self, request: Request) -> None:
-        """Find the program of `request`, which has arrived, and count the prompt tokens that are new to
-        it."""
+        """Find the program of `request`, which has arrived, and count the prompt tokens that are new to the
+        program."""
         hint, program = request.hint, request.program
         if hint is None:
             program.usual = self._singles
@@ -206,7 +216,7 @@ class Programs:
             program = request.program = self._programs.pop(hint.program, program)
             self._programs[hint.program] = program
             program.name, program.usual = hint.name, self._usual_of(hint.name)
-            # Without known tokens: the end of a prompt that is healed may yet be replaced.
+            # Known tokens are left out: the end of a prompt that is healed may still be replaced.
             paths = (request.ids,) if request.scoring is None else request.scoring.choices.paths()
             calls = program.calls.setdefault(request.scope, TokenTree())
             request.stats.distinct_tokens = sum(len(path) - calls.insert(path) for path in paths)
@@ -215,11 +225,11 @@ class Programs:
         request.served_before = self.served
 
     def waited(self, request: Request) -> float:
-        """Service that the engine gave while `request`, and earlier ones of its program, waited."""
+        """The service that the engine gave while `request` and earlier requests of its program waited."""
         return self.served - request.served_before + request.program.waited
 
     def started(self, request: Request) -> None:
-        """Count the wait of `request`, which was admitted for the first time."""
+        """Add the wait of `request`, which was admitted for the first time, to its program."""
         program = request.program
         program.waited += (self.served - request.served_before) / max(1, program.open_requests)
 
@@ -229,7 +239,7 @@ class Programs:
         self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
-        """Count `request`, which ends, and the tokens that its program holds now."""
+        """Count `request`, which ends, and add its computed tokens to those of its program."""
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1
@@ -259,4 +269,4 @@ class Programs:
                 return
             if not program.open_requests:
                 del self._programs[name]
-                return  # one program is forgotten for each request that arrives
+                return  # at most one program is forgotten per arriving request, so that each arrival is cheap

@@ -5,9 +5,9 @@
     KV       | in the tree     | private   |
              0     committed_len  computed_len
 
-Here the prompt and some of the output are computed. `extend_len`, from `computed_len` to `length`, is what
-the next steps compute before the next token can be sampled. It is 1 while the request decodes, and larger in
-a prefill and after a retraction.
+In the figure, the prompt and some of the output are computed. `extend_len` is the number of tokens from
+`computed_len` to `length`, which must be computed before the next token can be sampled. It is 1 while the
+request decodes, and larger in a prefill and after a retraction.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput, Healing
 
 FORCED_RUN = 16
-"""A request whose prompt is computed counts as decoding while at most this number of tokens is to be
-computed: tokens that a grammar forces do not wait for the budget of prefills."""
+"""A request whose prompt is computed counts as decoding while it has at most this number of tokens to
+compute. So the tokens that a grammar forces do not wait for the budget of prefills."""
 
 LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
 """The range of `Request.rank`."""
@@ -50,11 +50,11 @@ LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
 class Request:
     """One generation, or one span of choices to be scored.
 
-    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind them may stand `known_len`
-    known tokens and `draft_len` draft tokens. They are computed together with the sequence, and each joins
-    it if it is the token that is chosen there. Known tokens come from the grammar's text or are the end of
-    the prompt (token healing); only a longer token that begins with the same text can replace one. Draft
-    tokens are speculative.
+    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind the sequence there may be
+    `known_len` known tokens and `draft_len` draft tokens. They are computed together with the sequence. A
+    known or draft token joins the sequence if the same token is chosen in its place. Known tokens come from
+    text that the grammar forces, or are the end of the prompt (token healing). Only a longer token that
+    begins with the same text can be chosen in place of a known token. Draft tokens are speculative.
     """
 
     def __init__(
@@ -66,46 +66,48 @@ class Request:
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
         self.adapter = adapter
-        """LoRA adapter of the request, held to the request's end."""
+        """The LoRA adapter of the request. It keeps its slot until the request ends."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues
-        """Output of an engine that has died, until it has been replayed."""
+        """The output that the request had on an engine that has died; None once it has been replayed."""
         self.arrival = arrival
         self.prompt_len = len(submit.ids)
         self.priority = submit.priority
         program = "" if submit.hint is None else submit.hint.program
         self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
-        """The request's flow, set by `Flows.join`; one of its own before."""
+        """The request's flow, set by `Flows.join`. Before that, a flow of its own."""
         self.uncached = self.prompt_len
-        """Prompt tokens that were not cached when the request was enqueued."""
+        """The number of prompt tokens that were not cached when the request was enqueued."""
         self.rank = 2 * submit.priority
-        """Rank, of which the higher goes first: twice the priority, less one while the flow yields."""
+        """Twice the priority, less one while the flow yields. Requests of higher rank go first."""
         self.order = (-self.rank, arrival)
-        """Sort key among running and among waiting requests: highest rank first, then oldest."""
+        """The sort key of running and of waiting requests: highest rank first; of equal ranks, the oldest."""
         self.max_tokens = max_tokens
         own_limit = any(one.uncounted for one in submit.preambles)
         self.answer_tokens = self.sampling.max_tokens if own_limit else None
-        """The most tokens behind the preambles that are `apart`, until these have ended."""
+        """The most tokens of the answer, which begins behind the `apart` preambles. None once the answer has
+        begun, and if `max_tokens` counts the preambles too."""
         self.answer_start = None if any(one.apart for one in submit.preambles) else 0
-        """Output tokens before the answer, to which `min_tokens` and stop tokens apply; None before it
-        begins."""
+        """The number of output tokens before the answer; None before the answer begins. `min_tokens` and stop
+        tokens apply to the answer only."""
         self.seed = self.sampling.seed or 0
 
         self.length = self.prompt_len
         self.computed_len = 0
-        """Tokens whose KV is in pages."""
+        """The number of tokens whose KV is in pages."""
         self.reported_len = self.prompt_len
-        """Tokens already reported, the prompt included. With logprobs a forced token is reported one step
-        late: the state before it gives its log-probability."""
+        """The number of tokens already reported, the prompt included. With logprobs a forced token is
+        reported one step late, because the state before it must be computed to give its log-probability."""
         self.known_len = 0
         self.draft_len = 0
         self.computes_ahead = True
-        """Known and draft tokens are computed before they are chosen. States cannot take that back."""
+        """True if known and draft tokens are computed before they are chosen. False in models with states: a
+        state cannot be taken back to an earlier token."""
         self.forks = submit.forks
         self.marks: list[int] = []
-        """Positions at which a pass is to end, in order, so that the state there can be kept."""
+        """Sorted positions at which a pass is to end, so that the state there can be kept."""
         self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
         self._ids[: self.prompt_len] = submit.ids
 
@@ -116,60 +118,63 @@ class Request:
         self.stats = RequestStats()
         self.speculation = SpeculationState()
         self.pooled = None if submit.pooling is None else PooledStates(submit.pooling)
-        """States of the prompt, where it is embedded."""
+        """The pooled states of the prompt; None unless the request asks for an embedding."""
         self.scoring: ScoringState | None = None
-        """The request's part of the choices, where these are scored."""
+        """The span of choices that the request computes; None unless choices are scored."""
         self.constrained: ConstrainedOutput | None = None
         self.healing: Healing | None = None
-        """Token healing, while the known tokens are the end of the prompt."""
+        """The state of token healing; None unless the known tokens are the end of the prompt."""
         self.program = Program(arrival)
-        """The request's program, set by `Programs.join`; one of its own before."""
+        """The request's program, set by `Programs.join`. Before that, a program of its own."""
         self.served_before = 0.0
-        """`Programs.served` at the arrival."""
+        """`Programs.served` when the request arrived."""
         self.deadline: int | None = None
-        """Number of admissions since the start after which no other request goes first."""
+        """Once the scheduler has made this number of admissions since its start, the request goes first. None
+        until the policy has looked at the request."""
         self.expired = False
-        """True where the `deadline` had passed at the admission: the request yields its place to nobody."""
+        """True if the `deadline` had passed when the request was admitted. It is then not retracted to admit
+        others."""
 
     def count_uncached(self, found: int) -> None:
-        """Set `uncached`, where the first `found` tokens need not be computed. A prefill that was broken off
-        counts as before."""
+        """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
+        was broken off before, `uncached` does not decrease."""
         uncached = max(0, self.prompt_len - found)
         begun = 0 < self.stats.reached < self.prompt_len
         self.uncached = max(self.uncached, uncached) if begun else uncached
 
     def share_prefix(self) -> int:
-        """Tokens that the newest request of the flow will compute for this one, which is the newest from now
-        on."""
+        """The number of tokens that this request shares with the newest request of its flow, which is still
+        prefilling; 0 if that one is not. This request becomes the newest."""
         newest, self.flow.newest = self.flow.newest, self
         if newest is None or not newest.prefilling or newest.scope != self.scope:
             return 0
         return min(common_prefix(self.ids, newest.ids), self.match_limit)
 
     def take_rank(self) -> None:
-        """Set `rank` and `order` by the state of the flow. Lists that are sorted by them must be sorted
-        anew."""
+        """Set `rank` and `order` by the state of the flow. The caller must sort lists by `order` anew."""
         self.rank = 2 * self.priority - self.flow.yields
         self.order = (-self.rank, self.arrival)
 
     @property
     def head(self) -> Request:
-        """The request that was submitted: this one, unless it scores a span of another's choices."""
+        """The request that was submitted: this one, unless it computes a span for the choices of another
+        request."""
         return self if self.scoring is None else self.scoring.head
 
     @property
     def lora(self) -> int:
-        """The slot of its LoRA adapter; below 0 for none."""
+        """The slot of the request's LoRA adapter; -1 without an adapter."""
         return -1 if self.adapter is None else self.adapter.slot
 
     @property
     def owner(self) -> str:
-        """The owner of its leases: a program's id, or its own."""
+        """The owner of the request's leases: the program's id, or the request's id if it has no program."""
         return self.rid if self.hint is None else self.hint.program
 
     @property
     def taker(self) -> str:
-        """Name, for people, of the request that takes pages: its program's, or its own id."""
+        """A name, for people, under which the request takes pages: name and id of its program, or the
+        request's id if it has no program."""
         return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
     @property
@@ -188,7 +193,8 @@ class Request:
         return int(self._ids[self.length - 1])
 
     def token_counts(self) -> TokenCounts:
-        """Counts of the tokens in `ids`, for the penalties. They are kept, and grow with the next call."""
+        """Counts of the tokens in `ids`, for the penalties. The object is kept, and the next call updates
+        it."""
         if self._counts is None:
             self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
         self._counts.extend(self.ids, self.prompt_len)
@@ -205,32 +211,33 @@ class Request:
 
     @property
     def extend_len(self) -> int:
-        """Tokens to be computed before the next one can be sampled."""
+        """The number of tokens to be computed before the next token can be sampled."""
         return self.length - self.computed_len
 
     @property
     def ahead_len(self) -> int:
-        """Known and draft tokens."""
+        """The number of known and draft tokens."""
         return self.known_len + self.draft_len
 
     @property
     def computed_ahead(self) -> int:
-        """Known and draft tokens that are computed with the sequence."""
+        """The number of known and draft tokens that are computed together with the sequence."""
         return self.known_len + self.draft_len if self.computes_ahead else 0
 
     @property
     def target_len(self) -> int:
-        """Tokens that need a place in the pages."""
+        """The number of tokens that need a place in the pages: sequence, known and draft tokens."""
         return self.length + self.known_len + self.draft_len
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt, and of its choices as far as they are computed."""
+        """The number of tokens of the prompt and, if choices are scored, of all choice tokens that must be
+        computed."""
         return self.prompt_len if self.scoring is None else self.scoring.choices.tokens
 
     @property
     def reached(self) -> int:
-        """Tokens, prompt and output, that were found in the tree or computed so far."""
+        """The number of tokens of the sequence that were found in the tree or computed so far."""
         return max(self.stats.reached, self.computed_len)
 
     @property
@@ -244,9 +251,10 @@ class Request:
         return self.max_tokens - max(0, self.length - self.prompt_len)
 
     def begin_answer(self, output_len: int) -> None:
-        """Note the end of the preambles that are `apart`, and let the answer have its own tokens and no more.
+        """If the `apart` preambles have ended, set `answer_start`, and set `max_tokens` to what the answer
+        may have.
 
-        output_len : output tokens that the grammar has read
+        output_len : the number of output tokens that the grammar has read
         """
         if self.answer_start is not None or self.constrained is None:
             return
@@ -255,14 +263,14 @@ class Request:
             return
         self.answer_start = output_len - begun
         if self.answer_tokens is not None:
-            # A jump may have spelled forced text in more tokens than the fewest.
+            # A jump may have spelled forced text in more tokens than needed, so more may be needed in all.
             needed = output_len + self.constrained.needed
             self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
             self.answer_tokens = None
 
     @property
     def answer_len(self) -> int:
-        """Number of output tokens that `min_tokens` and stop tokens apply to."""
+        """The number of tokens of the answer, to which `min_tokens` and stop tokens apply."""
         return 0 if self.answer_start is None else self.output_len - self.answer_start
 
     @property
@@ -282,7 +290,8 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Most tokens that may come from the tree: states that predict tokens must be computed."""
+        """The most tokens that may be taken from the tree. The tree has no hidden states, so the states that
+        predict tokens must be computed."""
         if self.scoring is not None:
             return self.scoring.span.first_state
         if self.wants_prompt_logprobs:
@@ -297,8 +306,8 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """True where log-probabilities of tokens that are not sampled are asked for: the prompt's, or forced
-        ones."""
+        """True if log-probabilities are asked for that sampling does not give: of prompt tokens, or of forced
+        tokens."""
         params = self.sampling
         return params.logprobs is not None or (
             params.prompt_logprobs_start is not None and not self.report.announced
@@ -306,15 +315,15 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True where log-probabilities of the prompt are asked for and have not been sent."""
+        """True if log-probabilities of the prompt are asked for and have not been sent."""
         return self.sampling.prompt_logprobs_start is not None and not self.report.announced
 
     @property
     def may_speculate(self) -> bool:
-        """True where draft tokens may be added.
+        """True if draft tokens may be added.
 
-        With log-probabilities under a grammar they may not: those of forced tokens are read off the step that
-        computes them.
+        They may not if log-probabilities are asked for under a grammar: the log-probabilities of forced
+        tokens are taken from the step that computes these tokens.
         """
         forced_logprobs = self.sampling.logprobs is not None and self.constrained is not None
         return (
@@ -326,7 +335,7 @@ class Request:
 
     @property
     def next_ahead(self) -> int | None:
-        """The known or draft token right behind the sequence."""
+        """The known or draft token right behind the sequence; None if there is none."""
         return int(self._ids[self.length]) if self.known_len or self.draft_len else None
 
     @property
@@ -334,7 +343,7 @@ class Request:
         return self.draft_len > 0 and self.known_len == 0
 
     def append(self, token: int) -> None:
-        """Add `token` to the sequence; known and draft tokens are void."""
+        """Add `token` to the sequence, and drop all known and draft tokens."""
         if self.healing is not None:
             # A longer token replaces the end of the prompt.
             self.report.replaced = self.known_len
@@ -385,12 +394,12 @@ class Request:
             self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.known_len else None
 
     def verify_draft(self, start: int, draft: np.ndarray) -> int:
-        """Compare the tokens appended from position `start` on with `draft`, (n,) int32, which was computed
-        there.
+        """Compare the tokens that were appended from position `start` on with `draft`, (n,) int32, which was
+        computed for these positions. Keep the rest of `draft` as draft tokens if all of them agree.
 
-        Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Both are computed then, 7
-        is the draft again, and the result is 2. Had 5 9 been appended, 9 would still have to be computed: the
-        result is 0.
+        Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Then both are computed, 7
+        stays a draft token, and the result is 2. If 5 9 had been appended, 9 would still have to be computed,
+        and the result would be 0.
 
         Returns the number of tokens appended, if all of them were in the draft, else 0.
         """
@@ -407,7 +416,8 @@ class Request:
         return added
 
     def usage(self, now: float, *, aborted: bool = False) -> Usage:
-        """Cost of the request so far. With `aborted`, prompt tokens that were never computed are left out."""
+        """The cost of the request so far. With `aborted`, prompt tokens that were neither found in the tree
+        nor computed are left out."""
 
         def since_arrival(moment: float | None) -> float:
             return 0.0 if moment is None else moment - self.arrival
@@ -450,7 +460,7 @@ class ScheduledRequest(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """True where the step computes all tokens of the request, so that it can sample the next one."""
+        """True if the step computes all tokens of the request and samples its next token."""
         request = self.request
         return self.stop == request.length + request.computed_ahead and request.budget_left > 0
 

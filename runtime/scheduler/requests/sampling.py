@@ -1,4 +1,4 @@
-"""The next token of each request in a step, and the log-probabilities that were asked for."""
+"""Choice of the next token of each request in a step, and the log-probabilities that were asked for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ramify.runtime.scheduler.requests.request import Request
 MASK64 = 2**64 - 1
 
 LOGPROB_ROWS = 64
-"""Rows whose logits are in memory at a time: 64 x 49k float32 are 13 MB."""
+"""The number of rows whose logits are in memory at a time. With 49k tokens, 64 rows of float32 take 13 MB."""
 
 
 Sampled = tuple[int, Logprob | None]
-"""A token, and its log-probability where that was asked for."""
+"""A token, and its log-probability; None in its place unless it was asked for."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,11 +39,11 @@ class RequestSampler:
         logits: torch.Tensor,
         meanwhile: Callable[[torch.Tensor], None] | None = None,
     ) -> list[Sampled]:
-        """A token for each of `places` from `logits`, (places, vocab), which are changed.
+        """Choose a token for each of `places` from `logits`, (places, vocab), which are overwritten.
 
-        A place is (request, draft_offset): the number of the request's draft tokens before the token to be
-        chosen. `meanwhile` is called with the tokens on the model's device, (places,) int64, before they are
-        waited for.
+        A place is (request, ahead): `ahead` is the number of the request's draft tokens before the token to
+        be chosen. `meanwhile` is called with the tokens on the model's device, (places,) int64, before the
+        host waits for them.
         """
         requests = [request for request, _ in places]
         rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
@@ -59,9 +59,10 @@ class RequestSampler:
         return list(zip(tokens, logprobs, strict=True))
 
     def at_once(self, request: Request) -> int:
-        """The number of next tokens that can be chosen together, each as if the draft before it were right.
+        """The number of next tokens that can be chosen together, each on the assumption that all draft tokens
+        before it are accepted.
 
-        It is 1 where a grammar or a penalty depends on the token before.
+        It is 1 if the choice of a token depends on the tokens before it, as with a grammar or a penalty.
         """
         if not request.draft_len or request.known_len or request.constrained is not None:
             return 1
@@ -72,9 +73,9 @@ class RequestSampler:
     def token_logprobs(
         self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int
     ) -> list[Logprob]:
-        """Log-probabilities of the request's tokens at positions ``[low, high)``, where low > start.
+        """The log-probabilities of the request's tokens at positions ``[low, high)``, with low > start.
 
-        `hidden` (tokens, hidden size) are the states of positions from `start` on.
+        `hidden` (tokens, hidden size) are the states of the positions from `start` on.
         """
         top = request.sampling.logprobs or 0
         found: list[Logprob] = []
@@ -87,10 +88,11 @@ class RequestSampler:
         return found
 
     def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """Masks of the tokens that each row of logits is needed for, None for all; empty where all are None.
+        """For each row of logits, the mask of the tokens whose logits are needed, or None if all are. Empty
+        if no request has a mask.
 
-        The first rows are one per request. Log-probabilities need the logits of all tokens. The rows of known
-        and draft tokens follow; their masks are not known yet.
+        The first rows are one per request. If log-probabilities are asked for, the logits of all tokens are
+        needed. The rows of known and draft tokens follow. Their masks are not known yet, so they have None.
         """
         if not any(each.constrained is not None or each.healing is not None for each in requests):
             return []
@@ -100,17 +102,17 @@ class RequestSampler:
     def row(
         self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
     ) -> SamplingRow:
-        """The sampling options of the token that stands `ahead` tokens behind the sequence.
+        """The sampling options of the token that comes `ahead` tokens behind the end of the sequence.
 
-        mask : the tokens that may come, (words,) int32; None for all
-        counts : the tokens that penalties count; None for those of the sequence
+        mask : the tokens that may come, (words,) int32; None if all may
+        counts : the token counts that penalties use; None: the counts of the sequence
         """
         params = request.sampling
         banned: tuple[int, ...] = ()
         if params.min_tokens and request.answer_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
             if mask is not None and allowed_among(mask, {*banned}) is not None:
-                banned = ()  # the grammar says that the text ends here
+                banned = ()  # the grammar allows a stop token here, and it decides where the text ends
         return SamplingRow(
             params=params,
             uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
@@ -123,7 +125,7 @@ class RequestSampler:
 
 
 def _mask(request: Request) -> np.ndarray | None:
-    """The tokens that may come next, (words,) int32; None for all."""
+    """The mask of the tokens that may come next, (words,) int32; None if all may."""
     mask = None if request.constrained is None else request.constrained.mask
     if request.healing is not None and request.next_ahead is not None:
         mask = request.healing.mask(request.next_ahead, mask)
@@ -131,10 +133,11 @@ def _mask(request: Request) -> np.ndarray | None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for the output token `position`, which is negative in a prompt that is healed.
+    """The random number in [0, 1) for the output token at `position`. While a prompt is healed, `position` is
+    negative.
 
-    It depends on these two alone, and not on whether the tokens before were sampled, forced, or computed
-    again after a retraction.
+    The number depends on `seed` and `position` alone. It does not depend on whether the tokens before were
+    sampled, forced, or computed again after a retraction.
     """
     # SplitMix64, one stream for each seed. Seeding a generator of Python's own takes 5 us.
     x = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15) & MASK64

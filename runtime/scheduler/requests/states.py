@@ -1,14 +1,14 @@
 """States of linear attention layers: a slot for each running request, and copies where others will begin.
 
 A state belongs to one position, and cannot be cut shorter as KV pages can. So a request can begin only where
-the tree holds a state, and a state is worth its slot only where a later request parts from this one. Such
-positions are known before they are computed:
+the tree holds a state. A state is worth its slot only at a position where a later request parts from the
+request that computes it. Such positions are known before they are computed:
 
     a waiting request shares its beginning with one that prefills      where the two part
     the tree has more tokens of a prompt than it has a state for       where that prompt parted from others
     requests inside a fork of a program                                what their prompts have in common
     the tokenizer says where a later prompt will go on differently     `Submit.forks`
-    a prompt ends, a request ends or is retracted                      there
+    a prompt ends, a request ends or is retracted                      at that position
     none of these for `GRID` tokens                                    at the end of a chunk
 
 The first four are marks, at which the scheduler ends a chunk of the prefill. The others cost no step.
@@ -24,17 +24,20 @@ from ramify.runtime.scheduler.requests.limits import TUNED
 from ramify.runtime.scheduler.requests.request import Request
 
 GRID = 1024
-"""Tokens without a state after which the end of a chunk is kept."""
+"""The number of tokens without a state after which the state at the end of a chunk is kept."""
 
 FEW_USES = 0.1
-"""Requests that are expected to begin from a state of the grid, or at the end of a prompt; elsewhere 1."""
+"""The number of requests that are expected to begin from a state at the end of a prompt, or from one that is
+kept because of `GRID`. From a state at a mark, 1 request is expected to begin."""
 
 
 class Copies:
-    """Copies of slots that the next pass makes first, all at once: each source is read before any is written.
+    """Copies between slots, made at the start of the next pass, all at once: every source is read before any
+    destination is written.
 
-    Requests and nodes may give slots away before their copies are made. So a copy of a copy that was not made
-    yet reads what that one reads, and a slot that is taken anew reads what was asked for last.
+    A slot may be given away and taken again before a copy to it is made. So a copy from a slot that itself
+    waits for a copy reads the source of that copy instead. Of several copies to one slot, only the last is
+    made.
     """
 
     def __init__(self) -> None:
@@ -49,16 +52,17 @@ class Copies:
             self._sources[destination] = source
 
     def take(self) -> list[tuple[int, int]]:
-        """All copies that were added since the last call: (source, destination)."""
+        """The copies to be made, as (source, destination); they are no longer pending."""
         taken = [(source, destination) for destination, source in self._sources.items()]
         self._sources.clear()
         return taken
 
 
 class RequestStates:
-    """Moves slots between requests and the prefix cache. All methods but `cut` need a cache with states.
+    """Moves state slots between requests and the prefix cache. All methods but `cut` need a cache with
+    states.
 
-    least : tokens that a state must save at least
+    least : the least number of tokens that a state must save
     """
 
     def __init__(self, cache: PrefixCache, least: int = TUNED.least_state) -> None:
@@ -66,15 +70,16 @@ class RequestStates:
         self._least = least
         self.copies = Copies()
         self.present = cache.state_counts().total > 0
-        """True where the model has states."""
+        """True if the model has states."""
 
     def available(self) -> bool:
-        """True where a request can be given a slot."""
+        """True if a request can be given a slot."""
         counts = self._cache.state_counts()
         return counts.in_use < counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
-        """Give a slot to `request`, which is admitted behind the tokens of `lock`; there must be one."""
+        """Give a slot to `request`, which is admitted behind the tokens of `lock`. A slot must be
+        available."""
         source = self._cache.use_state(lock)
         slot = self._cache.allocate_state()
         assert slot is not None
@@ -87,14 +92,15 @@ class RequestStates:
         forks = request.program.forks
         known = [len(forks[fork]) for fork in (request.hint.forks if request.hint else ()) if fork in forks]
         for position in (match.known, *request.forks, *known):
-            # An equal prompt has its last token computed again.
+            # If the whole prompt is in the tree, its last token is computed again.
             self._mark(request, min(position, request.length - 1))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
-        """True where `other`, which prefills, can leave a state for `request`.
+        """True if `other`, which prefills, can keep a state for `request`. If need be, adds a mark to
+        `other`.
 
-        shared : tokens that both begin with
-        matched : tokens that `request` finds in the tree without that state
+        shared : the number of tokens that both have in common
+        matched : the number of tokens that `request` finds in the tree without that state
         """
         if shared - matched < self._least:
             return False
@@ -102,13 +108,14 @@ class RequestStates:
         return any(mark > other.computed_len for mark in near) or self._mark(other, shared)
 
     def cut(self, request: Request, stop: int) -> int:
-        """The end of a pass from `computed_len` to `stop`, cut at the next mark."""
+        """The end of a pass of `request` that would end at `stop`: the next mark, if it comes before
+        `stop`."""
         place = bisect.bisect_right(request.marks, request.computed_len)
         return stop if place == len(request.marks) else min(stop, request.marks[place])
 
     def keep_copy(self, request: Request) -> None:
-        """Keep a copy of the state at the end of a pass of the prefill, if it is worth one. The pages are in
-        the tree."""
+        """Keep a copy of the state of `request` in the tree after a pass of its prefill, if the copy is worth
+        a slot. The computed pages must be in the tree already."""
         pages, end = request.pages, request.computed_len
         if pages.state is None or pages.lock is None or end - pages.kept_len < self._least:
             return
@@ -124,11 +131,12 @@ class RequestStates:
         pages.kept_len = end
 
     def give_back(self, request: Request, *, keep: bool) -> None:
-        """Give back the slot of `request`; with `keep` the tree gets it. Called while the lock is held."""
+        """Give back the slot of `request`. With `keep`, the tree keeps the slot and its state. Called before
+        the lock is released."""
         pages = request.pages
         if pages.state is None or pages.lock is None:
             return
-        # They differ where a pass has failed: nobody knows then what the slot holds.
+        # The lengths differ after a failed pass. Then the content of the slot is undefined.
         if keep and pages.state_len == pages.lock.length:
             self._cache.keep_state(pages.lock, pages.state)
         else:
@@ -136,9 +144,11 @@ class RequestStates:
         pages.state = None
 
     def _mark(self, request: Request, position: int) -> bool:
-        """End a pass of `request` at `position`, if it is worth that.
+        """Add a mark at `position` to `request`, if a state there is worth it. Returns True if the mark was
+        added.
 
-        Marks are `least` tokens apart: a nearer one behind `position` gives way.
+        Marks are at least `least` tokens apart. The new mark replaces a nearer mark behind `position`. If
+        there is a nearer mark before `position`, none is added.
         """
         pages, marks = request.pages, request.marks
         if (

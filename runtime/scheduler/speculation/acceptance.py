@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from ramify.runtime.scheduler.requests.request import Request
 
 LONGEST_MATCH = 8
-"""Tokens of the longest n-gram that is looked for by prompt lookup."""
+"""The length of the longest n-gram that prompt lookup looks for."""
 LEARNING_RATE = 1 / 32
-"""The weight of one verified draft token in the acceptance rate of its kind."""
+"""The weight of one verified draft token in the acceptance rate of its source and match length."""
 MOST = 15
-"""Draft tokens of a request in one step."""
+"""The most draft tokens of a request in one step."""
 MOST_IN_STEP = 32
-"""Draft tokens of all requests in one step: they add at most some 10 ms to the time between tokens."""
+"""The most draft tokens of all requests in one step. They add at most some 10 ms to the inter-token
+latency."""
 WAITING_SHARE = 0.25
-"""Share by which drafts of others may lengthen the step of a decoding request without a draft: it gets one
-token of the step, as ever, and waits longer for it."""
+"""While some decoding request has no draft, the drafts of other requests may lengthen a step by at most this
+share of its time: the request without a draft gets one token of the step all the same, and waits longer for
+it."""
 MOST_ROWS = 256
-"""Steps of more rows are prefills: their time says nothing about one row more."""
+"""Steps with more rows than this are prefills. Their time says nothing about the cost of one more row."""
 
 
 class DeviceRows(NamedTuple):
-    """Cost of rows on a kind of device before any step was measured, and bounds of a step.
+    """The assumed cost of rows on a kind of device before any step was measured, and bounds of a step.
 
-    base : rows that take as long as reading the weights
-    drafts : draft tokens of all requests in one step
-    most : steps of more rows are prefills
+    base : the number of rows whose computation takes as long as reading the weights
+    drafts : the most draft tokens of all requests in one step
+    most : steps with more rows are prefills
     """
 
     base: float
@@ -42,14 +44,16 @@ class DeviceRows(NamedTuple):
 
 
 ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
-"""Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
+"""Measured with 135 million int4 weights on two cores: 5.3 ms for a step and 0.42 ms for each row."""
 ON_CUDA = DeviceRows(128.0, 256, 2048)
-"""Assumed, not measured (docs/kernels.md). The base is below the 150 to 300 rows of 16-bit weights that the
-peaks of data sheets give (A100, H200, H100). With it 256 draft tokens triple the time of a step."""
+"""Assumed, not measured (docs/kernels.md). From the peak rates in data sheets (A100, H200, H100), the base
+would be 150 to 300 rows with 16-bit weights; a lower one is assumed. With it, 256 draft tokens triple the
+time of a step."""
 
 
 def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
-    """The outcome of `draft`: the grade of each token up to the first rejected one, and whether it came."""
+    """Yield (grade, True if accepted) for each token of `draft`, up to and including the first rejected
+    token. Stops where the sequence of `request` ends."""
     came = request.ids[draft.position : draft.position + len(draft.tokens)].tolist()
     for token, drafted, grade in zip(came, draft.tokens, draft.grades, strict=False):
         yield grade, token == drafted
@@ -58,14 +62,18 @@ def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
 
 
 class AcceptanceRates:
-    """The probability that a draft token is accepted if those before it were, by source and match length.
+    """The probability that a draft token is accepted if all draft tokens before it were, by source and match
+    length.
 
-    Rates of all requests together; the rate of a source rises with the number of tokens that matched. A draft
-    model's confidence takes the place of the length, in eighths.
+    The rates are those of all requests together. For the draft model, its confidence on a scale from 1 to
+    `LONGEST_MATCH` takes the place of the match length.
     """
 
     def __init__(self, first: Mapping[str, tuple[float, float]]) -> None:
-        """first : for each source the rates before any draft, at matches of one token and of the longest."""
+        """Begin with assumed rates.
+
+        first : for each source, the rate at a match of one token and the rate at a match of `LONGEST_MATCH`
+        """
         self._table = {
             source: [low + (high - low) * i / (LONGEST_MATCH - 1) for i in range(LONGEST_MATCH)]
             for source, (low, high) in first.items()
@@ -87,16 +95,17 @@ def rows_of(device: torch.device) -> DeviceRows:
 
 
 class StepCost:
-    """The time of a step of R rows, modelled as a + b R seconds from recent steps.
+    """A model of the time of a step of R rows: a + b R seconds, fitted to recent steps.
 
-    Ridge regression, with fading weights, to the prior slope mean_seconds / (base + mean_rows), weight
-    STIFFNESS; never below half the prior. Recent steps with nearly equal numbers of rows determine a slope
-    badly, and one that is too low would fill steps with draft tokens.
+    A ridge regression with fading weights. It pulls the slope b towards the prior slope, mean_seconds / (base
+    + mean_rows), with the weight `STIFFNESS`. The slope is at least half the prior slope, unless
+    `share_of_a_row` is called without `bounded`. If recent steps have nearly equal numbers of rows, they
+    determine the slope badly, and a slope that is too low would fill steps with draft tokens.
     """
 
     FADE = 0.98
     STIFFNESS = 64.0
-    """The weight of the slope that the device's `base` gives, in squared rows."""
+    """The weight of the prior slope, in squared rows."""
 
     def __init__(self, device: DeviceRows = ON_CPU) -> None:
         self.device = device
@@ -113,7 +122,7 @@ class StepCost:
         self._rows_seconds = self._rows_seconds * fade + rows * seconds
 
     def seconds_of(self, rows: int) -> float:
-        """The seconds of a step of `rows` rows; 0 before any step."""
+        """The expected seconds of a step of `rows` rows; 0 if no step has been measured."""
         if not self._weight:
             return 0.0
         return max(0.0, self._seconds / self._weight + self._slope() * (rows - self._rows / self._weight))
@@ -121,7 +130,7 @@ class StepCost:
     def share_of_a_row(self, rows: int, *, bounded: bool = True) -> float:
         """The time of one more row, as a share of the time of a step of `rows` rows.
 
-        bounded : the slope is at least half the prior
+        bounded : the slope is taken as at least half the prior slope
         """
         if not self._weight:
             return 1.0 / (self.device.base + rows)
@@ -130,7 +139,7 @@ class StepCost:
         return slope / step if step > 0 else 1.0
 
     def _slope(self, bounded: bool = True) -> float:
-        """Seconds of one more row."""
+        """The seconds that one more row takes."""
         mean, seconds = self._rows / self._weight, self._seconds / self._weight
         usual = seconds / (self.device.base + mean)
         variance = max(0.0, self._rows_rows / self._weight - mean * mean)
@@ -140,13 +149,14 @@ class StepCost:
 
 
 class StepDrafts:
-    """A step and its draft tokens so far: the rows it computes, and the tokens it is expected to give.
+    """A step with its draft tokens so far: the rows that it computes, and the tokens that it is expected to
+    give.
 
-    cost : the time of steps
-    rows : tokens that the step computes without drafts
-    tokens : tokens that the step is expected to give
-    decoding : number of requests that wait for a token of the step
-    least_gain : a draft token must promise this multiple of its cost
+    cost : the model of the time of steps
+    rows : the number of tokens that the step computes without draft tokens
+    tokens : the number of tokens that the step is expected to give without draft tokens
+    decoding : the number of requests that wait for a token of the step
+    least_gain : a draft token must promise at least this multiple of its cost
     """
 
     def __init__(self, cost: StepCost, rows: int, tokens: float, decoding: int, least_gain: float) -> None:
@@ -159,18 +169,19 @@ class StepDrafts:
             self.room = min(self.room, int(WAITING_SHARE / cost.share_of_a_row(rows)))
         self._beyond = cost.device.drafts - self.room
         self.share = max(1, self.room // max(1, decoding))
-        """Draft tokens of a request before others have had theirs."""
+        """The most draft tokens that a request gets before the other requests have had their turn."""
         self.seconds = 0.0
-        """Seconds spent by the draft model."""
+        """Seconds that the draft model has spent on this step."""
         self.price = self._price()
-        """Tokens that one more row must promise."""
+        """The number of accepted tokens that one more row must promise."""
 
     def lift(self) -> None:
-        """Lift the bound for drafts that others wait for: all decoding requests have drafts."""
+        """Lift the bound of `WAITING_SHARE`, because all decoding requests get drafts."""
         self.room, self._beyond = self.room + self._beyond, 0
 
     def longest(self, request: Request) -> int:
-        """The number of draft tokens that `request` may get once all others have drafts."""
+        """The number of draft tokens that `request` may still get if the bound of `WAITING_SHARE` is
+        lifted."""
         most = min(MOST - request.draft_len, request.budget_left - 1 - request.ahead_len)
         return min(most, self.room + self._beyond)
 
@@ -179,7 +190,8 @@ class StepDrafts:
         return min(self.longest(request), self.room)
 
     def price_of(self, seconds: float) -> float:
-        """Tokens that `seconds` of drafting must promise; infinite where no step has been measured."""
+        """The number of accepted tokens that `seconds` of drafting must promise; infinite if no step has been
+        measured."""
         step = self.cost.seconds_of(self.rows)
         return self._least_gain * self.tokens * seconds / (step + self.seconds) if step > 0 else math.inf
 

@@ -1,14 +1,14 @@
-"""The draft model: its passes over requests, and the KV that it has of them in pages of its own.
+"""The draft model: its passes over requests, and its KV of their tokens, in pages of its own.
 
-Example, in pages of 4 rows: the model has computed 7 of 8 tokens of a request, and the draft model 4.
+Example, in pages of 4 rows: the main model has computed 7 of 8 tokens of a request, and the draft model 4.
 
     tokens        a b c d | e f g h |
     draft model   ■ ■ ■ ■ | · · · · |       pass 1 computes e f g h, and gives x
                   ■ ■ ■ ■ | ■ ■ ■ ■ | ·     pass 2 computes x, and gives y
 
-A page has the same number in the pools of both models. So one page table serves both, and a page that is
-shared, copied or evicted is so for both. The draft model computes a request when it is to draft, not before:
-prompts of requests that never draft cost nothing.
+A page has the same number in the pools of both models. So one page table serves both models, and sharing,
+copying or evicting a page applies to both. The draft model computes the tokens of a request only when draft
+tokens are wanted for it. So requests without draft tokens cost it nothing.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ from ramify.runtime.scheduler.speculation.acceptance import (
 def check_draft(
     config: EngineConfig, shape: ModelShape, draft: ModelShape, tokenizer: Path, draft_tokenizer: Path
 ) -> None:
-    """Raises `UnsupportedField` where the draft model of shape `draft` cannot draft for the model of `shape`.
+    """Raise `UnsupportedField` if a draft model of shape `draft` cannot draft for the main model, of shape
+    `shape`.
 
-    tokenizer, draft_tokenizer : the folders of their tokenizers
+    tokenizer, draft_tokenizer : the folders of the tokenizers of the main model and of the draft model
     """
     name = f"draft_model {config.draft_model!r}"
     if draft.states is not None:
@@ -79,9 +80,11 @@ def check_draft(
 
 
 def _difference(tokenizer: Path, draft_tokenizer: Path) -> tuple[int, str | None, str | None] | None:
-    """The first token that differs, and its two spellings, None where there is none.
+    """The first token id with different spellings in the two tokenizers, and both spellings; None if all are
+    equal.
 
-    Tokens behind the last one of the shorter vocabulary do not count: there they are padding.
+    Ids behind the end of the smaller vocabulary do not count: in it they are padding. The spelling of an id
+    that a tokenizer does not have is None.
     """
     first, second = tokenizer_file(tokenizer), tokenizer_file(draft_tokenizer)
     if first.read_bytes() == second.read_bytes():
@@ -110,9 +113,9 @@ class Drafted(NamedTuple):
 
 
 class DraftModel:
-    """Computes what requests lack in the draft model's pages, and their next tokens by it.
+    """Runs the draft model: computes its KV of requests, and proposes their next tokens.
 
-    `cost` is the time of one pass with its choice of tokens, by rows.
+    `cost` models the time of one pass, the choice of tokens included, by the number of rows.
     """
 
     def __init__(
@@ -131,23 +134,24 @@ class DraftModel:
         self._clock = clock
         self._sampler = RequestSampler(runner, limits)
         self._rows = np.zeros(runner.pool.num_pages, dtype=np.int32)
-        """Number of rows that hold the draft model's KV of the page's tokens, by page: the first ones."""
+        """By page, the number of its first rows that hold the draft model's KV of the page's tokens."""
         self._grammars: dict[str, tuple[ConstrainedOutput, int]] = {}
-        """Grammars ahead of the requests' own, each with the number of tokens that it has read, by request
-        id."""
+        """By request id, a fork of the request's grammar that has read known and draft tokens as well, with
+        the number of tokens that it has read."""
 
     @property
     def seconds(self) -> float:
-        """The time of all passes so far."""
+        """The seconds of all passes so far."""
         return self._counters.draft_model_s
 
     def missing(self, request: Request) -> int:
-        """Tokens, known and draft tokens among them, that a pass must compute to give the next one."""
+        """The number of tokens of `request`, known and draft tokens included, that a pass must compute to
+        give the next draft token."""
         return request.target_len - self._start(request)
 
     def wrote(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> None:
-        """Note that the main model computes `plan` after `copies` of pages: rows that get other tokens hold
-        no KV of the draft model any more."""
+        """Follow the main model, which copies pages by `copies`, (source, destination), and then computes
+        `plan`. In rows that get new tokens, the draft model's KV is void from now on."""
         used = [(source, to) for source, to in copies if self._rows[source]]
         for source, to in copies:
             self._rows[to] = self._rows[source]
@@ -157,7 +161,7 @@ class DraftModel:
         for request, stop in plan:
             kv, start = request.speculation.kv, request.computed_len
             if kv is not None and kv.table is request.pages:
-                start = max(start, kv.computed)  # these tokens were computed by both, and stay
+                start = max(start, kv.computed)  # the rows before keep the draft model's KV
             if start < stop:
                 page, row = divmod(start, size)
                 table = request.pages.ids
@@ -165,20 +169,21 @@ class DraftModel:
                 self._rows[table[page + 1 : -(-stop // size)]] = 0
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """Note that `pages` hold other tokens now, of which this model has computed none."""
+        """Note that `pages` hold other tokens now. The draft model has computed none of these."""
         self._rows[list(pages)] = 0
 
     def begin_step(self) -> None:
-        """Begin a step: draft tokens of the last one are decided."""
+        """Begin a step: the draft tokens of the last step have been accepted or rejected."""
         self._grammars.clear()
 
     def catch_up(self, requests: Sequence[Request]) -> None:
-        """Compute up to `MOST_ROWS` tokens that `requests` lack, the last one of each excepted."""
+        """Compute up to `MOST_ROWS` tokens of `requests` that the draft model has not computed, except for
+        the last token of each request."""
         began, room = self._clock(), MOST_ROWS
         extensions = []
         for request in requests:
             kv = self._settled(request)
-            # A request before may compute a prefix that this one shares, in the same pass.
+            # An earlier request of this pass may compute a prefix that this one shares.
             kv.computed = max(kv.computed, self._marked(request))
             start, stop = kv.computed, min(request.length - 1, kv.computed + room)
             if start < stop:
@@ -190,8 +195,9 @@ class DraftModel:
             self._spent(MOST_ROWS - room, began)
 
     def next_tokens(self, requests: Sequence[Request]) -> list[Drafted]:
-        """One pass: the token behind the draft tokens of each request, chosen by its own options, random
-        number and grammar. Requests for which no page is free, or whose grammar allows none, are left out."""
+        """Run one pass. Returns the token behind the draft tokens of each request, chosen by the request's
+        own options, random number and grammar. Requests for which no page is free, or whose grammar allows no
+        token there, are left out."""
         began = self._clock()
         ready: list[Request] = []
         rows: list[SamplingRow] = []
@@ -220,8 +226,8 @@ class DraftModel:
         ]
 
     def _grammar_ahead(self, request: Request) -> tuple[bool, np.ndarray | None]:
-        """The grammar behind the known and draft tokens: whether it goes on, and the mask of the next
-        token."""
+        """Advance the request's grammar over its known and draft tokens. Returns whether a token may follow
+        them, and the mask of that token; None if all may."""
         if request.constrained is None:
             return True, None
         if not request.draft_len:
@@ -243,8 +249,8 @@ class DraftModel:
         self._counters.draft_model_tokens += rows
 
     def _logits(self, hidden: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
-        """Logits over the main model's vocabulary, (R, hidden) → (R, vocabulary): both may be padded
-        differently."""
+        """The logits over the main model's vocabulary, (R, hidden) → (R, vocabulary). The vocabularies of the
+        two models may be padded to different sizes."""
         wanted = self._limits.vocab_size
         if self._runner.model.config.vocab_size == wanted:
             return self._runner.logits(hidden, masks)
@@ -257,7 +263,7 @@ class DraftModel:
         return min(kv.computed + len(kv.ahead), request.target_len - 1)
 
     def _settled(self, request: Request) -> DraftKv:
-        """The request's draft KV, kept up to the first rejected token."""
+        """The `DraftKv` of `request`, in which KV of rejected draft tokens does not count."""
         kv = request.speculation.kv
         if kv is None or kv.table is not request.pages:
             kv = request.speculation.kv = DraftKv(request.pages, self._marked(request))
@@ -267,7 +273,8 @@ class DraftModel:
         return kv
 
     def _extension(self, request: Request, start: int, stop: int) -> Extension:
-        """The part of a batch for positions ``[start, stop)``, which count as computed from now on."""
+        """The part of a batch for positions ``[start, stop)`` of `request`. They count as computed from now
+        on."""
         kv = request.speculation.kv
         assert kv is not None
         computed = max(kv.computed, min(stop, request.length))
@@ -275,7 +282,8 @@ class DraftModel:
         return Extension(request.target_ids, start, stop, request.pages.ids)
 
     def _compute(self, request: Request, kv: DraftKv, computed: int, ahead: np.ndarray) -> None:
-        """Record that the first `computed` tokens of `request`, and `ahead` behind them, are computed."""
+        """Record that the first `computed` tokens of `request` are computed, and the tokens `ahead` behind
+        them."""
         size = self._pages.page_size
         first, (full, rows) = kv.computed // size, divmod(computed, size)
         table = request.pages.ids
@@ -285,7 +293,7 @@ class DraftModel:
         kv.computed, kv.ahead = computed, ahead
 
     def _marked(self, request: Request) -> int:
-        """The first tokens of `request` whose KV its pages hold, by the marks of the pages."""
+        """The number of first tokens of `request` whose KV of the draft model is in its pages, by `_rows`."""
         size = self._pages.page_size
         rows = self._rows[request.pages.ids[: -(-request.computed_len // size)]]
         partial = np.flatnonzero(rows < size)
@@ -294,19 +302,21 @@ class DraftModel:
 
 
 MODEL = "model"
-"""Name of the draft model as a source of drafts."""
+"""The name of the draft model among the sources of drafts."""
 FIRST_RATE = 0.7
-"""Assumed acceptance rate of the draft model until tokens of it have been verified."""
+"""The assumed acceptance rate of the draft model's tokens, until some have been verified."""
 PROBE_SHARE = 0.01
-"""Share of the time for probes of a draft model that does not pay."""
+"""While the draft model does not pay, this share of the time is spent on probes: drafts that test whether it
+pays now."""
 MOST_PROBE_S = 1.0
-"""Most seconds that are saved up for probes."""
+"""The most seconds that are saved up for probes."""
 READY = MOST + 2
-"""Most tokens that a request may lack and draft at once: a step may leave that number."""
+"""A request drafts at once if the draft model lacks at most this number of its tokens. One step may leave as
+many. If it lacks more, it must catch up first."""
 
 
 class ModelDrafts:
-    """Draft tokens by the draft model, for the requests of a step together."""
+    """Proposes draft tokens by the draft model, for all requests of a step together."""
 
     def __init__(self, model: DraftModel, rates: AcceptanceRates, limits: Limits) -> None:
         self._model = model
@@ -315,21 +325,22 @@ class ModelDrafts:
         self._rate = FIRST_RATE
         self._probe_s = 0.0
         self._drafts = False
-        """True where the last pass was worth its time."""
+        """True if the draft model was found worth its time in the last step."""
 
     def chance(self, request: Request) -> float:
-        """The probability that the model's next token is accepted, before it is known."""
+        """The probability that the draft model's next token of `request` is accepted, before the token is
+        known."""
         return request.speculation.model_acceptance.rate(self._rate)
 
     def is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
-        """True where a draft token by the model promises more, its pass paid, than one of probability
-        `chance`."""
+        """True if a draft token by the draft model, less the cost of its pass, promises more than a looked-up
+        token that is accepted with probability `chance`."""
         if not self._drafts or self._model.missing(request) > READY:
             return False
         return self.chance(request) - step.price_of(self._model.cost.seconds_of(1)) > chance
 
     def learn(self, request: Request) -> None:
-        """Compare the last draft with what came."""
+        """Compare the last draft with the tokens that were appended, and learn from that."""
         speculation = request.speculation
         draft, speculation.model_draft = speculation.model_draft, None
         for grade, accepted in () if draft is None else outcomes(request, draft):
@@ -338,7 +349,8 @@ class ModelDrafts:
             speculation.model_acceptance.learn(accepted=accepted)
 
     def propose_drafts(self, requests: Sequence[Request], step: StepDrafts) -> None:
-        """Give `requests` the draft tokens that are worth their passes and rows, or probe."""
+        """Give `requests` the draft tokens that are worth their passes and rows. If none are, probe now and
+        then."""
         began = self._model.seconds
         self._propose(requests, step)
         step.seconds = self._model.seconds - began
@@ -363,15 +375,19 @@ class ModelDrafts:
             self._probe(min(requests, key=model.missing), step)
 
     def _pays(self, promised: Mapping[Request, float], rows: int, step: StepDrafts) -> bool:
-        """True where a pass of `rows` tokens is worth its seconds by the tokens that it is expected to
-        give."""
+        """True if a pass of `rows` tokens is worth its time. `promised` has the expected number of accepted
+        tokens that the pass gives, by request."""
         needed = step.price_of(self._model.cost.seconds_of(rows)) + step.price * len(promised)
         return bool(promised) and sum(promised.values()) >= needed
 
     def _is_due(self, request: Request, missing: int, step: StepDrafts, among: int) -> bool:
-        """True where `request` lacks many tokens, and has decoded for as long as computing them takes. An
-        output that has been long will be long: so computing them pays, or takes at most as long as the output
-        did."""
+        """True if the draft model is to catch up with `request`: it lacks more than `READY` tokens, and
+        `request` has decoded for as long as computing these takes. An output that has been long will probably
+        go on for long. If it does not, the time lost is at most the time that the output has taken.
+
+        missing : the number of tokens that the draft model lacks
+        among : the number of requests that share the time of a step
+        """
         cost, steps = self._model.cost, step.cost.seconds_of(step.rows) / among
         return missing > READY and cost.seconds_of(missing) <= request.output_len * steps
 
@@ -402,7 +418,8 @@ class ModelDrafts:
             request.speculation.model_draft = draft if draft.tokens else None
 
     def _probe(self, request: Request, step: StepDrafts) -> None:
-        """Draft one token of `request`, or compute some that it lacks, if there are seconds for that."""
+        """Draft one token of `request`, if the saved seconds allow. If the draft model lacks more than
+        `READY` of its tokens, compute some of these instead."""
         missing = self._model.missing(request)
         seconds = self._model.cost.seconds_of(min(missing, MOST_ROWS))
         if seconds > self._probe_s:

@@ -1,15 +1,15 @@
 """Speculative decoding: proposes draft tokens, which the next step verifies.
 
-A draft token is accepted where the request's own draw, with its own random number and under its grammar, is
-that very token. So outputs are the same as without speculation. Prompt lookup looks through three sources:
-the prefix tree, where an equal prompt went on before; the request's own tokens; and recent outputs of its
-cache scope. Where it finds nothing, or nothing likelier than a draft model's token, the draft model proposes
-if there is one (Leviathan et al., arXiv 2211.17192).
+A draft token is accepted if the request's own choice, by its own random number and under its grammar, is the
+same token. So outputs are the same as without speculation. Prompt lookup searches three sources: the prefix
+tree, in which an earlier equal prompt may go on; the request's own tokens; and recent outputs of its cache
+scope. If prompt lookup finds no token that is likelier than a token of the draft model, the draft model
+proposes, if there is one (Leviathan et al., arXiv 2211.17192).
 
 One more row costs little while reading the weights takes most of a step, and much in a full batch. So a draft
-token is proposed where the probability that it is accepted outweighs the time that its row takes from all
-requests of the step. A request without a draft waits for the drafts of others: while there is one, they
-lengthen a step by a quarter at most (`StepDrafts`).
+token is proposed only if the probability that it is accepted outweighs the time that its row costs all
+requests of the step. A decoding request without a draft has to wait for the drafts of other requests. While
+there is such a request, drafts lengthen a step by a quarter at most (`StepDrafts`).
 """
 
 from __future__ import annotations
@@ -42,24 +42,27 @@ log = logging.getLogger("ramify")
 
 
 CAPACITY = 8192
-"""Output tokens remembered of a scope: looking through them takes about 8 us."""
+"""The number of output tokens that are remembered of each scope. Searching them takes about 8 us."""
 SCOPES = 64
 CONTEXT = LONGEST_MATCH
-"""Prompt tokens remembered in front of each output, so that its first tokens can be found."""
+"""The number of prompt tokens that are remembered in front of each output, so that a match can find its first
+tokens."""
 _END = -1
 
 
 class Found(NamedTuple):
-    """The last `length` tokens of the sequence also stand right before `place`."""
+    """A match: the last `length` tokens of the sequence are also the `length` tokens right before `place`."""
 
     place: int
     length: int
 
 
 def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
-    """The latest of the longest matches of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32.
+    """The longest match of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32; of several, the
+    last one.
 
-    A match at the very end of `tokens` does not count, as nothing follows it.
+    A match at the very end of `tokens` does not count, because no token follows it. None if there is no
+    match.
     """
     places = np.flatnonzero(tokens[:-1] == end[-1]) + 1
     if not len(places):
@@ -75,8 +78,8 @@ def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
 
 
 def copied(tokens: np.ndarray, place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on. Where `tokens` end, the copy repeats itself: from place 1 of "a b c",
-    5 tokens are "b c b c b"."""
+    """`count` tokens of `tokens` from `place` on. If `tokens` end before, the copied part is repeated: from
+    place 1 of "a b c", 5 tokens are "b c b c b"."""
     found = tokens[place : place + count].tolist()
     period = len(found)
     while len(found) < count:
@@ -105,13 +108,13 @@ class RecentOutputs:
         return None if ring is None else find(ring.tokens, end)
 
     def following(self, scope: str, place: int, count: int) -> list[int]:
-        """Tokens from `place` on, at most `count`, to the end of their output."""
+        """At most `count` tokens from `place` on, up to the end of the output that `place` is in."""
         found: list[int] = self._scopes[scope].tokens[place : place + count].tolist()
         return found[: found.index(_END)] if _END in found else found
 
 
 class _Ring:
-    """Outputs one after the other, each with an end mark; new outputs overwrite the oldest."""
+    """Outputs one after the other, each followed by an end mark. New outputs overwrite the oldest."""
 
     def __init__(self) -> None:
         self.tokens = np.full(CAPACITY, _END, dtype=np.int32)
@@ -129,18 +132,20 @@ class _Ring:
 
 
 FREE_PAGES = 4
-"""Free pages a request below which there are no drafts: a draft is not worth a retraction."""
+"""Nothing is drafted unless more than this number of pages is available for each request: a draft is not
+worth a retraction."""
 MAX_PAUSE = 1024
-"""Steps between two lookups of a request at most."""
+"""The most steps between two lookups for a request."""
 LOOKUPS = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
-"""Acceptance rates of each source at a match of one token and of `LONGEST_MATCH`, until drafts have been
-verified."""
+"""For each source, the assumed acceptance rates at a match of one token and of `LONGEST_MATCH` tokens, until
+drafts have been verified."""
 FIRST_RATES = LOOKUPS | {MODEL: (0.3, 0.95)}
-"""Acceptance rates of all sources; a draft model's are at the least and the greatest confidence."""
+"""The assumed acceptance rates of all sources. Those of the draft model are for its least and greatest
+confidence."""
 
 
 class Drafter:
-    """Proposes draft tokens to decoding requests, and learns from how many are accepted."""
+    """Proposes draft tokens for decoding requests, and learns from their acceptance."""
 
     def __init__(
         self,
@@ -167,8 +172,8 @@ class Drafter:
         self.cost = StepCost(rows)
 
     def propose_drafts(self, running: Sequence[Request]) -> None:
-        """Give each decoding request of a step the draft tokens that are worth their rows. After an error no
-        request gets any more."""
+        """Give each decoding request of a step the draft tokens that are worth their rows. An error switches
+        speculation off for good."""
         self._drafting_s = 0.0
         if not self._enabled or not running:
             return
@@ -183,16 +188,16 @@ class Drafter:
             self._drafting_s = step.seconds
 
     def learn_cost(self, rows: int, seconds: float) -> None:
-        """A step of decoding requests alone took `seconds`, with those of drafting."""
+        """Learn from a step of decoding requests alone, which took `seconds`, drafting included."""
         self.cost.learn(rows, seconds - self._drafting_s)
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """`pages` now hold other tokens."""
+        """Note that `pages` hold other tokens now."""
         if self.model is not None:
             self.model.overwritten(pages)
 
     def ended(self, request: Request) -> None:
-        """Learn from the last draft, and remember the output."""
+        """Learn from the last draft of `request`, which ends, and remember its output for prompt lookup."""
         if not self._enabled:
             return
         with self._off_after_an_error():
@@ -223,11 +228,12 @@ class Drafter:
         if self._by_model is None:
             return
         if len(requests) == decoding:
-            step.lift()  # it drafts for all the others together
+            step.lift()  # the draft model drafts for all the other requests
         self._by_model.propose_drafts(without, step)
 
     def _look_up(self, request: Request, step: StepDrafts, longest_pause: int) -> bool:
-        """Give `request` the first tokens of prompt lookup that are worth their rows, if there are any."""
+        """Look up a draft for `request`, and give `request` its first tokens, as far as they are worth their
+        rows. Returns True if there are any."""
         speculation = request.speculation
         if speculation.pause > 0:
             speculation.pause -= 1
@@ -246,8 +252,8 @@ class Drafter:
         return found
 
     def _add(self, request: Request, step: StepDrafts, most: int) -> bool:
-        """Give `request` up to `most` further tokens of its draft, while they are worth their rows. Whether
-        there were any."""
+        """Give `request` up to `most` further tokens of its draft, while they are worth their rows. Returns
+        True if there were any."""
         draft, had = request.speculation.draft, request.draft_len
         for place, (token, chance) in enumerate(self._chances(request, draft) if draft and most > 0 else ()):
             if place < had:
@@ -260,13 +266,13 @@ class Drafter:
         return request.draft_len > had
 
     def _draft(self, request: Request, most: int) -> Draft | None:
-        """The likeliest draft of the three sources."""
+        """The likeliest of the drafts from the three sources; None if there is no draft."""
         ids = request.target_ids
         end = ids[-LONGEST_MATCH:]
         found: list[Draft] = []
         following = self._cache.following(ids, request.scope, most)
         if following:
-            # Equal prompts go on alike or not: the longer the outputs have been equal, the likelier.
+            # The longer the outputs behind equal prompts have been equal, the likelier they go on equally.
             length = max(1, len(ids) - request.prompt_len)
             found.append(looked_up("tree", length, len(ids), following))
         own = find(ids, end)
@@ -280,7 +286,8 @@ class Drafter:
         return max(found, key=lambda draft: self._rates.rate_of(draft.source, draft.grades[0]), default=None)
 
     def _chances(self, request: Request, draft: Draft) -> Iterator[tuple[int, float]]:
-        """Each draft token, and the probability that it and those before it are accepted."""
+        """Yield each token of `draft` with the probability that it and all draft tokens before it are
+        accepted."""
         chance = 1.0
         for token, grade in zip(draft.tokens, draft.grades, strict=True):
             general = self._rates.rate_of(draft.source, grade)
@@ -291,7 +298,8 @@ class Drafter:
         return self._by_model is not None and self._by_model.is_better(request, chance, step)
 
     def _learn(self, request: Request) -> None:
-        """Compare the last lookup's draft with what came, whether or not it was worth verifying."""
+        """Compare the draft of the last lookup with the tokens that were appended, even if it was not
+        verified, and learn from that."""
         speculation = request.speculation
         draft, speculation.draft = speculation.draft, None
         if draft is not None:
@@ -301,5 +309,5 @@ class Drafter:
 
 
 def looked_up(source: str, length: int, position: int, tokens: list[int]) -> Draft:
-    """The draft of a match of `length` tokens."""
+    """A draft from `source`: `tokens`, which follow a match of `length` tokens."""
     return Draft(source, list(range(length, length + len(tokens))), position, tokens)
