@@ -69,7 +69,7 @@ class ReplicaFleet:
     prefill
         Names of the prefill replicas, which compute prompts for the others.
     single
-        The fleet has one replica and gets no other: its counters carry no replica's name, and requests are sent
+        The fleet has one replica and gets no other: counters carry no replica names, and requests are sent
         without placement.
     placement
         Chooses replicas; None for a new `Placement`.
