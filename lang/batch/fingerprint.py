@@ -1,4 +1,4 @@
-"""A readable record of a batch's program, options, backend and model, and the difference of two records.
+"""A readable record of a batch's program, options, backend and model, and the difference between two records.
 
     LABELS = ("yes", "no")                  values  LABELS: ('yes', 'no')
     class Order(BaseModel): …               code    Order: the class's source
@@ -52,13 +52,13 @@ READABLE: tuple[type, ...] = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
-"""Types with a repr that is complete and the same in every process."""
+"""Types whose repr is complete and the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options without effect on outputs."""
 DEEPEST = 5
-"""Levels of nested containers and objects that are followed."""
+"""Number of levels of nested containers and objects that are followed."""
 LONGEST_VALUE = 4000
-"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
+"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole text."""
 SHOWN = 60
 """Most characters of a line or value in a message."""
 
@@ -66,7 +66,7 @@ Record = dict[str, Any]
 
 
 class Recorded(Protocol):
-    """A program, by the attributes that its record is made of."""
+    """The attributes of a program from which its record is made."""
 
     body: Callable[..., Any]
     bound: dict[str, Any]
@@ -82,8 +82,10 @@ def record_of(
     info: ModelInfo,
     loras: Mapping[str, str],
 ) -> Record:
-    """Record of a program: a mapping for each part in `SAID`, and one of source code. `loras` maps LoRA
-    adapters to their revisions."""
+    """Record of a program: a mapping for each part in `SAID`, and one mapping of source code.
+
+    `loras` maps LoRA adapters to their revisions.
+    """
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -135,13 +137,13 @@ def _without_credentials(url: str) -> str:
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:
-    """Whether Ramify made the function: it is a program, or the body that runs a graph."""
+    """Whether `function` was made by Ramify: a program, or a body that runs a graph."""
     module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
     return str(module).startswith("ramify.")
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function inside one that Ramify made."""
+    """The user's function that `function`, made by Ramify, wraps; any other function itself."""
     while _is_ours(function) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -222,7 +224,7 @@ class _Reader:
                 self.value(name if place == self._home else f"{place}.{name}", value)
 
     def value(self, name: str, value: Any, depth: int = 0) -> None:
-        """Record a value that the program reaches by `name`."""
+        """Record a value that the program reaches under `name`. `depth` is its level of nesting."""
         if _is_plain(value):
             self.values[name] = _recorded(_repr(value, name))
         elif depth <= DEEPEST and self._is_new(value):
@@ -262,7 +264,7 @@ class _Reader:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _reached(self, value: Any, name: str) -> None:
-        """Record a function or class: by its source if it is the user's, else by its name."""
+        """Record a function or class: its source if it is the user's, else its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
         if not is_users(module):
@@ -274,8 +276,10 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Names that `code` loads from outside, each with its directly following attributes:
-    ``prompts.FEW_SHOT``."""
+    """Global and closure names that `code` loads, each with the attributes that directly follow it.
+
+    Example: ``prompts.FEW_SHOT``.
+    """
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -319,7 +323,10 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """repr of `value`, the same in every process; a checksum of it if `name` looks like a secret's."""
+    """repr of `value`, the same in every process.
+
+    If `name` looks like that of a secret, a checksum of the repr.
+    """
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):
@@ -365,7 +372,7 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """First difference of two records as one line; None if they differ in comments and layout at most."""
+    """First difference between two records as one line; None if at most comments and layout differ."""
     for part, said in SAID.items():
         if part == "values":  # behind options and arguments: the code's change says more than a value's
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
@@ -393,7 +400,7 @@ def _code_difference(old: Mapping[str, str], new: Mapping[str, str], body: str) 
 
 
 def _normal(source: str) -> str:
-    """`source` without comments and layout."""
+    """`source` without comments, blank lines and formatting."""
     try:
         return ast.dump(ast.parse(source))
     except SyntaxError:
@@ -412,7 +419,7 @@ def _line_difference(old: str, new: str) -> str:
 
 
 def _lines(source: str) -> list[tuple[int, str, str]]:
-    """(line number, tokens, text) of each line with code."""
+    """(line number, tokens, text) of each line that contains code."""
     texts = source.splitlines()
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     found: dict[int, list[str]] = {}
