@@ -122,8 +122,8 @@ class ReplayBackend:
 
     If a request was recorded several times, an answer to the same step of the program is taken first,
     otherwise the answers in the order of recording. Raises `NotRecorded` for a request that was not recorded,
-    or was recorded fewer times than it is sent. The error shows the difference from the most similar recorded
-    request.
+    or was recorded fewer times than it is sent. If the request was not recorded at all, the error shows how
+    it differs from the most similar recorded request.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -66,8 +66,8 @@ class SubmittedProgram:
         self._error: RamifyError | None = None
         """Error that all later requests raise. It is set when the stream has ended."""
         self._lost: set[str] = set()
-        """Places of requests that failed transiently at the server, and are sent again as requests of their
-        own."""
+        """Places of requests that failed transiently or were lost at the server. They are sent again as
+        requests of their own."""
         self._alone = False
         """Whether any request was sent as a request of its own."""
 
