@@ -71,7 +71,7 @@ class AnswerStore:
         return tuple([_stored(chunk) for chunk in chunks])
 
     def put(self, key: bytes, chunks: Sequence[TextChunk], model: str) -> None:
-        """Store an answer under `key`, unless `key` already has one. `model` is the model's fingerprint."""
+        """Store an answer under `key`, unless `key` already has one. `model` is the model's name."""
         data = msgspec.msgpack.encode([msgspec.structs.replace(chunk, rid="") for chunk in chunks])
 
         def write(database: sqlite3.Connection) -> None:

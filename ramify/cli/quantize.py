@@ -1,4 +1,4 @@
-"""`ramify quantize`: writes a model with quantised weights, and reports the loss of quality."""
+"""`ramify quantize`: writes a copy of a model with quantised weights, and reports the loss of quality."""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
-    """The result of `work` on an engine that is started for it, or on a server."""
+    """Run `work` on an engine that is started for it, or on the server that --endpoint names; returns its
+    result."""
     engine = engine_of(options)
     if engine is not None:
         with engine:
@@ -129,7 +130,8 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
 
 
 def _rows(options: argparse.Namespace) -> tuple[Callable[[Any], int], str]:
-    """The function that runs rows on a backend, and the command that goes on with them."""
+    """A function that runs the rows on a backend, and the command line that continues the batch after an
+    interruption."""
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--input needs --output.", field="output")
     if options.output is not None:
@@ -185,8 +187,10 @@ def load(place: str) -> Any:
 
 
 def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:
-    """``key=value`` pairs as keyword arguments of `program`; with `complete` all required ones must be
-    given."""
+    """Parse ``key=value`` pairs to keyword arguments of `program`.
+
+    With `complete`, all required arguments must be given.
+    """
     parameters = inspect.signature(program.body, eval_str=True).parameters
     arguments: dict[str, Any] = {}
     for pair in pairs:
@@ -212,7 +216,10 @@ def _run_rows(
     price: tuple[float, float, float] | None,
     backend: Any,
 ) -> int:
-    """The exit status: 1 where a row failed, in this run or an earlier one, or was left out."""
+    """Run the rows and print the summary; returns the exit status.
+
+    It is 1 if a row failed, in this run or an earlier one, or if the batch was stopped.
+    """
     program = program.bind(**common)
     found = _run_batch(program, rows, options, backend)
     # With the rows on standard output, what is said about them goes to standard error.
