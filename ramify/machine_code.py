@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 KIND = "compiled"
 MOST_BYTES = 500_000_000
-"""Bound on the size of all machine code, in bytes. The least recently used folders are removed first. One
-folder takes about 25 MB."""
+"""Bound on the size of all machine code, in bytes. The folders that were compiled longest ago are removed
+first. One folder takes about 25 MB."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 

@@ -13,10 +13,11 @@ MAX_TOP_LOGPROBS = 64
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096
-"""Most characters of all stop strings together: each is compared with the end of the text after every
-token."""
+"""Most characters of all stop strings together. They are bounded as after every token each is compared with
+the end of the text."""
 MAX_TOKEN_IDS = 4096
-"""Most entries of logit_bias, and of stop_token_ids: all are looked at for every token."""
+"""Most entries of logit_bias, and most of stop_token_ids. They are bounded as all entries are looked at for
+every token."""
 
 
 _RANGES = {
@@ -34,7 +35,7 @@ _RANGES = {
     "prompt_logprobs_start": (0, math.inf, "0 or more"),
     "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
 }
-"""Field → least value, greatest value, and how an error names them."""
+"""Field → (least value, greatest value, text of the range in errors)."""
 _OPTIONAL = frozenset(["max_tokens", "logprobs", "prompt_logprobs_start", "seed"])
 
 
