@@ -15,7 +15,7 @@ The modules beside this file, `html` and `tool_calls` are shared by both halves,
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-x
+Layers, lowest first: own modules; html; tool_calls; programs; bench; ray; cli.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Constraints on the output of a generation: one type for schemas, regular expressions, grammars and
-choices."""
+"""Constraints on the output of a generation: schemas, regular expressions, grammars and choices."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Retry:
     def attempts(self, longest: float | None = None) -> Iterator[Attempts]:
         """Begin a block in which one request is sent, repeatedly if need be.
 
-        Yields its `Attempts`. `longest`: a lower bound on `retry_for`.
+        Yields its `Attempts`. If `longest` is less than `retry_for`, it takes the place of `retry_for`.
         """
         attempts = Attempts(self, self.retry_for if longest is None else min(longest, self.retry_for))
         try:

@@ -1,5 +1,4 @@
-"""Sampling options under the names that users give, mapped to fields of
-`ramify.sampling_params.SamplingParams`.
+"""Sampling options under the names that users give, mapped to fields of `SamplingParams`.
 
 Accepted are the names of the fields, and the names of SGLang in `SPELLINGS` and `LOGPROB_OPTIONS`. Any other
 name is refused.

@@ -1,5 +1,4 @@
-"""Helpers for texts: shortening, tokens that are only a part of a character, and strings that are not
-Unicode."""
+"""Helpers for texts: shortening, tokens that are a part of a character, and strings that are not Unicode."""
 
 from __future__ import annotations
 

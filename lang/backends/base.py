@@ -22,19 +22,25 @@ class Backend(Protocol):
 
     - ``await_tools(program, branch, tools)``, of a backend with a prefix cache: is told that the branch
       continues when these tools have returned.
+
     - ``abort(rid)``, of a backend that can end a request early and still report its usage: the chunks of
       `generate` then end soon, with finish reason "abort" and the usage.
+
     - ``tool_results(place, calls)``, of a backend whose tools run elsewhere: returns the results of the calls
       as text. `place` is the position in the tree of calls (`Call.place`).
+
     - ``tools_returned(place, results)``: is told the results of tools that ran in this process.
 
     Optional attributes:
 
     - ``retry``, a `ramify.retry.Retry`: requests are sent again after `transient` errors.
+
     - ``answers``, a `ramify.answers.AnswerStore`: answers are kept there, and equal requests are answered
       from it.
+
     - ``priority``, of a backend that honours `Generate.priority`: the priority of requests that set none, or
       None. In a batch, None means `ramify.priority.BATCH`.
+
     - ``lora``, of a backend with LoRA adapters: the default adapter of requests. Such a backend also has a
       coroutine ``lora_revisions()``, which returns name → revision. A revision changes with the adapter's
       weights.

@@ -1,5 +1,4 @@
-"""Answers of OpenAI-compatible endpoints as `TextChunk`s: streams, whole bodies, and answers that break
-off."""
+"""Answers of OpenAI-compatible endpoints as `TextChunk`s: streams, whole bodies, and broken-off answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Backends that record the answers of another backend and replay them without it, to test programs
-offline."""
+"""Backends that record the answers of another backend, and replay them to test programs offline."""
 
 from __future__ import annotations
 

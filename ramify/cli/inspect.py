@@ -1,5 +1,7 @@
-"""`ramify inspect`: describes a model, its memory and the options that would be refused, without loading
-weights."""
+"""`ramify inspect`: describes a model, its memory and the options that would be refused.
+
+The weights are not loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,23 +1,22 @@
-"""``POST /v1/programs``: runs a program, given as a graph, on the server, without a client round trip between
-calls.
+"""``POST /v1/programs``: runs a program, given as a graph, on the server, without a round trip between calls.
 
 The body:
 
 - ``graph``: `ramify.graph.Graph`, as ``fn.compile().graph()`` gives it.
 - ``arguments``: one object of arguments, or ``rows``: a list of such objects. Without either the graph runs
-once. - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for
-every gen
+  once.
+- ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
 - ``cache_scope``, ``priority``: as in ``POST /generate``; ``lora``: the LoRA adapter of steps that set none.
-- ``timeout``, ``max_total_tokens``, ``max_calls``: limits of each run of the graph, as for ``run``. -
-``stream``: answer with server-sent events, ended by ``[DONE]``. - ``events``, with ``stream``: ``nodes`` (the
-default) sends ``{row, node, branch, name, value, usage,
+- ``timeout``, ``max_total_tokens``, ``max_calls``: limits of each run of the graph, as for ``run``.
+- ``stream``: answer with server-sent events, ended by ``[DONE]``.
+- ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
   finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
-  for each request when it has ended. ``chunks`` sends the same events while text is generated. Both are meant
-  for Ramify's own client.
+  for each request when it has ended; ``chunks`` sends such events while text is generated. Both are meant for
+  Ramify's own client.
 
 The last event of a row is ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is
-``{"rows": […]}``, a list of such objects. The event of a node, request or row that failed has ``failed``:
+``{"rows": […]}``, a list of these objects. The event of a node, request or row that failed has ``failed``:
 ``{code, message, …}``. If there is one row and it fails before its first event was sent, the answer is that
 error, with its HTTP status.
 """
