@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         from importlib.metadata import version
 
-        value = version("ramify-llm")  # the distribution; `ramify` is what is imported
+        value = version("ramify-llm")  # the name of the distribution; the package is `ramify`
     elif name.startswith("_") or (value := _unsupported(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

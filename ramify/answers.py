@@ -139,7 +139,7 @@ class AnswerStore:
                 field="cache",
                 remedy="Name another file.",
             )
-        with suppress(sqlite3.OperationalError):  # another process is just changing the mode
+        with suppress(sqlite3.OperationalError):  # another process is changing the mode now
             database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
 
@@ -155,9 +155,10 @@ def _stored(chunk: TextChunk) -> TextChunk:
 
 # --- fork ---
 
-# A connection may not be carried into a child, not even to close it there: closing releases the locks that
-# the process holds by others (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So no file is
-# open during a fork. The locks are held, so that the child gets them free.
+# A child may not use a connection of its parent, not even to close it: closing releases the file locks that
+# the process holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So
+# all files are closed before a fork. The fork happens while the stores' thread locks are held, so that no
+# other thread holds one in the child.
 _stores: weakref.WeakSet[AnswerStore] = weakref.WeakSet()
 _forking = threading.Lock()
 _held: list[AnswerStore] = []

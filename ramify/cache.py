@@ -165,10 +165,10 @@ def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T])
         with held:
             try:
                 _publish(folder, entry)
-            except FileNotFoundError as error:  # `ramify cache --clear` was quicker
+            except FileNotFoundError as error:  # `ramify cache --clear` has removed it meanwhile
                 log.warning("%s could not be kept: %s", entry, error)
             except OSError as error:
-                # The kernel may drop pages that it could not write, mapped ones too.
+                # The kernel may drop pages that it could not write, even if they are mapped.
                 log.error(
                     "%s could not be written to disk: %s. The weights of the running model are mapped from "
                     "it and may be lost: restart the engine.",
@@ -252,7 +252,7 @@ def _lock(entry: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not, where a forked process has the file as well
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not unlock if a forked process has the file
 
 
 def _flush(path: Path) -> None:

@@ -58,7 +58,7 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return future.result(SIGNAL_CHECK_S)
             if future.done():
-                return future.result()  # the TimeoutError was the coroutine's own
+                return future.result()  # the coroutine itself raised the TimeoutError
     except BaseException:
         future.cancel()
         raise

@@ -136,7 +136,7 @@ def keep_outside_the_package() -> None:
 
     For other functions numba's own choice of folder remains.
     """
-    from numba.core.caching import CacheImpl, _CacheLocator  # 0.3 s, which not every process needs
+    from numba.core.caching import CacheImpl, _CacheLocator  # takes 0.3 s, and not every process needs it
 
     class Locator(_CacheLocator):
         """The location of one function's machine code (an interface of numba)."""
@@ -149,7 +149,7 @@ def keep_outside_the_package() -> None:
             return str(self._folder)
 
         def get_source_stamp(self) -> str:
-            return ""  # the folder's name has the sources
+            return ""  # the folder's name depends on the sources
 
         def get_disambiguator(self) -> str:
             return self._name

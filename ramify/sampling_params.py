@@ -110,7 +110,7 @@ class SamplingParams(
             raise _out_of_range("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         for field in ("max_tokens", "min_tokens", "top_k", "prompt_logprobs_start"):
             value = getattr(self, field)
-            if value is not None and value >= 2**63:  # msgpack's integers end there
+            if value is not None and value >= 2**63:  # msgpack's integers have 64 bits
                 raise _out_of_range(field, value, "below 2**63")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise _out_of_range("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")

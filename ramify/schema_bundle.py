@@ -133,7 +133,7 @@ def _with_bundles(
     try:
         root = _parsed(source)
     except (ValueError, RecursionError):
-        return source  # the compiler says what is wrong
+        return source  # the compiler will report the error
     size = _Size(kind, len(source.encode()))
     bundles = [
         _Bundle(schema, place, find, size) for schema, place in schemas(root) if isinstance(schema, dict)
@@ -467,7 +467,7 @@ class SchemaFolder:
         for file in files:
             name = file.relative_to(folder).as_posix()
             try:
-                check_size("file", file.stat().st_size)  # unread, as it can never be put beside another
+                check_size("file", file.stat().st_size)  # not read: it is too large to embed
                 text = file.read_text("utf-8-sig")
                 _, names = _names(text, "")
             except (OSError, ValueError, RecursionError, InvalidConstraint) as error:
@@ -527,7 +527,7 @@ class SchemaFolder:
 def _version(file: Path) -> tuple[int, int]:
     try:
         stat = file.stat()
-    except OSError:  # it has gone since
+    except OSError:  # the file has been removed since
         return 0, 0
     return stat.st_mtime_ns, stat.st_size
 

@@ -116,7 +116,7 @@ class RuntimeEndpoint:
                     for chunk in event.chunks:
                         yield chunk
         except InvalidRequest as error:
-            if error.field == "model":  # the server came back with another one
+            if error.field == "model":  # the server was restarted with another model
                 forget_model_info(self)
             raise
         finally:

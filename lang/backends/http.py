@@ -256,7 +256,7 @@ class HttpClient:
                         self._target + path,
                         data=data,
                         headers=headers,
-                        skip_auto_headers=("content-type",),  # aiohttp's says that no body is no JSON
+                        skip_auto_headers=("content-type",),  # aiohttp would send one without a body
                         proxy=self._proxy,
                         allow_redirects=False,
                         trace_request_ctx=reused,
@@ -331,9 +331,9 @@ def _close(
 ) -> concurrent.futures.Future[None] | None:
     """Close `session` on its loop `loop`. May be called in any thread, and while the interpreter ends."""
     if process != os.getpid() or loop.is_closed():
-        # It can be neither used nor freed. aiohttp would report the session of a closed loop when it is
-        # freed, also at the interpreter's end. Closing what a forked child inherited would stop the parent
-        # from hearing of that connection: both share one epoll instance.
+        # The session can be neither used nor freed. If its loop is closed, aiohttp would print a warning when
+        # the session is freed, also at the interpreter's end. If a forked child closed the sessions that it
+        # inherited, the parent would get no more events of their connections: both share one epoll instance.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         return None
     return asyncio.run_coroutine_threadsafe(session.close(), loop)

@@ -327,7 +327,7 @@ class OpenAI:
         except (LookupError, TypeError):
             return False
         except NotFound as error:
-            if error.remedy is not None:  # a base_url without /v1
+            if error.remedy is not None:  # the remedy is for a base_url without /v1
                 raise
             return False
 

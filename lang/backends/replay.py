@@ -80,7 +80,7 @@ class RecordingBackend(Wrapper):
             again = raised.transient and getattr(getattr(self, "retry", None), "retries", 0) != 0
             raise
         finally:
-            if not again:  # the recording has the attempt that answers
+            if not again:  # the recording keeps only the attempt that is answered
                 self._write(
                     Exchange(
                         number=number,

@@ -107,7 +107,7 @@ class SubmittedProgram:
             except NotFound:  # the server was restarted, or a balancer has chosen another one
                 self._lost.add(place)
                 if self._reader is not None:
-                    self._reader.cancel()  # what comes next is sent by itself
+                    self._reader.cancel()  # further requests are sent as requests of their own
                     await asyncio.wait((self._reader,))
 
     async def abort(self, rid: str) -> None:
@@ -147,7 +147,7 @@ class SubmittedProgram:
                 async for found in events:
                     failed = None if found.failed is None else remote(from_info(found.failed))
                     if found.tools is not None:
-                        continue  # this process runs the calls when it has read them
+                        continue  # this process runs the calls itself, from the chunks
                     if found.request is None:
                         error = failed or error
                         continue
@@ -160,7 +160,7 @@ class SubmittedProgram:
         except RamifyError as raised:
             error = raised
         finally:
-            error.transient |= bool(self._lost)  # the server has not run what came after a lost request
+            error.transient |= bool(self._lost)  # the server has not run requests after a lost one
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)

@@ -127,7 +127,7 @@ class Breaker(Generic[T]):
         return attempt
 
     def _next(self, running: int) -> Attempt[T] | None:
-        if self._again and not self._open:  # a probe is a new row: the old one may be what fails
+        if self._again and not self._open:  # prefer a new row as probe: a failed one may be the cause
             return self._again.popleft()
         row = next(self._rows, None)
         self._read_all = row is None
@@ -202,7 +202,7 @@ class Breaker(Generic[T]):
         if self._failing_since is None:
             self._failing_since = now
         if self._open and not probed:
-            return  # one of the rows that were running when the circuit opened
+            return  # the row was running when the circuit opened
         pause = min(FIRST_PAUSE_S * 2 ** min(self._pauses, 10), LONGEST_PAUSE_S)
         self._open = True
         self._pauses += 1

@@ -274,13 +274,13 @@ class ResultsFile:
             self._length += len(data) + 1
             if not self.is_stream and time.monotonic() - self._synced > SYNC_S:
                 self._sync()
-        except BrokenPipeError:  # the reader has enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as error:
             self._broken = True
             if not self.is_stream:
                 with contextlib.suppress(OSError):
-                    self._file.truncate(self._length)  # without the part of the line
+                    self._file.truncate(self._length)  # drop the incomplete line
             raise unwritten(self.path, error, "" if self.is_stream else AGAIN) from error
 
     def _sync(self) -> None:

@@ -92,7 +92,7 @@ def record_of(
     for name, value in program.bound.items():
         if name in program.arg_names:
             reader.value(f"{body.__qualname__}.{name}", value)
-    if program.traced is not None:  # compiled: values that were given then are in the graph
+    if program.traced is not None:  # compiled: the graph contains the values given then
         reader.values["graph"] = _recorded(msgspec.json.encode(program.traced.graph).decode())
     given = _Reader(body.__module__)
     for name, value in arguments.items():
@@ -124,8 +124,8 @@ def _backend(backend: object) -> Record:
     url = getattr(backend, "base_url", None)
     if isinstance(url, str):
         found["url"] = _without_credentials(url)
-    inner = getattr(backend, "backend", None)  # of a recording
-    parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # of a router
+    inner = getattr(backend, "backend", None)  # a recording wraps another backend
+    parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # a router has several
     return found | {name: repr(_backend(part)) for name, part in parts.items()}
 
 
@@ -181,7 +181,7 @@ class _Reader:
         if id(function) in self._recorded:
             return
         self._recorded.add(id(function))
-        while name in self.code:  # a decorator's function has the name of the one that it wraps
+        while name in self.code:  # a wrapper may have the name of the function it wraps
             name += ", wrapped"
         self.code[name] = masked(_source(function))
         for parameter, default in inspect.signature(function).parameters.items():
@@ -192,7 +192,7 @@ class _Reader:
         for free, cell in cells:
             try:
                 closure[free] = cell.cell_contents
-            except ValueError:  # not bound yet
+            except ValueError:  # a cell that is not bound yet
                 continue
         self._chains(_chains(function.__code__), {**function.__globals__, **closure}, function.__module__)
 
@@ -212,7 +212,7 @@ class _Reader:
         """Record the value of each chain of names, such as ``prompts.FEW_SHOT``."""
         for first, *rest in chains:
             if first not in scope:
-                continue  # builtin, or not known here
+                continue  # a builtin, or a name that is not in `scope`
             name, value = first, scope[first]
             place = module
             while isinstance(value, types.ModuleType) and rest:
@@ -230,7 +230,7 @@ class _Reader:
         elif depth <= DEEPEST and self._is_new(value):
             try:
                 self._object(name, value, depth)
-            except Exception:  # an object whose attributes raise, or are made up as they are asked for
+            except Exception:  # an object whose attributes raise, or exist under any name
                 self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _object(self, name: str, value: Any, depth: int) -> None:
@@ -374,7 +374,7 @@ SAID = {
 def difference(old: Record, new: Record) -> str | None:
     """First difference between two records as one line; None if at most comments and layout differ."""
     for part, said in SAID.items():
-        if part == "values":  # behind options and arguments: the code's change says more than a value's
+        if part == "values":  # after options and arguments; code first, as its change says more
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
             if found is not None:
                 return found
@@ -382,7 +382,7 @@ def difference(old: Record, new: Record) -> str | None:
         for name in [*before, *(name for name in after if name not in before)]:
             was, now = before.get(name), after.get(name)
             if part == "loras" and None in (was, now):
-                continue  # loaded or unloaded since: the program that names it would fail without it
+                continue  # loaded or unloaded since; a program that needs it would fail
             if was != now:
                 return f"{said.format(name=name)} was {_shown(was, now)}, is {_shown(now, was)}"
     return None
@@ -412,10 +412,10 @@ def _line_difference(old: str, new: str) -> str:
         if was is None or now is None or was[1] != now[1]:
             number = (was or now or (0,))[0]
             before, after = (None if line is None else line[2] for line in (was, now))
-            if was and now and before == after:  # they differ in the later lines of a long string
+            if was and now and before == after:  # the difference is in later lines of a long string
                 before, after = was[1], now[1]
             return f"line {number} was {_shown(before, after)}, is {_shown(after, before)}"
-    return "its layout"  # where the source does not parse
+    return "its layout"  # only where the source does not parse
 
 
 def _lines(source: str) -> list[tuple[int, str, str]]:

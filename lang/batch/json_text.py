@@ -45,7 +45,7 @@ def canonical(value: Any) -> bytes:
     try:
         return _encoded(value, _stable, "deterministic")
     except Exception:
-        return b"\0" + b" ".join(_parts(value))  # no JSON begins with it
+        return b"\0" + b" ".join(_parts(value))  # no JSON text begins with a zero byte
 
 
 def valid(text: str) -> str:
@@ -55,7 +55,7 @@ def valid(text: str) -> str:
 
 def _encoded(value: Any, hook: Callable[[Any], Any], order: Literal["deterministic"] | None) -> bytes:
     data = msgspec.json.encode(value, enc_hook=hook, order=order)
-    if b"null" not in data:  # msgspec writes NaN so
+    if b"null" not in data:  # msgspec writes NaN and infinities as null
         return data
     plain = _finite(msgspec.to_builtins(value, enc_hook=hook, str_keys=True, order=order))
     return msgspec.json.encode(plain, order=order)
@@ -91,7 +91,7 @@ def _known(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
-        convert = getattr(type(value), name, None)  # not of the value: a mock has whatever it is asked for
+        convert = getattr(type(value), name, None)  # not that of the value: a mock has any attribute
         if callable(convert):
             return convert(value, **options)
     return value
@@ -128,5 +128,5 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield b"<%d" % len(one) + b" ".join(sorted(map(canonical, one)))
         else:
             yield type(one).__qualname__.encode()
-            with contextlib.suppress(Exception):  # of a user's type
+            with contextlib.suppress(Exception):  # raised by a user's type
                 stack.append(_stable(one))

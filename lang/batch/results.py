@@ -94,7 +94,7 @@ class RowReader:
     """
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
-        if plan.key is not None and isinstance(rows, list | tuple):  # others may be readable only once
+        if plan.key is not None and isinstance(rows, list | tuple):  # any other may be readable only once
             check_keys(rows, plan.key)
         self._plan = plan
         self._rows = rows

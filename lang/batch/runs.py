@@ -228,7 +228,7 @@ class _InOrder:
         return self
 
     def __next__(self) -> tuple[int, Any]:
-        # Rows that failed transiently are told from a dead backend by the answers that others get.
+        # While rows wait after a failure, further rows may begin: their answers show that the backend lives.
         limit = self._ahead + self.breaker.waiting * ATTEMPTS
         if len(self._begun) + len(self._ended) >= limit:
             raise StopIteration

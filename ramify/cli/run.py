@@ -222,7 +222,7 @@ def _run_rows(
     """
     program = program.bind(**common)
     found = _run_batch(program, rows, options, backend)
-    # With the rows on standard output, what is said about them goes to standard error.
+    # If the rows go to standard output, messages about them go to standard error.
     said = functools.partial(
         print, file=sys.stderr if descriptor(options.output or "") == STANDARD_OUTPUT else None
     )
@@ -264,7 +264,7 @@ def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select")]
     for name in dict.fromkeys(names):
         if name not in state:
-            continue  # of a branch; the tree below shows it
+            continue  # a variable of a branch; the tree below shows it
         try:
             value = state[name]
         except ProgramError:  # raised below

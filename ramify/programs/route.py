@@ -116,7 +116,7 @@ class _ProgramStream(EventStream):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._end()  # where the stream has not begun, or breaks off
+            self._end()  # in case the stream has not begun, or breaks off
 
     def _end(self) -> None:
         if self._run and self._programs.get(self._run) is self._tools:
@@ -202,7 +202,7 @@ async def _events(
                 _raise_failed(event.data)
             first = False
             yield sse_event({"row": event.row, **event.data})
-    end()  # before the client hears of it, and may use the id again
+    end()  # before the client learns of the end and may use the id again
     yield DONE
 
 

@@ -56,7 +56,7 @@ class Model:
         if config.threads is None:
             cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
             config = dataclasses.replace(config, threads=max(1, int(cores)))
-        # Ray has set CUDA_VISIBLE_DEVICES; which cores are whose it does not say.
+        # Ray has set CUDA_VISIBLE_DEVICES, but does not assign particular cores to an actor.
         self._host = EngineHost(config, share=whole())
         await self._host.start()
 
@@ -210,8 +210,8 @@ def replicas(deployment: Deployment) -> serve.Application:
     model = serve.deployment(Model, name="Model").options(
         **scaling,
         **_stopping(deployment),
-        logging_config={"enable_access_log": False},  # it has a line for each message
-        # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
+        logging_config={"enable_access_log": False},  # it would have a line for each message
+        # The frontend limits requests (429). A limit here would delay messages about running requests, too.
         max_ongoing_requests=2 * deployment.most_requests,
         ray_actor_options={"num_cpus": cluster.cpus_per_replica, "num_gpus": cluster.gpus(server)},
         request_router_config=RequestRouterConfig(

@@ -71,7 +71,7 @@ class Columns:
         for name in variables:
             column = f"outputs.{name}" if name in given or name in FIXED else name
             columns[column] = [line["outputs"].get(name) for line in lines]
-        for name in self._found:  # of earlier batches
+        for name in self._found:  # columns of earlier batches
             columns.setdefault(name, [None] * len(lines))
         for name, values in columns.items():
             rows = rows.append_column(name, self._array(name, values))

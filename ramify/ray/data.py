@@ -141,7 +141,7 @@ def map_program(
         min_size=least, max_size=most, max_concurrent_calls_per_actor=TASKS_IN_ACTOR
     )
     with warnings.catch_warnings():
-        # Ray 2.64 is going to take max_restarts in another way; VERSION is pinned.
+        # Ray 2.64 will take max_restarts in another way. VERSION is pinned to 2.60.
         warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
         return dataset.map_batches(
             ProgramActor,

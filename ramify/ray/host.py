@@ -265,7 +265,7 @@ class EngineHost:
             session.put(Reply(rid=rid, lora=adapter.revision))
         elif isinstance(message, UnloadLora) and self._leave_adapter(name, message.name):
             session.put(Reply(rid=rid))
-        elif rid != HEARTBEAT:  # the engine core has heartbeats of its own, whose answers go to all
+        elif rid != HEARTBEAT:  # answers to the engine core's own heartbeats go to all sessions
             if rid:
                 engine_id = session.engine_id(rid)
                 message = msgspec.structs.replace(message, rid=engine_id)
@@ -376,7 +376,7 @@ class EngineHost:
     def _gave_up(self, error: EngineError) -> None:
         self._gone = error
         self._end_all(error.message)
-        self._up.set()  # who waits for the engine core hears of it
+        self._up.set()  # wakes the sessions that wait, which then raise
 
 
 def _decoded(message: bytes) -> ToTokenizer | Failed:

@@ -77,7 +77,7 @@ class ProgramActor:
         for values in rows.to_pylist():
             arguments = {name: values[name] for name in names}
             key = None if self._work.key is None else values[self._work.key]
-            # Without a key all columns tell rows apart, not only those that the program takes.
+            # Without a key, a row is identified by all columns, not only by those that the program takes.
             ids.append(self._id(values if self._work.key is None else arguments, key))
             found = None if self._finished is None else self._finished.find(ids[-1])
             lines.append(found or asyncio.wrap_future(self._feed.run(arguments, (ids[-1], key))))

@@ -114,7 +114,7 @@ class Parts:
                     if text.startswith(HEADER):
                         header = read_header(text)
                         current[str(header.get("header"))] = difference(header, self._recorded) is None
-                    elif text.startswith(LINE) and text.endswith(b"\n"):  # else the actor died while writing
+                    elif text.startswith(LINE) and text.endswith(b"\n"):  # else torn: the actor has died
                         line = msgspec.json.decode(text, type=_Line)
                         if self._stands(line, current.get(line.header, False)):
                             yield file, offset, line.digest
@@ -159,7 +159,7 @@ class Finished:
         wanted = np.uint64(int(row_id[:16], 16))
         first = int(np.searchsorted(self._ids, wanted))
         last = int(np.searchsorted(self._ids, wanted, side="right"))
-        for at in range(last - 1, first - 1, -1):  # the ids of an entry are 64 bits; the line has all 128
+        for at in range(last - 1, first - 1, -1):  # `_ids` has 64 bits of an id, the line 128
             with self._paths[int(self._files[at])].open("rb") as file:
                 file.seek(int(self._offsets[at]))
                 line: dict[str, Any] = msgspec.json.decode(file.readline())

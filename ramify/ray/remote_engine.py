@@ -147,7 +147,7 @@ class RemoteEngine:
             answer = decode_answer(found)
         except (
             Exception
-        ) as error:  # the KV snapshot is lost; where the replica is lost too, the session tells
+        ) as error:  # the KV snapshot is lost; the loss of a replica is reported by the session
             answer = Failed(rid=message.rid, error=EngineError(_reason(error)).to_info())
         if session == self._session and self._up:
             self._last_message = time.monotonic()
@@ -209,7 +209,7 @@ class RemoteEngine:
             self._events.restarted()
         else:
             self._started.set_result(None)
-        self.send(GetTree())  # of an engine core that others have used, too
+        self.send(GetTree())  # the tree is not empty if other frontends have used the engine core
 
 
 def _reason(result: BaseException) -> str:

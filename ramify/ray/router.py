@@ -29,7 +29,7 @@ class PlacedRequestRouter(RequestRouter):  # type: ignore[misc]
             return [[found]]
         if not pending_request.future.done():
             pending_request.future.set_exception(listed.ReplicaGone(name))
-        return [candidate_replicas]  # any of them: Serve sees first that the call is done
+        return [candidate_replicas]  # the choice has no effect: the call is already done
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take Serve's new list. Replicas that drain are kept, for messages about their requests."""

@@ -96,7 +96,7 @@ class RowFeed:
             self._futures[number] = future
         self._inbox.rows.append(Row(number, values, identity))
         self._arrived.set()
-        with contextlib.suppress(RuntimeError):  # the loop of the last rows has just closed
+        with contextlib.suppress(RuntimeError):  # the event loop of the last rows has just closed
             self._wake()
         return future
 

@@ -82,7 +82,7 @@ class ReplicaSnapshots:
 
         page_bytes, page_size : bytes, and tokens, of a page of this engine core
         """
-        # Twice: as a file, and as an object in the same shared memory.
+        # Twice the size: a file, and an object in the same shared memory.
         room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // page_size
         try:
             work = self._snapshots.export(message.ids, message.scope, message.skip, room=room)

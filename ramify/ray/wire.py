@@ -106,16 +106,16 @@ class Transport(Protocol):
     async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
         """Send message `number`.
 
-        Returns when the replica has received it; for a `Generate`, when the request has ended.
-
-        Raises `NoSession`, and the replica's failure."""
+        Returns when the replica has received it; for a `Generate`, when the request has ended. Raises
+        `NoSession`, and the replica's error.
+        """
 
     async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
         """Send an `ExportPrefix`.
 
-        Returns the answer, and the KV snapshot for `import_`, None if there is none.
-
-        Raises `NoSession`, and the replica's failure."""
+        Returns the answer, and the KV snapshot for `import_`, None if there is none. Raises `NoSession`, and
+        the replica's error.
+        """
 
     async def import_(self, replica: str, session: str, message: bytes, snapshot: Any) -> bytes:
         """Send an `ImportPrefix` with its KV snapshot; returns the answer.

@@ -36,8 +36,8 @@ class ChannelParser:
 
     def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
         self._with_calls, self._reasoning = calls, reasoning
-        self._text = ""  # in no event yet
-        self._controls: list[int] = []  # where control tokens begin in it
+        self._text = ""  # text that is in no event yet
+        self._controls: list[int] = []  # positions in it at which control tokens begin
         self._kind: Literal["header", "reasoning", "content", "call"] = "header"
         self._json = JsonEnd()
         self._calls = 0

@@ -197,5 +197,5 @@ def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement
     for left in enforcement.unenforced:
         found = tool_at(left.schema, tools)
         told.append(left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1]))
-    # The schema of a tool stands in the constraint twice where there may be several calls.
+    # If several calls are allowed, the constraint contains the schema of a tool twice.
     return replace(enforcement, unenforced=tuple(dict.fromkeys(told)))

@@ -57,7 +57,7 @@ class CallParser:
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self._format = tool_format
-        self._text = ""  # in no event yet
+        self._text = ""  # text that is in no event yet
         self._state: Callable[[], Iterator[Event]] | None = self._content
         """The method that consumes the next text; None after the end of the calls."""
         self._literal = ""
@@ -162,7 +162,7 @@ def overlap(text: str, pattern: str) -> int:
 
 def common_start(texts: Sequence[str]) -> str:
     """The longest common prefix of `texts`."""
-    low, high = min(texts), max(texts)  # what these two share, all share
+    low, high = min(texts), max(texts)  # the common prefix of these two is that of all
     length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
     return low[:length]
 
