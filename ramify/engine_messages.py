@@ -102,7 +102,7 @@ class Abort(Message, frozen=True, kw_only=True):
 class AwaitTools(Message, frozen=True, kw_only=True):
     """A branch of a program continues when all of these tools have returned.
 
-    The expected time of that orders the branch's leases.
+    The branch's leases are ordered by the expected time of their return.
     """
 
     program: str

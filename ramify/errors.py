@@ -156,9 +156,9 @@ class BudgetExceeded(RamifyError):
     It is the cause of the `ProgramError` of each step that failed by it.
 
     `field` is the option that sets the limit: ``timeout``, ``max_total_tokens`` or ``max_calls``. `bound` is
-    the option's value. `spent` is the amount spent when the step ended, in seconds, tokens or calls. Both are
-    None if a server sent the error. A step may also fail while `spent` is less than `bound`, if its prompt
-    needs more tokens than are left.
+    the option's value. `spent` is the amount spent when the step ended, in seconds, tokens or calls. `bound`
+    and `spent` are None if a server sent the error. A step may also fail while `spent` is less than `bound`,
+    if its prompt needs more tokens than are left.
     """
 
     code = "budget_exceeded"

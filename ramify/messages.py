@@ -170,7 +170,7 @@ state of the last token. "mean": the mean over all tokens."""
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The output so far of a request whose engine core has died.
 
-    On another one, the request continues after this output.
+    On another engine core, the request continues after this output.
     """
 
     ids: tuple[int, ...]
@@ -411,7 +411,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """A score for each choice, in their order; set with `finish` where choices are scored."""
+    """A score for each choice, in the order of the choices. Set together with `finish` if choices are
+    scored."""
     usage: Usage | None = None
     """The usage. Set with `finish`, and on the first chunk of a request with `every_s`."""
     finish: Finish | None = None
@@ -530,8 +531,8 @@ class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     answers.
     """
     kept: Literal["turn", "user", "always"] = "turn"
-    """How long thoughts stay in the prompt. "turn": until the end of their turn. "user": until the next user
-    turn. "always": for ever."""
+    """The time for which thoughts stay in the prompt. "turn": until the end of their turn. "user": until the
+    next user turn. "always": for ever."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sending a request again after a failure that may pass: exponential backoff with full jitter.
+"""Retries of requests after transient failures: exponential backoff with full jitter.
 
     attempt 1   503, Retry-After: 2     wait 2 s and a random part of 0.5 s
     attempt 2   connection refused      wait a random part of 1 s

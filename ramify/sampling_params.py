@@ -62,13 +62,14 @@ class SamplingParams(
     min_p: float = 0.0
     """Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082)."""
     repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+    """Divides the positive and multiplies the negative logits of tokens in prompt or output (arXiv
+    1909.05858)."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already in the output (OpenAI API reference)."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output (OpenAI API reference)."""
     logit_bias: dict[int, float] = {}
-    """Token id to a number added to its logit."""
+    """Token id → number that is added to the token's logit."""
     seed: int | None = None
     """Seed of this request's random numbers. None: the engine gives it one."""
     stop: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class SamplingParams(
 
     @property
     def penalises(self) -> bool:
-        """Some penalty is set, so that logits depend on earlier tokens."""
+        """Whether any penalty is set, so that logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self) -> SamplingParams:

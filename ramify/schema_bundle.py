@@ -106,7 +106,7 @@ def bundled(source: str, find: Find) -> str:
     """The schema `source` with the schemas embedded to which it refers, directly or through others.
 
     A reference is resolved against the ``$id`` around it, and `find` is asked for the resulting URI. If
-    `find` has no such schema, it is asked for the reference as written. Raises the errors of `find`, and
+    `find` has no such schema, `find` is asked for the reference as written. Raises the errors of `find`, and
     `InvalidConstraint` if the result is too long, or if a reference or ``$id`` is not a URI.
     """
     return _with_bundles(source, find, "json_schema", lambda root: [(root, None)])

@@ -43,7 +43,7 @@ class RuntimeEndpoint:
             transient failure (`ramify.retry.Retry`).
         priority: Default priority of requests, between -100 and 100: higher goes first.
         lora: Default LoRA adapter of requests.
-        cache: Path of an `ramify.answers.AnswerStore`: answers are kept there, and equal requests are
+        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
             answered from it. The file is made if it does not exist. Only requests of programs use it.
     """
 

@@ -62,7 +62,7 @@ def json_of(data: bytes) -> Any:
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
     """The error object in the body of an answer or in an event; None if there is none.
 
-    `told`: the HTTP status or the event's name already marks an error.
+    `told`: whether the HTTP status or the event's name already marks an error.
     """
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body

@@ -68,9 +68,9 @@ class OpenAI:
             ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
             OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.
             None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from
-                ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints
-                count thoughts in max_tokens. So the budget of the thoughts, 1024 if none is set, is added to
-                max_tokens.
+            ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints count
+            thoughts in max_tokens. So the budget of the thoughts, 1024 if none is set, is added to
+            max_tokens.
         timeout_s: Longest time without data from the endpoint, in seconds; None for no limit.
         retries, retry_for: How many times, and for how many seconds, a request is sent again after a
             transient failure (`ramify.retry.Retry`). A request that the endpoint may have begun to answer,
@@ -78,7 +78,7 @@ class OpenAI:
         priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. It is
             refused for endpoints without `extensions`. If it is None, the requests of a batch are sent
             without a priority.
-        cache: Path of an `ramify.answers.AnswerStore`: answers are kept there, and equal requests are
+        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
             answered from it. The file is made if it does not exist. Only requests of programs use it.
     """
 

@@ -19,7 +19,7 @@ from ramify.text import sentence, shortened
 END_S = 5.0
 """Longest wait, in seconds, for the rest of a stream after its finish reason: the usage and the end."""
 UNKNOWN_ID = -1
-"""Stands for a token id where the endpoint reports only the token's text."""
+"""Placeholder for the id of a token of which the endpoint reports only the text."""
 
 
 class _Message(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class Breaker(Generic[T]):
         self._read_all = False
         self._again: deque[Attempt[T]] = deque()
         self._suspects: deque[Attempt[T]] = deque()
-        """Rows that run alone."""
+        """Rows that are to run alone, after all others."""
         self._alone: Attempt[T] | None = None
         self._probe: Attempt[T] | None = None
         self._open = False
@@ -103,7 +103,7 @@ class Breaker(Generic[T]):
 
     @property
     def reason(self) -> str:
-        """Reason of `gave_up`, for messages."""
+        """The reason why `gave_up` is true, for error messages."""
         return f"the backend gave no answer for {self._give_up_after:g} s. {self.error}"
 
     def unrun(self) -> ProgramError:

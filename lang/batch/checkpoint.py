@@ -67,7 +67,7 @@ class Origin(NamedTuple):
     content: str
     """The part of a row that identifies the row if the batch has no key column, such as "their content"."""
     changed: str = 'rerun="changed"'
-    """How the user writes the option that runs such rows again."""
+    """Spelling of the option that runs such rows again."""
 
     def difference(self, header: Record, record: Record, place: object) -> str | None:
         """The first difference between `header` and `record`; None if there is none.
@@ -128,12 +128,12 @@ class ResultsFile:
 
     Args:
         record: The program and options of this run (`ramify.lang.batch.fingerprint`).
-        key: The name of the key column; None where rows are identified by content.
+        key: The name of the key column; None if rows are identified by content.
         rerun: Words of `RERUN`, which say what rows run again.
 
-    Rows take 16 bytes of memory each. Raises `InvalidRequest` where another process writes the file, where a
-    line is not a result, and where the program has changed and `rerun` does not say what is to happen. Raises
-    `RamifyError` where the file cannot be written, such as on a full disk.
+    Rows take 16 bytes of memory each. Raises `InvalidRequest` if another process writes the file, if a line
+    is not a result, and if the program has changed and `rerun` does not say what is to happen. Raises
+    `RamifyError` if the file cannot be written, such as on a full disk.
     """
 
     def __init__(

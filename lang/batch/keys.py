@@ -48,10 +48,9 @@ def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> tuple[Any, Any]:
     """The key of a row, from the column `name`, and the program's arguments.
 
-    The key is None if `name` is None, or if the row has no valid key.
-
-    The key column is removed from the arguments unless it is one of `columns`, the program's parameters. The
-    arguments of a row without a valid key are replaced by an `Unreadable`.
+    The key is None if `name` is None, or if the row has no valid key. The key column is removed from the
+    arguments unless it is one of `columns`, the program's parameters. The arguments of a row without a valid
+    key are replaced by an `Unreadable`.
     """
     if name is None:
         return None, values

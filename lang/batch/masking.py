@@ -1,6 +1,6 @@
 """Masks credentials in the texts of a batch's record by checksums.
 
-api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name says so (`SECRET`)
+api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name matches `SECRET`
 "Bearer abcd", "sk-abcdefgh"                        a text that begins like a key
 "postgres://me:abc@host", "http://host/?key=abc"    a part of an address
 "wJalrXUtnFEMI7MDENG9"                              20 or more letters and digits without a space

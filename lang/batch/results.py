@@ -250,7 +250,7 @@ class _Writer:
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
     """A row's error, and the fields of its line: variables, return value, error and usage.
 
-    A value without a JSON text is an error of the row; its other values are kept.
+    If a value has no JSON text, the row gets an error; the other values of the row are kept.
     """
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():

@@ -284,7 +284,7 @@ async def run_in_tasks(
     refuse: Callable[[ProgramError, Any], Awaitable[ProgramState]],
     batch: Batch,
 ) -> AsyncIterator[ProgramState]:
-    """`run_in_threads` in this event loop."""
+    """`run_in_threads` with tasks of this event loop in place of threads."""
     order = _InOrder(batch)
     with progress(batch.rows, batch.progress) as bar:
         finished = finished_in_tasks(

@@ -82,17 +82,18 @@ def phases(name: str, seed: str, sizes: Sizes) -> list[Phase]:
 
 
 def _single(seed: str, sizes: Sizes) -> list[Phase]:
-    """One request at a time: 4 of 128 tokens in, 128 out."""
+    """4 requests, one at a time: 128 prompt tokens and 128 output tokens each."""
     return [_texts("single", seed, sizes, requests=4, concurrency=1, prompt=128, output=128)]
 
 
 def _batch(seed: str, sizes: Sizes) -> list[Phase]:
-    """32 at once that share nothing: 256 tokens in, 128 out."""
+    """32 requests at once without a common prefix: 256 prompt tokens and 128 output tokens each."""
     return [_texts("batch", seed, sizes, requests=32, concurrency=32, prompt=256, output=128)]
 
 
 def _prefix(seed: str, sizes: Sizes) -> list[Phase]:
-    """64 requests, 16 at a time, that share 1,500 tokens and add 30 each, 16 out: first cold, then warm."""
+    """64 requests, 16 at a time, with a common prefix of 1,500 tokens: 30 more prompt tokens and 16 output
+    tokens each. They run first with a cold cache, then with a warm one."""
     shared = words(sizes.prompt_tokens or 1500, seed, "prefix") + " "
     return [
         _texts(
@@ -125,7 +126,8 @@ def _texts(
 
 
 def _tree(seed: str, sizes: Sizes) -> list[Phase]:
-    """8 chats of 5 turns at once, over one system prompt of 600 tokens: 30 tokens a turn in, 48 out."""
+    """8 chats of 5 turns at once, with a common system prompt of 600 tokens: 30 prompt tokens and 48 output
+    tokens a turn."""
     system = {"role": "system", "content": words(sizes.prompt_tokens or 600, seed, "tree")}
     jobs = []
     for index in range(sizes.requests or 8):

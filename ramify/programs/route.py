@@ -100,7 +100,7 @@ async def results(run: str, request: Request) -> Response:
 class _ProgramStream(EventStream):
     """The event stream of a program.
 
-    While the program runs, `results` finds it under `run`, the client's id of it.
+    While the program runs, `results` finds the stream under `run`, the client's id of the program.
     """
 
     def __init__(
@@ -283,4 +283,4 @@ class _Served:
         await self._service.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the server outlives its programs."""
+        """Do nothing: the server outlives its programs."""

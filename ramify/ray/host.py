@@ -234,7 +234,7 @@ class EngineHost:
     async def export(self, name: str, message: bytes) -> tuple[bytes, bytes | None] | None:
         """Handle an `ExportPrefix` of a session.
 
-        Returns the answer, and the KV snapshot or None; returns None if there is no such session. Raises
+        Returns (answer, KV snapshot or None), or None if there is no such session. Raises
         `msgspec.ValidationError` for a malformed message.
         """
         if name not in self._sessions:

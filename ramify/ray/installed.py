@@ -1,4 +1,4 @@
-"""Ray, if it is installed in the version that this package is tested with."""
+"""The import of Ray, which has to be installed in the version that this package is tested with."""
 
 from __future__ import annotations
 

@@ -204,9 +204,9 @@ class _NoId(TypeError):
 
 
 def _stable(value: Any) -> Any:
-    """Bytes for a row's id of a value that JSON lacks, such as an array.
+    """Substitute for an array in a row's id: the array's type, shape and bytes.
 
-    They are the same in every process.
+    Raises `_NoId` for a value of any other type.
     """
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         return [str(value.dtype), list(value.shape), value.tobytes()]

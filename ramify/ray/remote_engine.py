@@ -35,9 +35,9 @@ RETRY_S = 0.5
 class RemoteEngine:
     """An `EngineCore`: the engine core of one replica. The callbacks run on the event loop of `start`.
 
-    Until `aclose`, the end of a session is reported as the death of the engine core, and the begin of the
-    next session as its restart. `snapshots` has the KV snapshots that are on their way between any two
-    engine cores of the fleet.
+    Until `aclose`, the end of a session is reported as the death of the engine core, and the beginning of the
+    next session as its restart. `snapshots` has the KV snapshots that are on their way between any two engine
+    cores of the fleet.
     """
 
     def __init__(

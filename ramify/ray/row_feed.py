@@ -52,8 +52,8 @@ class RowFeed:
         program: The program that runs for each row.
         batch: The arguments of the batch; `limit` rows run at once.
         size: Number of rows in the window. Further rows wait in the order in which they came.
-        finish: Called in the feed's thread with each row that has ended. Its result, or the error that it
-        raises, becomes the result of `run`.
+        finish: Called in the feed's thread with each row that has ended. The value that it returns, or the
+            error that it raises, becomes the result of `run`.
         lost: Called with an error when the backend has given no answer for `give_up_after` seconds. Rows that
             have not been answered fail with the same error.
 

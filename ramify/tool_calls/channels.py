@@ -30,8 +30,8 @@ class ChannelParser:
     message. A recipient may also come before the channel. The turn begins with its reasoning, which ends at
     the first message that is not reasoning.
 
-    calls : whether messages to recipients are calls; else they are content reasoning : the class of the
-    events for reasoning; None to leave reasoning out
+    calls : whether messages to recipients are calls; else they are content
+    reasoning : the class of the events for reasoning; None to leave reasoning out
     """
 
     def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
