@@ -1,19 +1,19 @@
 """Ramify: programs that make many calls to a language model, and the runtime that runs them.
 
 Everything below can be used as ``import ramify as sgl``: names follow SGLang's frontend. `__init__.pyi` lists
-the public names. A name is imported at its first use, so that the runtime's processes, which use none of the
-names, start without the DSL.
+the public names. A name is imported at its first use. So the runtime's processes, which use none of these
+names, start without importing the DSL.
 
-The modules beside this file, `html` and `tool_calls` are the words that both halves share:
+The modules beside this file, `html` and `tool_calls` are shared by both halves, `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
-    constraint, sampling_params, graph, bounds, priority    what a request or a program says
-    sampling_options            sampling options as users of SGLang and others spell them
-    json_text, schema_bundle    JSON that others wrote, and schemas that other schemas refer to
-    errors, spelling, text      errors, near names, and texts shortened for people
+    constraint, sampling_params, graph, bounds, priority    the parts of a request or a program
+    sampling_options            sampling options under the names that SGLang and others use
+    json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
+    errors, spelling, text      errors, similar names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again
-The roof lies above `lang` and `runtime`, which never import it: `programs` (``POST /v1/programs``), `bench`,
-`ray`, `cli`, and `__main__` (``python -m ramify``).
+These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
+`bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
 Layers, lowest first: own modules; html; tool_calls; programs; bench; ray; cli.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 
 def _read_stub() -> dict[str, str]:
-    """Public name → the module that holds it, from the imports in `__init__.pyi`."""
+    """Public name → the module that defines it, read from the imports in `__init__.pyi`."""
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: node.module or "" for node in imports for alias in node.names}
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         from importlib.metadata import version
 
-        value = version("ramify-llm")  # the distribution; `ramify` is what is imported
+        value = version("ramify-llm")  # the name of the distribution; the package is `ramify`
     elif name.startswith("_") or (value := _unsupported(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

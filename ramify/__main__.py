@@ -1,4 +1,4 @@
-"""``python -m ramify``: the command line without its script."""
+"""``python -m ramify``: the command line, also where the script `ramify` is not on the PATH."""
 
 import sys
 

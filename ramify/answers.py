@@ -1,7 +1,7 @@
-"""Answers of models in a file, for requests that come again.
+"""A file of model answers, from which equal later requests are answered.
 
-A SQLite database in WAL mode, which any number of processes read and write at the same time. A killed process
-leaves the answers that it had written.
+The file is a SQLite database in WAL mode. Any number of processes may read and write it at the same time. The
+answers that a process has written remain if the process is killed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from ramify.messages import TextChunk, Usage
 logger = logging.getLogger("ramify")
 
 APPLICATION_ID = 0x52414D59
-""""RAMY": the header of a SQLite file says which program it belongs to (SQLite, pragma application_id)."""
+"""The text RAMY. SQLite stores this number in the file's header, to tell whose file it is (pragma
+application_id)."""
 VERSION = 1
 BUSY_S = 30.0
-"""Longest wait for another process's write."""
+"""Longest wait, in seconds, for another process that writes."""
 
 
 class AnswerStore:
-    """The answers in the file at `path`, which is made where there is none.
+    """A store of answers in the file at `path`. The file is made if it does not exist.
 
-    Raises `InvalidRequest` for a file that is no store of answers, is of another version, is damaged, or
-    cannot be opened and written. A file that fails later is a warning in the log, once.
+    Raises `InvalidRequest` if the file is not a store of answers, is of another version, is damaged, or
+    cannot be opened and written. If a read or a write fails later, that answer is not found or not kept, and
+    the first such failure is logged as a warning.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,7 +51,10 @@ class AnswerStore:
             raise InvalidRequest(f"{self.path} cannot be opened: {error}.", field="cache") from None
 
     def get(self, key: bytes) -> tuple[TextChunk, ...] | None:
-        """The chunks of the answer under `key`, or None. Their usage counts `stored_tokens` alone."""
+        """The chunks of the answer stored under `key`; None if there is no such answer.
+
+        In the chunks' usage only `stored_tokens` is set.
+        """
 
         def read(database: sqlite3.Connection) -> bytes | None:
             row = database.execute("SELECT chunks FROM answers WHERE key = ?", (key,)).fetchone()
@@ -66,7 +71,7 @@ class AnswerStore:
         return tuple([_stored(chunk) for chunk in chunks])
 
     def put(self, key: bytes, chunks: Sequence[TextChunk], model: str) -> None:
-        """Keep an answer."""
+        """Store an answer under `key`, unless `key` already has one. `model` is the model's name."""
         data = msgspec.msgpack.encode([msgspec.structs.replace(chunk, rid="") for chunk in chunks])
 
         def write(database: sqlite3.Connection) -> None:
@@ -134,7 +139,7 @@ class AnswerStore:
                 field="cache",
                 remedy="Name another file.",
             )
-        with suppress(sqlite3.OperationalError):  # another process is just changing the mode
+        with suppress(sqlite3.OperationalError):  # another process is changing the mode now
             database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
 
@@ -150,9 +155,10 @@ def _stored(chunk: TextChunk) -> TextChunk:
 
 # --- fork ---
 
-# A connection may not be carried into a child, not even to close it there: closing releases the locks that
-# the process holds by others (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So no file is
-# open during a fork. The locks are held, so that the child gets them free.
+# A child may not use a connection of its parent, not even to close it: closing releases the file locks that
+# the process holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So
+# all files are closed before a fork. The fork happens while the stores' thread locks are held, so that no
+# other thread holds one in the child.
 _stores: weakref.WeakSet[AnswerStore] = weakref.WeakSet()
 _forking = threading.Lock()
 _held: list[AnswerStore] = []

@@ -10,11 +10,11 @@ from ramify.errors import InvalidRequest
 
 
 class Bounds(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The options of a limit; None sets no bound.
+    """The options of a limit. None: no bound.
 
-    timeout : seconds of wall clock from the beginning of the run or block
+    timeout : seconds of wall-clock time since the beginning of the run or block
     max_total_tokens : prompt and completion tokens of all requests, as `Usage` counts them
-    max_calls : requests to the model: a `select` is one, and each sample and each retry of a `gen`
+    max_calls : requests to the model. A `select` is one request; each sample and each retry of a `gen` is one
     """
 
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None

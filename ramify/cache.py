@@ -1,4 +1,4 @@
-"""Ramify's cache folder. An entry becomes visible complete or not at all, also under concurrent writers."""
+"""Ramify's cache folder. An entry becomes visible only when it is complete, also with concurrent writers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotWritable(EngineError):
-    """The cache folder cannot be written. Callers for which the cache is optional go on without it."""
+    """The cache folder cannot be written. A caller that can do without the cache catches this error."""
 
 
 def home() -> Path:
@@ -38,10 +38,12 @@ def home() -> Path:
 
 
 def entry_of(files: Sequence[Path], kind: str, name: str, *identity: object) -> Path:
-    """The entry for a product of `files`; `identity` holds the versions and options that made it.
+    """The path of the entry for something made from `files`.
 
-    The entry's name is a hash of `identity` and of the files' sizes and modification times. Its folder is
-    named by `name` and by a hash of the files' paths.
+    `identity`: the versions and options with which it is made.
+
+    The last part of the path is a hash of `identity` and of the files' sizes and modification times. The
+    folder around it is named by `name` and by a hash of the files' paths.
     """
     paths = [path.resolve() for path in files]
     folder = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:12]
@@ -51,7 +53,8 @@ def entry_of(files: Sequence[Path], kind: str, name: str, *identity: object) -> 
 
 
 def remove_outdated(entry: Path) -> None:
-    """Remove the entries of the same files with another `identity`, size or modification time."""
+    """Remove entries made from the same files as `entry` with another `identity`, size or modification
+    time."""
     for old in entry.parent.iterdir():
         if old.is_dir() and old != entry and not old.name.startswith("."):
             shutil.rmtree(old, ignore_errors=True)
@@ -59,26 +62,26 @@ def remove_outdated(entry: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An entry of the cache: one kind and name, in all versions."""
+    """All versions of what the cache holds under one kind and name."""
 
     kind: str
     name: str
     path: Path
     size: int
-    """Bytes."""
+    """Size in bytes."""
     used: float
     """Time of the last change or use, in seconds since the epoch."""
 
 
 def entries(kind: str | None = None) -> list[Entry]:
-    """The entries of `kind`, or of all kinds, the last used first."""
+    """The entries of `kind`, or if it is None, of all kinds. The last used entry comes first."""
     kinds = [home() / kind] if kind else [path for path in home().glob("[!.]*") if path.is_dir()]
     found = [entry for folder in kinds for entry in entries_in(folder, folder.name)]
     return sorted(found, key=lambda entry: (-entry.used, entry.kind, entry.name))
 
 
 def entries_in(folder: Path, kind: str) -> list[Entry]:
-    """The entries of one folder, which need not be in `home`."""
+    """The entries in `folder`, which need not be in `home`."""
     found = []
     for path in folder.glob("[!.]*"):
         stats = _stats(path)
@@ -89,8 +92,10 @@ def entries_in(folder: Path, kind: str) -> list[Entry]:
 
 
 def _stats(path: Path) -> list[os.stat_result]:
-    """Size of `path` and all that it holds, in bytes, without files that another process renames or removes
-    meanwhile."""
+    """Stat results of `path` and of everything below it.
+
+    Files that another process renames or removes meanwhile are left out.
+    """
     parts = [str(path)]
     if not path.is_symlink():
         parts += [os.path.join(at, name) for at, *names in os.walk(path) for name in itertools.chain(*names)]
@@ -102,7 +107,7 @@ def _stats(path: Path) -> list[os.stat_result]:
 
 
 def remove(entry: Entry) -> None:
-    """Remove an entry. Processes that have its files mapped keep them."""
+    """Remove an entry. Processes that have mapped its files can still use them."""
     if entry.path.is_dir() and not entry.path.is_symlink():
         shutil.rmtree(entry.path, ignore_errors=True)
     else:
@@ -110,8 +115,11 @@ def remove(entry: Entry) -> None:
 
 
 def bound(kind: str, most: int, *, using: Path) -> None:
-    """Note that `using`, an entry of `kind`, is used, and remove the least recently used others until all of
-    `kind` take at most `most` bytes."""
+    """Mark `using`, an entry of `kind`, as used now.
+
+    Then remove the least recently used other entries until all entries of `kind` together take at most `most`
+    bytes.
+    """
     with contextlib.suppress(OSError):
         os.utime(using)
     total = 0
@@ -123,12 +131,12 @@ def bound(kind: str, most: int, *, using: Path) -> None:
 
 
 def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
-    """Return the folder `entry`, which `build` fills where it does not exist.
+    """Return the folder `entry`. If it does not exist, `build` is called to fill it.
 
-    The folder is built under another name, flushed to disk and then renamed, so a folder under its final
-    name is complete. Of several processes one builds and the others wait. The remains of an interrupted
-    build are removed by the next one. A folder whose build ended, and whose process died before the rename,
-    is used by the next process unless the system has been started anew.
+    The folder is built under another name, flushed to disk and then renamed, so a folder under its final name
+    is complete. If several processes need the folder, one builds it and the others wait. The next build
+    removes the remains of an interrupted build. If a process has built the folder and dies before the rename,
+    the next process uses the built folder, unless the system was rebooted since.
     """
     if not entry.is_dir():
         with _lock(entry):
@@ -138,10 +146,10 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
 
 
 def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T]) -> T:
-    """`use` of the folder that `ensure` returns, without waiting for the disk.
+    """Return `use(folder)` for the folder that `ensure` returns, without waiting for the flush to disk.
 
-    Where this process has built the folder, `use` gets it under its other name; a thread flushes and renames
-    it afterwards. Files that `use` maps stay mapped.
+    If this process builds the folder, `use` gets the folder under its temporary name. A thread flushes and
+    renames the folder afterwards. Files that `use` has mapped stay mapped.
     """
     if entry.is_dir():
         return use(entry)
@@ -157,10 +165,10 @@ def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T])
         with held:
             try:
                 _publish(folder, entry)
-            except FileNotFoundError as error:  # `ramify cache --clear` was quicker
+            except FileNotFoundError as error:  # `ramify cache --clear` has removed it meanwhile
                 log.warning("%s could not be kept: %s", entry, error)
             except OSError as error:
-                # The kernel may drop pages that it could not write, mapped ones too.
+                # The kernel may drop pages that it could not write, even if they are mapped.
                 log.error(
                     "%s could not be written to disk: %s. The weights of the running model are mapped from "
                     "it and may be lost: restart the engine.",
@@ -173,14 +181,14 @@ def opened(entry: Path, build: Callable[[Path], None], use: Callable[[Path], T])
 
 
 def finish() -> None:
-    """Wait for the threads of `opened`."""
+    """Wait for the threads that `opened` has started."""
     for thread in threading.enumerate():
         if thread.name == _FLUSH:
             thread.join()
 
 
 def _built(entry: Path, build: Callable[[Path], None]) -> Path:
-    """The folder that is to become `entry`, filled."""
+    """The complete folder, under its temporary name, that is to become `entry`."""
     boot = _boot()
     written = entry.with_name(f".{entry.name}.{boot}.written") if boot else None
     if written is not None and written.is_dir():
@@ -198,8 +206,11 @@ def _built(entry: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _boot() -> str:
-    """The id of the kernel's run. What a process has written is in its page cache, and survives the process;
-    not the kernel. Empty where there is no such id: then only what is on disk is trusted."""
+    """The id of the current boot; empty if the system has none.
+
+    Data that a process has written but not flushed is in the page cache of the kernel. It survives the
+    process, but not a reboot. Without an id only flushed folders are used.
+    """
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -218,8 +229,11 @@ def _publish(folder: Path, entry: Path) -> None:
 
 @contextmanager
 def _lock(entry: Path) -> Iterator[None]:
-    """Lock a file beside `entry` until the block or the process ends. The file stays, as removing it would
-    let two processes hold the lock: one on the old file and one on a new file."""
+    """Lock a file beside `entry` until the block or the process ends.
+
+    The file is never removed: otherwise two processes could hold the lock, one on the removed file and one on
+    a new file.
+    """
     path = entry.with_name(f".{entry.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +252,7 @@ def _lock(entry: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not, where a forked process has the file as well
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not unlock if a forked process has the file
 
 
 def _flush(path: Path) -> None:

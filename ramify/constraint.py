@@ -1,4 +1,4 @@
-"""Constraints on the output of a generation: one type for schemas, expressions, grammars and choices."""
+"""Constraints on the output of a generation: schemas, regular expressions, grammars and choices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ramify.schema_bundle import Definitions, Find, bundled, bundled_tag, check_
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag"]
 
 Whitespace = Literal["natural", "compact"] | int
-"""White space in JSON: "natural" is one space after each comma and colon, "compact" is none, and a number n
-allows up to n spaces, tabs and line ends wherever JSON does."""
+"""White space in JSON. "natural": one space after each comma and colon. "compact": none. A number n: up to n
+spaces, tabs and line ends wherever JSON allows white space."""
 
 Strict = bool | Literal["validate"]
 """Treatment of schema keywords that cannot be enforced token by token: True refuses the schema, "validate"
 checks the complete value, False ignores the keyword."""
 
 CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
-"""Control tokens that a constraint may contain, where it says what comes next (`with_controls`)."""
+"""Control tokens that a constraint may contain (`with_controls`)."""
 
 NO_CONTROL = chr(0x10F0FF)
-"""A private character like the stand-ins of `CONTROLS`, that stands for no token. Free text up to a control
-token excludes it: where it may come, a stand-in is text as well."""
+"""A private-use character, like those that represent `CONTROLS`, that represents no token. Free text that
+ends at a control token must not contain it. Where a grammar allows it, characters that represent control
+tokens count as plain text, too."""
 
 MAX_WHITESPACE = 100
-"""Largest number that `whitespace` may be, in characters between two JSON tokens."""
+"""Greatest `whitespace`, in characters between two JSON tokens."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,8 +41,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     or Lark grammar, a JSON array of strings for ``choices``, the JSON text of a structural tag, or empty
     for ``json_object``.
 
-    The other fields apply to JSON kinds only. With `any_order` the properties that a schema names may come
-    in any order; without it, in the order of the schema.
+    The other fields apply to JSON kinds only. With `any_order`, the properties that a schema names may come
+    in any order; without `any_order`, only in the order of the schema.
     """
 
     kind: Kind
@@ -52,7 +53,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """A hash that is stable across processes and versions: the key of compiled grammars."""
+        """A hash that is the same in all processes and versions. Compiled grammars are stored under it."""
         content = f"{self.kind}\0{self.source}"
         options = (self.whitespace, self.any_order, self.strict)
         if options != ("natural", False, True):
@@ -60,8 +61,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self) -> Constraint:
-        """Return self; raise `InvalidConstraint` where the source is too long, empty or not valid Unicode,
-        or where an option has a wrong value."""
+        """Return self; raise `InvalidConstraint` if the source is too long, empty or not valid Unicode, or if
+        an option has a wrong value."""
         self._check_options()
         if not isinstance(self.source, str):
             raise InvalidConstraint(
@@ -106,7 +107,7 @@ _PLAIN = Constraint(kind="json_object")
 
 
 def checked(given: Constraint) -> Constraint:
-    """`given`; raise `InvalidConstraint` where it is none, or not a right one."""
+    """Return `given`; raise `InvalidConstraint` if it is not a `Constraint`, or if its fields are wrong."""
     if not isinstance(given, Constraint):
         raise InvalidConstraint(
             f"constraint is {given!r:.80}; it must be a Constraint.",
@@ -126,8 +127,8 @@ def json_schema(
 ) -> Constraint:
     """A constraint from a JSON schema given as a mapping, a boolean, or JSON text.
 
-    `definitions` has the schemas outside it that its references lead to: schemas by URI, or the path of a
-    folder of them (`schema_bundle`). Nothing is ever fetched.
+    `definitions` supplies the external schemas that ``$ref``s in `schema` point to: a mapping from URI to
+    schema, or the path of a folder of schemas (`schema_bundle`). Nothing is ever fetched.
     """
     if isinstance(schema, str):
         source = schema
@@ -145,7 +146,10 @@ def json_schema(
 
 
 def with_definitions(given: Constraint, find: Find) -> Constraint:
-    """`given` with the schemas that its own refer to, as `find` has them (`schema_bundle.finder`)."""
+    """`given`, with the external schemas that its schemas refer to embedded.
+
+    `find` finds a schema (`schema_bundle.finder`).
+    """
     given.check()
     if given.kind not in ("json_schema", "structural_tag"):
         return given
@@ -155,7 +159,7 @@ def with_definitions(given: Constraint, find: Find) -> Constraint:
 
 
 def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of an object with exactly these properties."""
+    """The JSON schema of an object with exactly these properties, all required."""
     return {
         "type": "object",
         "properties": properties,
@@ -165,27 +169,32 @@ def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_object(*, whitespace: Whitespace = "natural") -> Constraint:
-    """Any JSON object."""
+    """A constraint to any JSON object."""
     return Constraint(kind="json_object", whitespace=whitespace).check()
 
 
 def regex(pattern: str) -> Constraint:
-    """Output that matches `pattern` from its first to its last character."""
+    """A constraint to output of which the whole matches `pattern`."""
     return Constraint(kind="regex", source=pattern).check()
 
 
 def ebnf(grammar: str) -> Constraint:
-    """Output of a context-free grammar in GBNF notation with a ``root`` rule."""
+    """A constraint to the language of a context-free grammar in GBNF notation, whose start rule is
+    ``root``."""
     return Constraint(kind="ebnf", source=grammar).check()
 
 
 def lark(grammar: str) -> Constraint:
-    """Output of a grammar in Lark's notation with a ``start`` rule, as llguidance reads it."""
+    """A constraint to the language of a grammar in Lark's notation, as llguidance reads it, whose start rule
+    is ``start``."""
     return Constraint(kind="lark", source=grammar).check()
 
 
 def grammar(given: Constraint | str) -> Constraint:
-    """A constraint itself; or the text of a grammar, in GBNF if it has ``::=``, else in Lark's notation."""
+    """The constraint for `given`: a constraint, or the text of a grammar.
+
+    A text with ``::=`` is read as GBNF, any other as Lark's notation.
+    """
     if isinstance(given, Constraint):
         return given.check()
     if not isinstance(given, str):
@@ -198,20 +207,20 @@ def grammar(given: Constraint | str) -> Constraint:
 
 
 def choices(options: Sequence[str]) -> Constraint:
-    """Exactly one of `options`."""
+    """A constraint to exactly one of `options`."""
     if not options or any(not isinstance(option, str) for option in options):
         raise InvalidConstraint("choices must be a non-empty list of strings.", field="choices")
     return Constraint(kind="choices", source=json.dumps(list(options), ensure_ascii=False)).check()
 
 
 def structural_tag(tag: Mapping[str, Any] | str) -> Constraint:
-    """Free text in which triggered tags hold constrained content (XGrammar structural tags)."""
+    """A constraint to a structural tag of XGrammar: free text with tags, whose content is constrained."""
     source = tag if isinstance(tag, str) else json.dumps(tag, ensure_ascii=False)
     return Constraint(kind="structural_tag", source=source).check()
 
 
 def alternation(source: str) -> str:
-    """The regular expression of `source`, a JSON array of strings."""
+    """A regular expression that matches exactly the strings in `source`, a JSON array."""
     return "|".join("(?:" + "".join(map(_escaped, option)) + ")" for option in json.loads(source))
 
 
@@ -220,9 +229,10 @@ def _escaped(char: str) -> str:
 
 
 def with_controls(text: str) -> str:
-    """`text` for a constraint that means the tokens `CONTROLS`, and not their spelling: a stand-in for each.
+    """`text` for a constraint, in which the spelling of each of `CONTROLS` is to mean the control token.
 
-    The stand-ins are the private characters from U+10F000 on, one for each of `CONTROLS`.
+    Each spelling is replaced by the private-use character that represents the token: U+10F000 for the first
+    of `CONTROLS`, U+10F001 for the second, and so on.
     """
     for index, name in enumerate(CONTROLS):
         text = text.replace(name, chr(0x10F000 + index))

@@ -2,9 +2,9 @@
 
     frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
 
-Data goes one way round; only `Ready`, `Abort`, `Failed`, `Texts` and `TreeChange` may be sent to any process
-directly. Every request ends in exactly one final message: a `TextChunk` whose `finish` is set, or a
-`Failed`. This module needs the standard library, msgspec and `ramify.messages` alone.
+Data goes round in this direction. Only `Ready`, `Abort`, `Failed`, `Texts` and `TreeChange` may be sent
+directly to any process. Every request ends with exactly one final message: a `TextChunk` whose `finish` is
+set, or a `Failed`. This module imports only the standard library, msgspec and `ramify.messages`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from ramify.messages import (
 from ramify.sampling_params import SamplingParams
 
 INTERNAL = "~"
-"""Prefix of the ids of the runtime's own control calls and requests; no client's request has such an id."""
+"""Prefix of the ids of the runtime's own messages and requests. Ids of clients' requests never begin with
+it."""
 
 # --- to the scheduler -------------------------------------------------------------------------------
 
 
 class ChoiceTokens(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A choice behind a prompt: the first `shared` tokens of the prompt, then `ids`.
+    """A prompt followed by one of the choices: the first `shared` tokens of the prompt, then `ids`.
 
     The first `dropped` of `ids` spell only the end of the prompt, and are not scored.
     """
@@ -65,30 +66,32 @@ class Submit(Message, frozen=True, kw_only=True):
     lora_revision: str = ""
     """The field of the same name in `Generate`."""
     open_end: bool = False
-    """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
+    """Whether the prompt ends in plain text, so that the output may begin inside the prompt's last token
+    (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()
     forks: tuple[int, ...] = ()
-    """Numbers of tokens after which later prompts are expected to part from this one."""
+    """Positions in the prompt, in tokens, at which later prompts are expected to diverge from it."""
     unconditional: bool = False
     pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
     flow: str = ""
     continues: Continuation | None = None
-    """The field of the same name in `Generate`; so are `every_s`, `priority` and `flow`."""
+    """The field of the same name in `Generate`, as are `every_s`, `priority` and `flow`."""
 
 
 def flow_key(program: str, flow: str, rid: str) -> tuple[str, str]:
-    """Kind and id of the flow of a request: its program's, else its body's, else its own."""
+    """(kind, id) of the flow to which a request belongs: that of `program`, else of `flow`, else of the
+    request `rid` alone."""
     if program:
         return "program", program
     return ("body", flow) if flow else ("request", rid)
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Stop working on `rid`; unknown ids are ignored.
+    """Abort the request `rid`; an unknown id is ignored.
 
-    It is answered by a last chunk with finish reason "abort". With `silent` there is no answer: the
+    The answer is a last chunk with the finish reason "abort". With `silent` there is no answer, as the
     detokenizer has found a stop string and has ended the request itself.
     """
 
@@ -97,7 +100,10 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class AwaitTools(Message, frozen=True, kw_only=True):
-    """A branch of a program goes on when all of these tools have returned; its leases are ordered by that."""
+    """A branch of a program continues when all of these tools have returned.
+
+    The branch's leases are ordered by the expected time of their return.
+    """
 
     program: str
     branch: str
@@ -105,25 +111,28 @@ class AwaitTools(Message, frozen=True, kw_only=True):
 
 
 class EndProgram(Message, frozen=True, kw_only=True):
-    """The program has ended: its leases are released."""
+    """The program has ended. The scheduler releases its leases."""
 
     program: str
 
 
 class FlushCache(Message, frozen=True, kw_only=True):
-    """Drop every page that no running request uses; answered by `Reply`."""
+    """Drop every page that no running request uses. Answered by `Reply`."""
 
     rid: str
 
 
 class GetStats(Message, frozen=True, kw_only=True):
-    """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
+    """Ask the scheduler for its counters. Answered by `Reply` with `stats`."""
 
     rid: str
 
 
 class LoadLora(Message, frozen=True, kw_only=True):
-    """Load the LoRA adapter in the folder `path` as `name`; answered by `Reply` with `lora`, or `Failed`."""
+    """Load the LoRA adapter in the folder `path` as `name`.
+
+    Answered by `Reply` with `lora`, or by `Failed`.
+    """
 
     rid: str
     name: str
@@ -131,17 +140,20 @@ class LoadLora(Message, frozen=True, kw_only=True):
 
 
 class UnloadLora(Message, frozen=True, kw_only=True):
-    """Forget a LoRA adapter; requests that have it go on. Answered by `Reply` or `Failed`."""
+    """Unload a LoRA adapter.
+
+    Requests that already use the adapter run to their end with it. Answered by `Reply` or `Failed`.
+    """
 
     rid: str
     name: str
 
 
 class Tokenize(Message, frozen=True, kw_only=True):
-    """Ask the tokenizer for the ids of prompts; answered by `Texts` or `Failed`.
+    """Ask the tokenizer for the token ids of prompts. Answered by `Texts` or `Failed`.
 
-    `special`: special tokens are added, such as that of the beginning. `entries`: the ids' entries in the
-    vocabulary are wanted too.
+    `special`: whether special tokens are added, such as the begin-of-sequence token. `entries`: whether the
+    ids' entries in the vocabulary are asked for, too.
     """
 
     rid: str
@@ -151,7 +163,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
 
 
 class Detokenize(Message, frozen=True, kw_only=True):
-    """Ask the tokenizer for the text of ids; answered by `Texts` or `Failed`."""
+    """Ask the tokenizer for the text of ids. Answered by `Texts` or `Failed`."""
 
     rid: str
     ids: tuple[tuple[int, ...], ...]
@@ -159,51 +171,53 @@ class Detokenize(Message, frozen=True, kw_only=True):
 
 
 class GetSnapshot(Message, frozen=True, kw_only=True):
-    """Ask the scheduler for its queue and its tree; answered by `Reply` with `stats` and `snapshot`."""
+    """Ask the scheduler for its queue and its prefix tree.
+
+    Answered by `Reply` with `stats` and `snapshot`.
+    """
 
     rid: str
     nodes: int
-    """The most nodes of the tree."""
+    """Most nodes of the tree in the answer."""
     programs: int
-    """The most programs of the queue."""
+    """Most programs of the queue in the answer."""
 
 
 class GetTree(Message, frozen=True, kw_only=True):
-    """Ask the scheduler for all that its tree holds; answered by a `TreeChange` that is `whole`."""
+    """Ask the scheduler for the whole content of its prefix tree. Answered by a `TreeChange` with `whole`."""
 
 
 class GetPrefixes(Message, frozen=True, kw_only=True):
-    """Ask the scheduler which prefixes its tree holds; answered by `Reply` with `prefixes`."""
+    """Ask the scheduler for the prefixes in its tree. Answered by `Reply` with `prefixes`."""
 
     rid: str
     most: int
-    """Most tokens of all prefixes together."""
+    """Most tokens of all prefixes in the answer together."""
 
 
 class ExportPrefix(Message, frozen=True, kw_only=True):
     """Write the KV pages of a prefix to a new file `path`, as a KV snapshot (`ramify.runtime.kv_transfer`).
 
-    Answered by `Reply` with `transferred`, or by `Failed`, with no file left. Only whole pages are written,
-    as many as the prefix tree holds.
+    Answered by `Reply` with `transferred`, or by `Failed`; after a failure there is no file. Only whole pages
+    are written, up to the end of the part of the prefix that is in the tree.
     """
 
     rid: str
     ids: tuple[int, ...]
     scope: str
-    """The tree's: `ramify.runtime.lora_names.tree_scope`."""
+    """The prefix tree's scope (`ramify.runtime.lora_names.tree_scope`)."""
     path: str
-    """The file of the KV snapshot; for an actor on a Ray cluster, and in `ImportPrefix`, its name
+    """The path of the KV snapshot's file. On a Ray cluster, here and in `ImportPrefix`: the snapshot's name
     (`ramify.ray.snapshots`)."""
     skip: int = 0
-    """Tokens at the beginning whose pages the reader has: they are left out."""
+    """Number of tokens at the beginning whose pages the receiver has already. These pages are left out."""
 
 
 class ImportPrefix(Message, frozen=True, kw_only=True):
-    """Take the pages of the KV snapshot in the file `path` into the prefix tree, as if they had been
-    computed.
+    """Add the pages of the KV snapshot in the file `path` to the prefix tree, as if they had been computed.
 
-    Answered by `Reply` with `transferred`, or by `Failed` where the KV snapshot does not fit this engine, is
-    damaged, or finds no room; nothing has changed then. The file stays.
+    Answered by `Reply` with `transferred`. Answered by `Failed`, with the tree unchanged, if the KV snapshot
+    does not fit this engine, is damaged, or there is no room for it. The file is not removed.
     """
 
     rid: str
@@ -227,21 +241,26 @@ class GrammarFailed(Message, frozen=True, kw_only=True):
 
 
 class CompilerDied(Message, frozen=True, kw_only=True):
-    """The grammar compiler process that was started as number `generation` has ended."""
+    """The grammar compiler process with the number `generation` has ended.
+
+    Processes are numbered in the order of their start.
+    """
 
     generation: int
 
 
 class CompileGrammar(Message, frozen=True, kw_only=True):
-    """Order to a grammar compiler: compile the constraint."""
+    """Order to a grammar compiler to compile a constraint."""
 
     key: str
     constraint: Constraint
 
 
 class DropGrammar(Message, frozen=True, kw_only=True):
-    """Message to a grammar compiler: nobody waits for this key any more. There is no answer, unless one was
-    sent before."""
+    """Message to a grammar compiler that no request waits for this key any more.
+
+    It is not answered; an answer for the key may have been sent before.
+    """
 
     key: str
 
@@ -259,33 +278,38 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """A score for each choice, in their order; set with `finish` where choices are scored."""
+    """A score for each choice, in the order of the choices. Set together with `finish` if choices are
+    scored."""
     embedding: bytes = b""
     """The field of the same name in `TextChunk`."""
     first: bool = False
-    """The request's first chunk: `sampling` and `context` are set."""
+    """Whether this is the request's first chunk, in which `sampling` and `context` are set."""
     sampling: SamplingParams | None = None
-    """The sampling options, whose stop strings and treatment of special tokens the detokenizer needs."""
+    """The sampling options. The detokenizer needs the stop strings and `skip_special_tokens`."""
     stop_after: tuple[str, ...] = ()
-    """Texts, one after the other, before which stop strings do not count; on the first chunk."""
+    """Texts that the output contains one after the other. Stop strings do not count before the last of them.
+    On the first chunk."""
     context: tuple[int, ...] = ()
-    """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
+    """The last ids of the prompt, needed as some tokenizers decode a token differently at the start of a
+    text. On the first chunk."""
     overlap: str = ""
-    """The end of the prompt that the output's first token begins with; on the first chunk."""
+    """The end of the prompt's text, with which the output's first token begins (token healing). On the first
+    chunk."""
     replaced: int = 0
-    """Number of the prompt's tokens that spelled `overlap`; on the first chunk."""
+    """Number of tokens at the end of the prompt that spelled `overlap`. On the first chunk."""
     enforcement: Enforcement | None = None
-    """Differences between the grammar and the constraint, on the first chunk of a constrained output."""
+    """Differences between the compiled grammar and the constraint, on the first chunk of a constrained
+    output."""
     usage: Usage | None = None
-    """The usage, on the first and the last chunk."""
+    """The usage. Only on the first and on the last chunk."""
     every_s: float = 0.0
-    """Least seconds between chunks (`Generate.every_s`), on the first chunk. With stop strings the
-    detokenizer holds text back; else the scheduler does."""
+    """Least seconds between two chunks (`Generate.every_s`), on the first chunk. For a request with stop
+    strings, the detokenizer holds text back; for any other, the scheduler does."""
     finish: Finish | None = None
 
 
 class StepOutput(Message, frozen=True, kw_only=True):
-    """Everything one scheduler step produced, in one message."""
+    """The output of one scheduler step for all requests."""
 
     chunks: tuple[TokenChunk, ...]
 
@@ -294,7 +318,7 @@ class StepOutput(Message, frozen=True, kw_only=True):
 
 
 class StepText(Message, frozen=True, kw_only=True):
-    """The text of one scheduler step."""
+    """The text of one scheduler step for all requests."""
 
     chunks: tuple[TextChunk, ...]
 
@@ -307,66 +331,70 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
-    """A node of the prefix tree: tokens ``[start, start + tokens)`` of a sequence."""
+    """A node of the prefix tree. It has the tokens ``[start, start + tokens)`` of a sequence."""
 
     parent: int
-    """The parent's index in the list; -1 for the root of a cache scope."""
+    """Index of the parent in `Snapshot.nodes`; -1 for the root of a cache scope."""
     start: int
     tokens: int
     pages: int
-    """Pages that this node accounts for."""
+    """Number of pages that are counted under the node."""
     state: Literal["in_use", "leased", "evictable"]
     locks: int = 0
-    """The number of running requests that need the node."""
+    """Number of running requests that need the node."""
     owners: tuple[str, ...] = ()
-    """At most four of the programs whose leases end here."""
+    """Programs with leases whose last token is in this node; at most four are named."""
     hidden: int = 0
-    """The number of children that are not in the list."""
+    """Number of children that are not in `Snapshot.nodes`."""
     has_state: bool = False
-    """The node holds a state of linear attention layers at its end."""
+    """Whether the node holds the state of linear attention layers after its last token."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one program in the scheduler, each counted once."""
+    """The requests of one program in the scheduler. Each request is counted in exactly one field."""
 
     program: str
-    """The program's id; empty for the requests of no program."""
+    """The program's id; empty for requests that belong to no program."""
     running: int
     waiting: int
     retracted: int
-    """Requests that wait again after a retraction."""
+    """Number of requests that were retracted and wait again."""
     compiling: int
-    """Requests that wait for their grammars."""
+    """Number of requests that wait for their grammars."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's queue and tree for people to look at, within the bounds of `GetSnapshot`."""
+    """The scheduler's queue and prefix tree, to be shown to people, within the bounds of `GetSnapshot`."""
 
     nodes: tuple[TreeNode, ...]
-    """Parents before their children; in use first, then the most recently used."""
+    """Nodes, each after its parent. Nodes in use come first, then the most recently used."""
     queue: tuple[QueueShare, ...]
-    """The programs with most requests first."""
+    """The programs in the queue; those with most requests come first."""
     queue_hidden: int
-    """The number of programs that are not in `queue`."""
+    """Number of programs that are left out of `queue`."""
 
 
 class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The amount that an export has written, or an import has added to the prefix tree."""
+    """The result of an export or an import."""
 
     tokens: int
-    """Tokens of the prefix, from its first on, that the KV snapshot has, or the tree has now."""
+    """Number of tokens, from the first of the prefix on, that are in the KV snapshot (export) or now in the
+    prefix tree (import)."""
     bytes: int
-    """Size of the KV pages that were copied."""
+    """Size of the copied KV pages, in bytes."""
 
 
 class HeldPrefix(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A prefix in the tree; those that programs lease come first, then the most recently used."""
+    """A prefix in the tree.
+
+    In a list, prefixes that programs lease come first, then the most recently used.
+    """
 
     scope: str
-    """The tree's: see `ExportPrefix`."""
+    """The prefix tree's scope, as in `ExportPrefix`."""
     ids: tuple[int, ...]
     owners: tuple[str, ...] = ()
-    """Programs that lease it."""
+    """Programs that lease the prefix."""
 
 
 class Reply(Message, frozen=True, kw_only=True):
@@ -376,7 +404,7 @@ class Reply(Message, frozen=True, kw_only=True):
     stats: SchedulerStats | None = None
     snapshot: Snapshot | None = None
     lora: str = ""
-    """The revision of the LoRA adapter that was loaded."""
+    """Revision of the LoRA adapter that was loaded."""
     transferred: Transferred | None = None
     prefixes: tuple[HeldPrefix, ...] = ()
 
@@ -389,8 +417,8 @@ class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Texts(Message, frozen=True, kw_only=True):
-    """Answer to `Tokenize`, with `prompts`, and to `Detokenize`, with texts: of all ids (`whole`), and of the
-    wanted ids (`text`)."""
+    """Answer to `Tokenize`, with `prompts`; and to `Detokenize`, with the text of all ids (`whole`) and the
+    text of the wanted ids (`text`)."""
 
     rid: str
     prompts: tuple[TokenIds, ...] = ()
@@ -399,23 +427,26 @@ class Texts(Message, frozen=True, kw_only=True):
 
 
 class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Pages of the prefix tree, each of which follows the one before it."""
+    """Consecutive pages of one sequence in the prefix tree."""
 
     scope: str
-    """The tree's, which names the LoRA adapter too (`ramify.runtime.lora_names.tree_scope`)."""
+    """The prefix tree's scope, which also contains the revision of the LoRA adapter
+    (`ramify.runtime.lora_names.tree_scope`)."""
     before: int | None
-    """The digest of the page before the first; None where the run begins with the sequence."""
+    """Digest of the page before the first page of the run; None if the run begins at the start of the
+    sequence."""
     digests: tuple[int, ...]
     tokens: bytes
-    """int32, native, a page's number of them for each digest."""
+    """The token ids of the pages as int32 in native byte order: a page's number of tokens for each digest."""
 
 
 class TreeChange(Message, frozen=True, kw_only=True):
-    """Changes of one step in the prefix tree, as digests of page ends; sent where there are replicas, and
-    where KV events are published.
+    """Changes of the prefix tree in one step, as digests of page ends.
 
-    The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and with KV events the runs of the added
-    pages.
+    Sent if there are replicas, or KV events are published.
+
+    The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and if KV events are published, the runs
+    of the added pages.
     """
 
     epoch: int
@@ -427,17 +458,20 @@ class TreeChange(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A process of the engine core is up. The tokenizer and the scheduler each fill in what they know."""
+    """A process of the engine core has started.
+
+    The tokenizer and the scheduler each set the fields that they know.
+    """
 
     role: str
     pid: int
     error: ErrorInfo | None = None
-    """The reason why the process could not start."""
+    """The reason why the process could not start; None if it has started."""
     chat_format: ChatFormat | None = None
     model_info: ModelInfo | None = None
     max_prompt_tokens: int = 0
     page_bytes: int = 0
-    """Size of a KV page over all layers; 0 where pages are not transferred."""
+    """Size of a KV page over all layers, in bytes; 0 if pages are not transferred."""
 
 
 # --- all, by their receiver -------------------------------------------------------------------------
@@ -456,7 +490,8 @@ Forwarded = (
     | ExportPrefix
     | ImportPrefix
 )
-"""Messages that the tokenizer passes on unchanged, so that they stay in order with the requests."""
+"""Messages that the tokenizer passes on to the scheduler unchanged. They take this way to stay in order with
+the requests."""
 ToTokenizer = Generate | Tokenize | Detokenize | Forwarded
 ToScheduler = Submit | Forwarded | GrammarReady | GrammarFailed | CompilerDied
 ToDetokenizer = StepOutput | Reply | Failed

@@ -44,18 +44,18 @@ _FIELDS = [name for name in ErrorInfo.__struct_fields__ if name != "code"]
 
 
 class RamifyError(Exception):
-    """Base of all errors; `status` is the HTTP status that the server answers with."""
+    """Base of all errors of Ramify. `status` is the HTTP status of the server's answer."""
 
     code: ClassVar[str] = "ramify_error"
     status: ClassVar[int] = 500
     transient: bool = False
-    """True where the same request may succeed later: a connection was lost, or a server is overloaded or
-    restarts."""
+    """Whether the same request may succeed later, such as after a lost connection, or when a server is
+    overloaded or restarts."""
     begun: bool = False
-    """True where the server may have worked on the request before the failure, so that a further attempt
-    costs again."""
+    """Whether the server may have worked on the request before it failed, so that a further attempt would
+    cost again."""
     sent: int = 1
-    """The number of times that the request was sent before this error was raised."""
+    """Number of times that the request was sent, the failed attempt included."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RamifyError(Exception):
 
     @property
     def told(self) -> str:
-        """The message, and how often the request was sent where that is more than once."""
+        """The message; if the request was sent more than once, also the number of attempts."""
         return self.message if self.sent == 1 else f"{self.message} The request was sent {self.sent} times."
 
     def to_info(self) -> ErrorInfo:
@@ -151,12 +151,14 @@ class RequestTimeout(RamifyError):
 
 
 class BudgetExceeded(RamifyError):
-    """A limit of a program, or of a block of it, is reached. It is the cause of the steps' `ProgramError`.
+    """A limit of a program, or of a block of a program, is reached.
 
-    `field` is the option: ``timeout``, ``max_total_tokens`` or ``max_calls``. `bound` is its value and
-    `spent` what was spent of it when the step ended, in seconds, tokens or calls. Both are None where the
-    error was sent by a server. A step may also be refused with less than `bound` spent, where its prompt does
-    not fit into the rest.
+    It is the cause of the `ProgramError` of each step that failed by it.
+
+    `field` is the option that sets the limit: ``timeout``, ``max_total_tokens`` or ``max_calls``. `bound` is
+    the option's value. `spent` is the amount spent when the step ended, in seconds, tokens or calls. `bound`
+    and `spent` are None if a server sent the error. A step may also fail while `spent` is less than `bound`,
+    if its prompt needs more tokens than are left.
     """
 
     code = "budget_exceeded"
@@ -178,9 +180,9 @@ class BackendError(RamifyError):
 class ProgramError(RamifyError):
     """A failed step.
 
-    `variable` is the variable that the step sets, `line` the file:line of the step in the user's program, and
-    `__cause__` the reason. `prompt` is the text that was sent and `partial` the output up to the failure;
-    both are None for a step that sent nothing.
+    `variable` is the variable that the step sets. `line` is the place of the step in the user's program, as
+    file:line. `__cause__` is the reason. `prompt` is the text that was sent, and `partial` is the output up
+    to the failure; both are None for a step that sent no request.
     """
 
     code = "program_error"
@@ -203,10 +205,12 @@ class ProgramError(RamifyError):
         self.partial = partial
         self.finish_reason = finish_reason
         self.noticed = False
-        """The body of the program has received this error, so it is not raised a second time."""
+        """Whether the body of the program has received this error. Such an error is not raised again at the
+        end."""
 
     def notice(self) -> None:
-        """Note that the program's body has received this error and the failed step that caused it."""
+        """Note that the program's body has received this error, and with it the error of the failed step that
+        caused it."""
         error: BaseException | None = self
         while isinstance(error, ProgramError):
             error.noticed = True
@@ -222,7 +226,7 @@ class CompileError(ProgramError):
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """True where `error`, or an error that caused it, is `transient`."""
+    """Whether `error`, or an error that caused it, is `transient`."""
     while error is not None:
         if getattr(error, "transient", False):
             return True

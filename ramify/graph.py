@@ -1,8 +1,8 @@
 """A program as a graph: the result of `compile` and the body of `POST /v1/programs`, in one definition.
 
-Nodes stand in the order of the program. Each node appends to one branch, after all earlier nodes of that
-branch. Branch 0 is the program; the other branches begin at a `Fork`. A text may hold arguments and the
-results of earlier nodes only, so a graph has no cycles.
+Nodes are in the order of the program. Each node appends to one branch, after all earlier nodes of that
+branch. Branch 0 is the program; every other branch begins at a `Fork`. A text may contain only arguments and
+the results of earlier nodes, so a graph has no cycles.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_NODES = 4096
 MAX_BRANCHES = 1024
 """Most branches of one graph, branch 0 included."""
 MAX_DEPTH = 64
-"""Most nested forks, and most nested limits."""
+"""Most levels of nested forks, and most levels of nested limits."""
 MAX_LIMITS = 1024
 """Most limits of one graph."""
 MAX_JSON_DEPTH = 128
-"""Most nested lists and objects in an argument."""
+"""Most levels of nested lists and objects in an argument."""
 MAX_OF = 256
 """Most nodes that an `Either` chooses from."""
 
@@ -43,7 +43,7 @@ Change = Literal["strip", "lstrip", "rstrip", "lower", "upper", "capitalize", "t
 
 
 def changed(text: str, changes: Iterable[Change]) -> str:
-    """Apply the methods to `text`, in their order."""
+    """Apply the methods `changes` to `text`, in order; returns the result."""
     for change in changes:
         text = getattr(text, change)()
     return text
@@ -55,11 +55,15 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
     "float": (float, int),
     "bool": (bool,),
 }
-"""Scalar → the Python types of its JSON values. The first one converts a value to the scalar."""
+"""Name of a scalar type → Python types that its JSON values may have. The first type is used to convert a
+value."""
 
 
 def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
-    """The item at `path` in the value of the argument `name`; raises `InvalidRequest` for none."""
+    """The item at `path` in `value`, the value of the argument `name`.
+
+    Raises `InvalidRequest` if there is none.
+    """
     for depth, key in enumerate(path):
         try:
             value = value[key]
@@ -72,7 +76,8 @@ def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
 def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
     """The item at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
 
-    Raises `InvalidRequest` where there is none, and for a change of an item that is no text.
+    The methods `then` are applied to it. Raises `InvalidRequest` if there is no such item, and if `then` is
+    not empty while the item is not a text.
     """
     value, then = argument_at(name, value, path), tuple(then)
     if then and not isinstance(value, str):
@@ -83,7 +88,7 @@ def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterab
 def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
     """The value at `path` in the JSON `text`, written as Python's `str` does: ``True``, ``1.0``.
 
-    Raises `ProgramError` where `path` leads nowhere or to a value of another type.
+    Raises `ProgramError` if there is no value at `path`, or if the value is not of the type `kind`.
     """
     try:
         value = json.loads(text)
@@ -107,7 +112,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"):
-    """The value of an argument, or a value in it, as Python's `str` writes it."""
+    """The value of an argument, or the item at `path` in it, as Python's `str` writes it."""
 
     name: str
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
@@ -115,16 +120,17 @@ class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"
 
 
 class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
-    """The result of an earlier node, or a value in it."""
+    """The result of an earlier node, or the value at `path` in it."""
 
     node: int
     """The index of the node in `Graph.nodes`."""
     thinking: bool = False
-    """Whether it is the thoughts in front of the result, of a gen with `thinking`."""
+    """Whether the part is not the result, but the thoughts before it. Only for a gen with `thinking`."""
     index: int | None = None
     """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
-    """The type of the scalar at `path` in a result that is JSON text (`scalar_text`); None: no JSON."""
+    """The type of the scalar at `path` in a result that is JSON text (`scalar_text`). None: the part is the
+    whole text of the result."""
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     """Field names and list indices, outermost first."""
 
@@ -135,7 +141,7 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     value: Argument | Result
     among: tuple[str, ...]
     negated: bool = False
-    """Whether the condition holds where the text is none of `among`, and only there."""
+    """Whether the condition is the opposite: the text is none of `among`."""
 
 
 class Node(
@@ -150,8 +156,8 @@ class Node(
 
     branch: int = 0
     when: tuple[Guard, ...] = ()
-    """The node is skipped unless all of these hold. They are tested in order up to the first that does not.
-    A skipped node has no result."""
+    """Conditions of the node, which is skipped unless all hold. They are tested in order, up to the first
+    that does not hold. A skipped node has no result."""
 
 
 class Text(Node, frozen=True, kw_only=True, tag="text"):
@@ -190,11 +196,11 @@ class Request(Limited, frozen=True, kw_only=True):
 
     name: str | None = None
     timeout: float | None = None
-    """Seconds for the whole step."""
+    """Time limit of the whole step, in seconds."""
     priority: int | None = None
-    """The priority of its requests; None: that of the run."""
+    """Priority of the step's requests; None: the priority of the run."""
     lora: str | None = None
-    """The LoRA adapter of its requests; None: that of the run."""
+    """LoRA adapter of the step's requests; None: the adapter of the run."""
 
     def checked(self) -> Self:
         """Return self; raise `InvalidRequest` for a timeout or a priority out of range."""
@@ -214,9 +220,10 @@ class Gen(Request, frozen=True, kw_only=True, tag="gen"):
     """Fields of `SamplingParams`. Fields not set here come from the options of the run."""
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
-    """Stop strings beside those in `options`."""
+    """Stop strings in addition to those in `options`."""
     thinking: Thinking | None = None
-    """Thinking before the answer; None: as the chat template has it, and thoughts are not told apart."""
+    """Thinking before the answer. None: the chat template decides, and thoughts are not separated from the
+    answer."""
 
 
 class Select(Request, frozen=True, kw_only=True, tag="select"):
@@ -229,14 +236,15 @@ class Select(Request, frozen=True, kw_only=True, tag="select"):
 class ToolDescription(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A tool as the model is shown it."""
+    """A tool, as described to the model."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any]
     """A JSON Schema of type object."""
     strict: bool = True
-    """True refuses schema keywords that cannot be enforced; False leaves them out, and reports them."""
+    """Treatment of schema keywords that cannot be enforced: True refuses the schema; False ignores such
+    keywords and reports them."""
 
 
 class Tools(Node, frozen=True, kw_only=True, tag="tools"):
@@ -246,8 +254,10 @@ class Tools(Node, frozen=True, kw_only=True, tag="tools"):
 
 
 class CallTools(Request, frozen=True, kw_only=True, tag="call_tools"):
-    """Generate tool calls, wait for the client's results, and append these. The timeout is that of the
-    model's turn."""
+    """Generate tool calls, wait for the client's results, and append the results.
+
+    `timeout` limits the model's turn, not the tools.
+    """
 
     tools: tuple[ToolDescription, ...]
     max_calls: int = 4
@@ -256,23 +266,28 @@ class CallTools(Request, frozen=True, kw_only=True, tag="call_tools"):
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
-    """Begin branches that share the content of this one."""
+    """Begin branches that share the content of this branch up to here."""
 
     children: tuple[int, ...]
-    """The numbers of the new branches, which no earlier fork has used."""
+    """The numbers of the new branches. No earlier fork may have used them."""
 
 
 class Join(Limited, frozen=True, kw_only=True, tag="join"):
-    """End branches. ``gather``: each variable that they set becomes the list of its values in this branch.
-    ``append``: the text that each of them added is appended to this branch, in order."""
+    """End branches.
+
+    ``gather``: for each variable that the branches set, this branch gets a variable with the list of their
+    values. ``append``: the text that each branch added is appended to this branch, in order.
+    """
 
     children: tuple[int, ...]
     mode: Literal["gather", "append"] = "gather"
 
 
 class Either(Node, frozen=True, kw_only=True, tag="either"):
-    """Set a variable to the result of the first node in `of` that was not skipped. Where all were skipped,
-    this node is skipped as well."""
+    """Set a variable to the result of the first node in `of` that was not skipped.
+
+    If all were skipped, this node is skipped as well.
+    """
 
     name: str | None = None
     of: tuple[int, ...]
@@ -296,17 +311,18 @@ WITH_RESULT = Gen | Select | ScopeEnd | CallTools | Either
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A program whose control flow is known before it runs: conditions decide which nodes are skipped."""
+    """A program whose control flow is known before it runs. Conditions decide which nodes are skipped."""
 
     name: str = "program"
     arguments: tuple[str, ...] = ()
-    """The names of the arguments, all of which every row must give."""
+    """The names of the arguments. Every row must give all of them."""
     limits: tuple[Bounds, ...] = ()
-    """Limits on parts of one run. The time of a limit begins with the first of its steps."""
+    """Limits on parts of a run. The time of a limit begins with the first step to which the limit applies."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:
-        """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
+        """Return self; raise `InvalidRequest` for the first wrong node, with its path, which begins with
+        `field`."""
         _Check(self, field).check_nodes()
         return self
 
@@ -341,7 +357,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def _is_json(value: Any, field: str, depth: int = 0) -> bool:
-    """Raise `InvalidRequest` for a value that is nested deeper than `MAX_JSON_DEPTH`."""
+    """Whether `value` is JSON.
+
+    Raises `InvalidRequest` for a value that is nested deeper than `MAX_JSON_DEPTH`.
+    """
     if depth > MAX_JSON_DEPTH:
         raise InvalidRequest(f"{field} is nested more than {MAX_JSON_DEPTH} deep.", field=field)
     match value:
@@ -357,7 +376,7 @@ def _is_json(value: Any, field: str, depth: int = 0) -> bool:
 
 
 class _Check:
-    """The state of `Graph.check` as it goes through the nodes."""
+    """The state of `Graph.check` while it goes through the nodes."""
 
     def __init__(self, graph: Graph, field: str) -> None:
         self.graph, self.field = graph, field
@@ -365,7 +384,7 @@ class _Check:
         self.depths = {0: 0}
         self.ended: set[int] = set()
         self.scopes: dict[tuple[int, str], tuple[Guard, ...]] = {}
-        """(branch, name) of each open scope → its conditions."""
+        """(branch, name) of each open scope → the conditions of the node that begins it."""
         self.here = ""
         """The path of the node that is being checked."""
 
@@ -468,7 +487,10 @@ class _Check:
             self._wrong(where, "only the single output of a gen has values of a type in it")
 
     def _source(self, index: int, place: int, where: str) -> Gen | Select | ScopeEnd | CallTools | Either:
-        """The earlier node `place`, which has a result."""
+        """Return the node `place`.
+
+        Raises `InvalidRequest` unless it comes before node `index` and has a result.
+        """
         if not 0 <= place < len(self.graph.nodes):
             self._wrong(where, f"there is no node {place}")
         if place >= index:
@@ -503,7 +525,7 @@ class _Check:
 
     @contextlib.contextmanager
     def _below(self, where: str) -> Iterator[None]:
-        """Errors in the block name a field below `where`."""
+        """Prefix the field of each `InvalidRequest` in the block with the node's path and `where`."""
         try:
             yield
         except InvalidRequest as error:

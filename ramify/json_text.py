@@ -1,4 +1,4 @@
-"""JSON texts that somebody else wrote (RFC 8259), and names in JSON pointers (RFC 6901)."""
+"""JSON texts from outside (RFC 8259), and names in JSON pointers (RFC 6901)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from ramify.text import shortened
 
 
 def read_json(text: str, *, strict: bool = True) -> Any:
-    """The value of a JSON text that somebody else wrote, numbers with a fraction or exponent as finite
-    floats.
+    """Parse a JSON text from outside. Numbers with a fraction or exponent become finite floats.
 
-    strict : refuse control characters in strings, as JSON does
+    strict : whether to refuse control characters in strings, as the JSON standard does
 
-    Raises ValueError for what is no JSON, for infinite numbers (1e400), for integers of more digits than
-    Python reads, and for what is nested too deeply.
+    Raises ValueError if the text is not JSON, for infinite numbers (1e400), for integers of more digits than
+    Python reads, and for values that are nested too deeply.
     """
     try:
         return json.loads(text, strict=strict, parse_float=finite, parse_constant=finite)
@@ -25,7 +24,7 @@ def read_json(text: str, *, strict: bool = True) -> Any:
 
 
 def finite(text: str) -> float:
-    """The float of a text. Raises ValueError for infinity and NaN."""
+    """Parse a float. Raises ValueError for infinity and NaN."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"The number {shortened(text, 24)} does not fit a double.")
@@ -33,7 +32,8 @@ def finite(text: str) -> float:
 
 
 def no_constant(name: str) -> NoReturn:
-    """Raises ValueError for NaN, Infinity and -Infinity, which Python reads and JSON does not have."""
+    """Raise ValueError for NaN, Infinity and -Infinity, which Python's parser accepts and JSON does not
+    have."""
     raise ValueError(f"{name} is no JSON number")
 
 

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SIGNAL_CHECK_S = 1.0
-"""Seconds a thread waits in one piece. CPython handles a signal that arrives just before such a wait only
-when the wait ends."""
+"""Longest single wait of a thread, in seconds. If a signal arrives just before a wait, CPython handles it
+only when the wait ends."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The process's background loop, started in a daemon thread at the first call."""
+    """The background loop of this process. The first call starts it in a daemon thread."""
     global _loop
     with _lock:
         if _loop is None or _loop.is_closed():
@@ -35,17 +35,20 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_background() -> bool:
-    """The running event loop is the background loop."""
+    """Whether the running event loop is the background loop."""
     return asyncio.get_running_loop() is _loop
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start `coroutine` on the background loop."""
+    """Start `coroutine` on the background loop; returns a future for its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
 
 
 def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` on the background loop and block for its result; Ctrl-C cancels it."""
+    """Run `coroutine` on the background loop, block until it ends, and return its result.
+
+    Ctrl-C cancels it.
+    """
     if threading.current_thread().name == "ramify-loop":
         coroutine.close()
         raise RuntimeError("A blocking call was made on Ramify's own event loop; use the async form there.")
@@ -55,7 +58,7 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return future.result(SIGNAL_CHECK_S)
             if future.done():
-                return future.result()  # the TimeoutError was the coroutine's own
+                return future.result()  # the coroutine itself raised the TimeoutError
     except BaseException:
         future.cancel()
         raise
@@ -63,7 +66,7 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def cancel_at_end(tasks: Iterable[asyncio.Future[Any]]) -> AsyncIterator[None]:
-    """Cancel the tasks that are left at the end of the block, and wait for them."""
+    """At the end of the block, cancel those of `tasks` that still run, and wait until they have ended."""
     try:
         yield
     finally:
@@ -74,7 +77,7 @@ async def cancel_at_end(tasks: Iterable[asyncio.Future[Any]]) -> AsyncIterator[N
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, or where that is not installed, of asyncio."""
+    """A new event loop: of uvloop if it is installed, else of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -83,11 +86,12 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 _parents_loops: list[asyncio.AbstractEventLoop] = []
-"""The parent's loops, in a subprocess made by `os.fork`. Freeing them would close files of the parent."""
+"""In a child process made by `os.fork`: the loops of the parent. They are never freed, as freeing them would
+close files of the parent."""
 
 
 def _reset_after_fork() -> None:
-    """Forget the loop in a subprocess made by `os.fork`, which has no thread that runs it."""
+    """Forget the loop in a child process made by `os.fork`, where no thread runs the loop."""
     global _loop, _lock
     _lock = threading.Lock()
     if _loop is not None:

@@ -1,10 +1,10 @@
-"""Machine code in the cache folder, numba's and Triton's: shared by clones, environments and users' projects.
+"""The cache of numba's and Triton's machine code, shared by all clones, environments and projects of a user.
 
-numba by itself keeps it beside the sources. pip leaves files there that it did not install, and the folders
-that stay behind when a package is removed hide an editable installation of the same package.
+By default numba keeps machine code beside the sources. pip does not remove files that it did not install. So
+folders would remain when a package is removed, and hide an editable installation of the same package.
 
-A folder of the cache holds the code of one package of sources: ``kernels.cpu-1f0c…``. Its name is a digest of
-all that the code depends on, so whoever has the same sources, processor and versions finds it.
+A folder of the cache, such as ``kernels.cpu-1f0c…``, has the machine code of one package. Its name contains a
+digest of all that the code depends on, so any process with the same sources, processor and versions finds it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,32 @@ SOURCES = {
     ),
     "ramify.grammar.automaton": ("ramify.grammar", "*.py", "automaton/**/*.py", "rules/**/*.py"),
 }
-"""Package with compiled functions → patterns of the files, by package, that these functions are compiled
-from. numba takes the values of constants and the code of other functions into a function's own code."""
+"""Package with compiled functions → (package, patterns of files in it): the sources on which the machine code
+depends. These include other modules, as numba compiles constants and called functions into a function's
+code."""
 
 logger = logging.getLogger(__name__)
 
 KIND = "compiled"
 MOST_BYTES = 500_000_000
-"""Space for machine code, in bytes; the versions compiled longest ago go first. One takes about 25 MB."""
+"""Bound on the size of all machine code, in bytes. The folders that were compiled longest ago are removed
+first. One folder takes about 25 MB."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def root() -> Path:
-    """`$NUMBA_CACHE_DIR`, as for all of numba's code, or a folder of Ramify's cache."""
+    """The folder of numba's machine code: `$NUMBA_CACHE_DIR` if it is set, else a folder in Ramify's
+    cache."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     return Path(given).absolute() if given else cache.home() / KIND
 
 
 def folder(package: str) -> Path:
-    """The folder for the code of `package`, such as ``ramify.kernels.cpu``. Its sources are not imported."""
+    """The folder for the machine code of `package`, such as ``ramify.kernels.cpu``.
+
+    `package` is not imported.
+    """
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     settings = [item for item in settings if item[0] != "NUMBA_CACHE_DIR"]
     identity = (_sources(package), platform.python_version(), _numba_version(), _processor(), settings)
@@ -58,7 +64,10 @@ def folder(package: str) -> Path:
 
 
 def is_folder(name: str) -> bool:
-    """True where `folder` gave this name to a folder, which may stand among folders of other programs."""
+    """Whether a folder called `name` was named by `folder`.
+
+    In `$NUMBA_CACHE_DIR` there may be folders of other programs.
+    """
     return any(name.startswith(f"{package.removeprefix('ramify.')}-") for package in SOURCES)
 
 
@@ -86,7 +95,7 @@ def _numba_version() -> str:
 
 @functools.cache
 def _processor() -> str:
-    """The instruction sets, as Linux lists them."""
+    """The processor's instruction sets as Linux lists them, else the processor's name."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
@@ -96,7 +105,10 @@ def _processor() -> str:
 
 @functools.cache
 def _for_this_process() -> tempfile.TemporaryDirectory[str]:
-    """A folder for code that cannot be kept. numba's next choice would be the package's own folders."""
+    """A temporary folder, for machine code that cannot be kept.
+
+    Without it numba would write into the package's folders.
+    """
     logger.warning(
         "%s cannot be written, so compiled code is not kept and every start compiles anew. "
         "Set RAMIFY_HOME to a folder that can be written.",
@@ -120,12 +132,14 @@ def keep_triton_kernels() -> None:
 
 @functools.cache
 def keep_outside_the_package() -> None:
-    """Have numba keep the code of the packages in `SOURCES` in `folder`, and nowhere else. Other functions
-    stay where numba puts them."""
-    from numba.core.caching import CacheImpl, _CacheLocator  # 0.3 s, which not every process needs
+    """Make numba keep the machine code of the packages in `SOURCES` only in `folder(package)`.
+
+    For other functions numba's own choice of folder remains.
+    """
+    from numba.core.caching import CacheImpl, _CacheLocator  # takes 0.3 s, and not every process needs it
 
     class Locator(_CacheLocator):
-        """The place of one function's code (numba's interface)."""
+        """The location of one function's machine code (an interface of numba)."""
 
         def __init__(self, function: Any, package: str) -> None:
             self._folder = folder(package)
@@ -135,7 +149,7 @@ def keep_outside_the_package() -> None:
             return str(self._folder)
 
         def get_source_stamp(self) -> str:
-            return ""  # the folder's name has the sources
+            return ""  # the folder's name depends on the sources
 
         def get_disambiguator(self) -> str:
             return self._name

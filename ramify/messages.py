@@ -1,4 +1,4 @@
-"""Messages between clients and the runtime: what a program or the HTTP server asks for, and what it gets.
+"""Messages between clients and the runtime: the requests of programs and of the HTTP server, and the answers.
 
 A client sends `Generate` and receives `TextChunk`s, the last of which has `finish` set. Messages that only
 the processes of the engine core exchange are in `ramify.engine_messages`. All are frozen msgspec structs;
@@ -22,105 +22,110 @@ Segment = str | tuple[int, ...]
 FinishReason = Literal["stop", "length", "abort"]
 
 HELD_S = 0.5
-"""Seconds for which text is held back where nobody follows it while it is generated (`Generate.every_s`)."""
+"""`Generate.every_s` of requests whose text nobody watches while it is generated, in seconds."""
 
 NextUse = Literal["soon", "join", "tool", "unknown", "never"]
-"""The next use of a request's pages by its program, soonest first: in its next step, after sibling branches
-have finished, after a tool has returned, at an unknown time, or not at all."""
+"""The time at which the program uses a request's pages again. From soonest to latest: in the next step, after
+sibling branches have finished, after a tool has returned, at an unknown time, never."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Base of all messages; the tag is the class name."""
+    """Base of all messages. The tag of a message is its class name."""
 
 
 class LimitHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A limit of a program, or of a block of it, towards which a request counts."""
+    """A limit of a program, or of a block of a program, towards which a request counts."""
 
     id: str
-    """The id that all requests towards this limit share."""
+    """Id of the limit, the same in all requests that count towards it."""
     max_total_tokens: int | None = None
-    """Most prompt and output tokens of all its requests together, as `Usage` counts them."""
+    """Most prompt and output tokens of all these requests together, as `Usage` counts them."""
     seconds_left: float | None = None
-    """Seconds from the arrival of this request to the end of the limit's time."""
+    """Seconds from the arrival of this request until the time of the limit is over."""
 
 
 class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hint to the runtime about the program that a request belongs to."""
 
     program: str
-    """Id of the run; its leases end with `EndProgram`."""
+    """Id of the program run. The leases of the run end with `EndProgram`."""
     name: str = ""
-    """The program's name, for people; programs of one name are expected to need about the same service."""
+    """The program's name, for people. The scheduler expects programs with the same name to need about the
+    same service."""
     lease_s: float = 0.0
-    """Seconds for which this request's pages are leased after its end; with 0 they are not."""
+    """Seconds for which the request's pages are leased after the request has ended; 0 for no lease."""
     path: tuple[str, ...] = ()
     """Names of the forks and steps from the program down to this request, for people to read."""
     next_use: NextUse = "unknown"
-    """The next use of these pages, which places the lease in the order of eviction. "never": no lease."""
+    """The next use of the request's pages. It determines the place of the lease in the order of eviction.
+    "never": no lease."""
     branch: str = ""
-    """The branch of the program that asks. Each branch has leases of its own."""
+    """The program's branch that sends the request. Each branch has leases of its own."""
     forks: tuple[str, ...] = ()
-    """The forks that the branch comes from, outermost first. The common prefix of the prompts of all branches
-    of a fork is kept for the join."""
+    """The forks from which the branch comes, outermost first. The common prefix of the prompts of all
+    branches of a fork is kept for the join."""
     ended: tuple[str, ...] = ()
-    """Branches and forks that have ended: their leases end."""
+    """Branches and forks that have ended, so that their leases are released."""
     parts: tuple[tuple[int, int], ...] = ()
-    """Places at which later prompts of the program part from this one: (segments of the prompt, characters of
-    the next segment). A model with linear attention layers keeps its state there."""
+    """Places at which later prompts of the program diverge from this one: (number of whole segments of the
+    prompt, characters of the next segment). For a model with linear attention layers, the state at these
+    places is kept."""
     calls_left: int | None = None
-    """The number of calls of the program after this one; None where it is not known."""
+    """Number of calls that the program makes after this one; None if it is not known."""
     limits: tuple[LimitHint, ...] = ()
-    """The limits that the request counts for, outermost first. Past one of them it ends: see `Finish`."""
+    """The limits towards which the request counts, outermost first. The request is ended when one of them is
+    reached (`Finish.limit`)."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call of the model."""
+    """A tool call made by the model."""
 
     id: str
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    """Calls at the end of an assistant turn, after its content."""
+    """Tool calls of an assistant turn, after its content."""
     tool_call_id: str = ""
     """The id of the call whose result is the content of a tool turn."""
     name: str = ""
-    """The tool's name in a tool turn, where it is known."""
+    """In a tool turn, the name of the tool; empty if it is not known."""
     reasoning: str = ""
-    """The reasoning of an assistant turn before its content; chat templates render it or leave it out."""
+    """The reasoning of an assistant turn, before its content. The chat template decides whether it is
+    rendered."""
 
 
 class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Free text before the constrained part: reasoning, or text before a tool call.
+    """Free text of the output before its constrained part: reasoning, or text before a tool call.
 
-    It ends with the text `end`, which is part of the output. With `start` the prompt is made to end in that
-    text, whether or not the chat template writes it.
+    A preamble ends with the text `end`, which is part of the output. If `start` is given, the prompt is made
+    to end with `start`, whether or not the chat template writes it.
     """
 
     end: str
     start: str = ""
     max_tokens: int | None = None
-    """The most tokens of free text before `end` is forced; with 0 the output begins with `end`."""
+    """Most tokens of free text, after which `end` is forced. With 0 the output begins with `end`."""
     optional: bool = False
-    """The output may stop without `end`, and without anything that would follow it."""
+    """Whether the output may stop without `end`, and so without what would follow `end`."""
     apart: bool = False
-    """The sampling options hold for the text after this one: `max_tokens` and `min_tokens` count from there,
-    and stop strings and stop tokens end the output only there. This text then has a `max_tokens` of its own,
-    unless it is `counted`."""
+    """Whether the sampling options hold only for the text after the preamble. If so, `max_tokens` and
+    `min_tokens` of the sampling options count from the preamble's end, and stop strings and stop tokens end
+    the output only after it. The preamble then has only its own `max_tokens`, unless it is `counted`."""
     counted: bool = False
-    """`max_tokens` of the sampling options counts the tokens of this text too, although it is `apart`, as
-    OpenAI's API counts reasoning."""
+    """Whether `max_tokens` of the sampling options counts the preamble's tokens although the preamble is
+    `apart`, as OpenAI's API counts reasoning."""
     end_ids: tuple[int, ...] = ()
-    """The tokens of `end`, filled in by the tokenizer."""
+    """The token ids of `end`, filled in by the tokenizer."""
 
     @property
     def uncounted(self) -> bool:
-        """True where `max_tokens` of the sampling options does not count the tokens of this text."""
+        """Whether `max_tokens` of the sampling options leaves the preamble's tokens uncounted."""
         return self.apart and not self.counted
 
 
@@ -128,13 +133,13 @@ Effort = Literal["minimal", "low", "medium", "high"]
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The reasoning that a request asks for: on or off, its budget, its effort."""
+    """The reasoning that a request asks for: on or off, a budget, an effort."""
 
     enabled: bool = True
     max_tokens: int | None = None
-    """The most tokens of the thoughts."""
+    """The budget: most tokens of reasoning."""
     effort: Effort | None = None
-    """The effort, for OpenAI's models. Other models have no such setting."""
+    """The effort of reasoning, for OpenAI's models. Other models have no such setting."""
 
     def check(self) -> Thinking:
         """Return self; raises `InvalidRequest` for a wrong number of tokens."""
@@ -147,72 +152,82 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Texts to be scored behind a prompt: the log-probability of each, token by token. Nothing is
-    generated."""
+    """Texts to be scored as continuations of a prompt: the log-probabilities of the tokens of each text.
+
+    Nothing is generated.
+    """
 
     texts: tuple[str, ...]
     unconditional: bool = False
-    """Score each text without the prompt as well."""
+    """Whether each text is scored without the prompt as well."""
 
 
 Pooling = Literal["last", "mean"]
-"""The embedding of a text, of its tokens' hidden states after the final norm: that of the last token, or the
-mean of all."""
+"""The way in which an embedding is made of the tokens' hidden states after the final norm. "last": the hidden
+state of the last token. "mean": the mean over all tokens."""
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The output of a request on an engine that has died; the request goes on behind it."""
+    """The output so far of a request whose engine core has died.
+
+    On another engine core, the request continues after this output.
+    """
 
     ids: tuple[int, ...]
     replaced: int = 0
-    """The field of the same name in `TextChunk`; so are `forced` and those below."""
+    """The field of the same name in `TextChunk`, as are `forced` and the fields below."""
     forced: tuple[int, ...] = ()
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """One generation. Either `prompt` or `chat` is given; `sampling.n` is 1 here (the frontend fans out)."""
+    """One generation.
+
+    Either `prompt` or `chat` is given. `sampling.n` is 1, as the frontend makes n requests of one.
+    """
 
     rid: str
     prompt: tuple[Segment, ...] = ()
     chat: tuple[ChatMessage, ...] | None = None
-    """Turns of a chat, rendered with the model's own template and followed by its generation prompt."""
+    """Turns of a chat, to be rendered with the model's own template, generation prompt included."""
     tools: str = ""
-    """JSON text of the list of tools that the chat template is given; empty for none."""
+    """The list of tools for the chat template, as JSON text; empty for none."""
     template_kwargs: str = ""
-    """JSON text of the object of further variables that the chat template is given."""
+    """Further variables for the chat template: a JSON object, as text."""
     preambles: tuple[Preamble, ...] = ()
-    """Texts before the constrained part, in their order in the output. The constraint holds behind the last
-    one; without a constraint any text is allowed there."""
+    """Preambles of the output, in order. The constraint holds for the text after the last preamble; without a
+    constraint that text is free."""
     thinking: Thinking | None = None
-    """The reasoning asked for, for backends that take messages and switch the model's thinking themselves.
-    Others get `preambles`."""
+    """The reasoning that is asked for, only for backends that take messages and switch thinking themselves.
+    For other backends it is expressed by `preambles`."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     choices: Choices | None = None
-    """Choices to score instead of a generation: `sampling.max_tokens` is 0 then, and there is no constraint.
-    Where `sampling.token_healing` is off the prompt ends on a token, and no choice reaches into it."""
+    """Choices to score. Nothing is generated then: `sampling.max_tokens` is 0, and there is no constraint. If
+    `sampling.token_healing` is off, the prompt's tokens are fixed, and no choice replaces the last of
+    them."""
     pooling: Pooling | None = None
-    """The pooling of an embedding of the prompt, computed instead of a generation: `sampling.max_tokens` is 0
-    then, and there are no constraint, preambles and choices."""
+    """If set, an embedding of the prompt is computed with this pooling. Nothing is generated then:
+    `sampling.max_tokens` is 0, and there are no constraint, preambles or choices."""
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages are shared only between requests of the same scope."""
     lora: str = ""
-    """The name of a LoRA adapter; empty for the model alone. Requests of different adapters share no
-    pages."""
+    """Name of the LoRA adapter; empty for the base model. Requests with different adapters share no pages."""
     lora_revision: str = ""
-    """The revision of the adapter, set by the frontend. With another revision the request fails."""
+    """Revision of the adapter, set by the frontend. The request fails if the loaded adapter has another
+    revision."""
     every_s: float = 0.0
-    """The least time between two chunks, in seconds. Where nobody shows text while it is generated, fewer
-    chunks leave more processor time for the model."""
+    """The least time between two chunks, in seconds. If text is not shown while it is generated, fewer chunks
+    leave more CPU time for the model."""
     priority: int = 0
-    """Higher goes first; see `ramify.priority`."""
+    """The priority (`ramify.priority`): higher goes first."""
     flow: str = ""
-    """Requests of one flow share a place in the queue, as those of one body do. The requests of a program are
-    one; any other request without a flow is alone."""
+    """Id of the request's flow. The requests of a flow, such as those made from one HTTP body, share one
+    place in the queue. All requests of a program are one flow. Any other request without an id is a flow by
+    itself."""
     continues: Continuation | None = None
-    """The chunks begin with this output again. With `sampling.seed`, what follows is what would have
-    followed."""
+    """Output to continue. The chunks repeat this output, then go on. With `sampling.seed`, the rest is the
+    same as it would have been."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -224,17 +239,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ids: tuple[int, ...] = ()
     logprobs: tuple[float | None, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """The most likely (id, logprob) pairs per token, best first; empty when none were asked for."""
+    """The most likely (id, logprob) pairs at each token, best first; empty if none were asked for."""
     texts: tuple[str, ...] = ()
     """The text of each token (`ramify.text.token_text`), filled in by the detokenizer."""
     top_texts: tuple[tuple[str, ...], ...] = ()
     offsets: tuple[int, ...] = ()
-    """The place of each output token: its first character in the output's text, filled in by the detokenizer.
+    """Position in the output's text at which each token begins, in characters; filled in by the detokenizer.
     Empty for a prompt."""
 
 
 def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
-    """The log-probabilities of `parts` as one run of tokens; None where all are None."""
+    """The concatenation of the log-probabilities in `parts`; None if all parts are None."""
     present = [part for part in parts if part is not None]
     if len(present) <= 1:
         return present[0] if present else None
@@ -250,54 +265,59 @@ class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The score of one of the `Choices`."""
 
     tokens: TokenLogprobs
-    """The first token may begin with the end of the prompt, which it replaces (token healing)."""
+    """The tokens of the choice. The first may begin with the end of the prompt, which it then replaces (token
+    healing)."""
     behind: bool = True
-    """The tokens follow those of the whole prompt; False where the choice replaces some of them."""
+    """Whether the tokens follow all tokens of the prompt. False if they replace the last tokens of the
+    prompt."""
     unconditional: TokenLogprobs | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens and times of one request. prompt = cached + computed prompt tokens."""
+    """Tokens and times of one request. `prompt_tokens` = `cached_tokens` + computed prompt tokens."""
 
     prompt_tokens: int = 0
-    """Tokens of the prompt. Scored choices add their tokens that have to be computed, each once."""
+    """Tokens of the prompt. If choices are scored, the tokens of the choices that have to be computed are
+    added, each once."""
     cached_tokens: int = 0
-    """Prompt tokens whose KV pages were found in the tree."""
+    """Prompt tokens whose KV pages were found in the prefix tree."""
     distinct_tokens: int = 0
-    """Prompt tokens that no earlier request of the same program had computed or was computing. Their sum over
-    a program is the number of distinct tokens in its tree of calls. Without a program: all prompt tokens."""
+    """Prompt tokens that no earlier request of the same program has computed or is computing. Summed over a
+    program, this is the number of distinct tokens in its tree of calls. For a request without a program, all
+    prompt tokens."""
     evicted_tokens: int = 0
-    """Prompt tokens that were in the tree once and had to be computed again because they had been evicted."""
+    """Prompt tokens that had been in the prefix tree, were evicted, and had to be computed again."""
     evicted_by: str = ""
-    """The program's name and id, or the request's id, that took most of these pages."""
+    """Name and id of the program, or id of the request, for which most of these pages were evicted."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Completion tokens of the thoughts, with their end mark, where they are told apart."""
+    """Completion tokens of the thoughts, with their end mark. 0 if thoughts are not separated from the
+    answer."""
     forced_tokens: int = 0
-    """Completion tokens that the grammar forced, appended without sampling."""
+    """Completion tokens that the grammar forced, and that were appended without sampling."""
     draft_tokens: int = 0
     """Draft tokens of speculative decoding that were verified."""
     accepted_tokens: int = 0
-    """Draft tokens that were accepted: completion tokens that took no step of their own."""
+    """Draft tokens that were accepted. These completion tokens needed no step of their own."""
     model_draft_tokens: int = 0
-    """Draft tokens that a draft model proposed; the others were looked up."""
+    """Draft tokens that a draft model proposed. The other draft tokens come from lookups."""
     model_accepted_tokens: int = 0
     """Accepted draft tokens that a draft model proposed."""
     stored_tokens: int = 0
-    """Prompt and completion tokens of answers from a store (`ramify.answers`). Nothing was computed for them,
-    and no other field counts them."""
+    """Prompt and completion tokens of an answer from a store (`ramify.answers`). They were not computed, and
+    no other field counts them."""
     retractions: int = 0
     queue_s: float = 0.0
-    """Arrival at the scheduler to the first forward pass."""
+    """Seconds from arrival at the scheduler to the first forward pass."""
     first_token_s: float = 0.0
-    """Arrival at the scheduler to the first output token."""
+    """Seconds from arrival at the scheduler to the first output token."""
     total_s: float = 0.0
-    """Arrival at the scheduler to the end."""
+    """Seconds from arrival at the scheduler to the end."""
 
     @property
     def writing_s(self) -> float:
-        """Seconds from the first output token to the end; 0 where the backend does not tell when that
-        came."""
+        """Seconds from the first output token to the end; 0 if the backend does not report the time of the
+        first token."""
         return self.total_s - self.first_token_s if self.first_token_s else 0.0
 
 
@@ -307,9 +327,9 @@ class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of its `LimitHint`."""
     tokens: int
-    """Prompt and output tokens that all requests of the limit had taken by then."""
+    """Prompt and output tokens that all requests of the limit had used by then."""
     timed_out: bool
-    """True where its time was over; False where its tokens were used up."""
+    """True if the time of the limit was over; False if its tokens were used up."""
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -318,34 +338,36 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: FinishReason
     matched: str | int | None = None
     limit: ReachedLimit | None = None
-    """The limit of its program that ended it, with reason "abort"."""
+    """The program's limit that ended the generation; `reason` is "abort" then. None if no limit did."""
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schema keyword that the grammar leaves out, as was asked for (`Constraint.strict`)."""
+    """A schema keyword that the grammar does not enforce, as `Constraint.strict` allows."""
 
     schema: str
     """JSON pointer of the keyword."""
     message: str
     tool: str = ""
-    """The name of the tool whose parameters have the keyword; "" where it is no tool's."""
+    """Name of the tool whose parameters have the keyword; "" if the keyword is not in a tool's parameters."""
 
 
 class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Differences between a grammar and its constraint."""
 
     backend: str = "ramify"
-    """The library that compiled it: ramify, xgrammar, llguidance or outlines."""
+    """The library that compiled the grammar: ramify, xgrammar, llguidance or outlines."""
     unenforced: tuple[Unenforced, ...] = ()
-    """Keywords of the schema that it leaves out: it allows more."""
+    """Keywords of the schema that the grammar does not enforce, so that it allows more than the schema."""
     narrowed: tuple[str, ...] = ()
-    """Valid texts that it does not allow, a sentence for each kind of them."""
+    """Kinds of valid texts that the grammar does not allow, described by a sentence each."""
     whole: bool = True
-    """An output that runs out of tokens is complete. Otherwise it may be cut."""
+    """Whether an output is complete even if it reaches max_tokens. If False, it may be cut."""
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a response that report the differences; none where Ramify's own engine enforces
-        everything."""
+        """The fields of a response that report the differences.
+
+        They are empty if Ramify's own engine enforces the whole constraint.
+        """
         told: dict[str, Any] = {"unenforced": list(self.unenforced)} if self.unenforced else {}
         if self.backend != "ramify":
             told |= {"grammar_backend": self.backend, "narrowed": list(self.narrowed)}
@@ -357,54 +379,56 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A schema keyword that an output does not satisfy."""
 
     instance: str
-    """JSON pointer into the output."""
+    """JSON pointer to the invalid value in the output."""
     schema: str
     """JSON pointer of the keyword."""
     message: str
 
 
 class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New text of one request. The last one has `finish` set.
+    """New text of one request. The last chunk of the request has `finish` set.
 
     A stop string can end the visible text inside a token: `kept_ids` counts the output ids whose
     text is wholly visible, and `tail` is the visible text after them, so that the visible output is
-    exactly ``decode(ids[:kept_ids]) + tail``. Both are set with `finish`. Where the first output token
-    replaces the end of the prompt (token healing), all of the text is in `tail`.
+    exactly ``decode(ids[:kept_ids]) + tail``. Both are set with `finish`. If the first output token replaces
+    the end of the prompt (token healing), the whole text is in `tail`.
     """
 
     rid: str
     text: str = ""
     reasoning: str = ""
-    """New text of the model's thoughts, where the backend tells them apart; it is no part of `text`."""
+    """New text of the model's thoughts, if the backend separates them from the answer. `text` does not
+    contain it."""
     ids: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
-    """Indices in `ids` of the tokens that the grammar forced, where the backend tells."""
+    """Indices in `ids` of the tokens that the grammar forced, if the backend reports them."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """The correspondence of `ids` and `text` in a chunk of several steps: (ids, characters) of one piece
-    after the other. Empty: all ids and all text are one piece."""
+    """The correspondence of `ids` and `text` in a chunk of several steps: consecutive pieces, each as (number
+    of ids, number of characters). Empty: all ids and all text are one piece."""
     controls: tuple[int, ...] = ()
-    """Places in `text`, in characters, at which the spelling of a special token begins. The same characters
-    in tokens of text are not listed."""
+    """Positions in `text`, in characters, at which a special token begins. The same characters written by
+    ordinary tokens are not listed."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
-    """A score for each choice, in their order; set with `finish` where choices are scored."""
+    """A score for each choice, in the order of the choices. Set together with `finish` if choices are
+    scored."""
     usage: Usage | None = None
-    """The usage; set with `finish`, and on the first chunk of a request whose chunks are held back."""
+    """The usage. Set with `finish`, and on the first chunk of a request with `every_s`."""
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
     replaced: int = 0
-    """Number of tokens at the end of the prompt that the first id replaces (token healing); on the first
+    """Number of tokens at the end of the prompt that the first id replaces (token healing). On the first
     chunk."""
     enforcement: Enforcement | None = None
     """Differences between the grammar and the constraint, on the first chunk of a constrained output."""
     embedding: bytes = b""
-    """The embedding, set with `finish` where one was asked for: (hidden size,) float32, little-endian, not
-    normalised."""
+    """The embedding, if one was asked for; set with `finish`. It is a vector of hidden size, float32,
+    little-endian, not normalised."""
     violations: tuple[Violation, ...] | None = None
-    """Keywords that the output does not satisfy; set with `finish` where the output is validated
-    afterwards."""
+    """Keywords that the output does not satisfy. Set with `finish` if the output is validated after its
+    end."""
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -418,7 +442,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
-    """Tokens whose KV was computed: prompts, outputs, and again those that a retraction had dropped."""
+    """Tokens whose KV was computed: of prompts and of outputs. Tokens that a retraction dropped are counted
+    each time they are computed."""
     output_tokens: int
     forced_tokens: int
     draft_tokens: int
@@ -426,13 +451,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int
     """Draft tokens that were accepted."""
     model_draft_tokens: int = 0
-    """Draft tokens that the draft model proposed; the others were looked up."""
+    """Draft tokens that the draft model proposed. The other draft tokens come from lookups."""
     model_accepted_tokens: int = 0
     """Accepted draft tokens that a draft model proposed."""
     draft_model_tokens: int = 0
     """Tokens that went through the draft model."""
     draft_model_s: float = 0.0
-    """Seconds of its passes; part of `step_s`."""
+    """Seconds spent in passes of the draft model; part of `step_s`."""
     retractions: int
     evicted_pages: int
     pages_total: int
@@ -445,7 +470,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Slots for the states of linear attention layers: free + held + in_use == total."""
     states_free: int = 0
     states_held: int = 0
-    """States in the prefix tree, from which later requests can begin."""
+    """States in the prefix tree, from which later requests can continue."""
     states_in_use: int = 0
     """States of running requests."""
     evicted_states: int = 0
@@ -456,7 +481,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose KV pages came from KV snapshots of other replicas."""
     imported_bytes: int = 0
     refused_imports: int = 0
-    """KV snapshots that were damaged, of another model or engine, or found no room."""
+    """KV snapshots that were refused because they were damaged, of another model or engine, or larger than
+    the room left."""
     step_s: float
     """Seconds spent in steps."""
     model_s: float
@@ -464,46 +490,49 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
-    """The pieces in which the chat template writes tools and results, in a conversation that begins with a
-    system turn."""
+    """The pieces of text with which the chat template writes tools and results, in a conversation that begins
+    with a system turn."""
 
     start: str
-    """Text before the system content when there are tools."""
+    """Text before the system content if there are tools."""
     place: Literal["system", "user"]
-    """The tools stand at the end of the system content, or at the beginning of the user turn after it."""
+    """The place of the tools: at the end of the system content, or at the beginning of the user turn after
+    it."""
     before: str
     between: str
     after: str
-    """Text before, between and after the tools, each of which is JSON."""
+    """`before`, `between` and `after`: the texts before, between and after the tools. Each tool is JSON."""
     indent: int | None
-    """Indent of the JSON of a tool, in spaces; None: all in one line."""
+    """Indent of the JSON of a tool, in spaces; None for JSON in one line."""
     quoted: bool
-    """A result is shown as a JSON string, whose quotes belong to the pieces of the tool turn."""
+    """Whether a result is written as a JSON string. Its quotes belong to the pieces of the tool turn."""
 
 
 class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The marks of a model's thoughts, and their treatment by its chat template.
 
-    An assistant turn begins with `ChatFormat.prefix`, whose end is `default` (may be ""). In its place stands
-    `on` where the model is to think, `off` where it is not, and `past` in an earlier turn without thoughts.
+    `ChatFormat.prefix`, with which an assistant turn begins, ends with `default` (may be ""). `default` is
+    replaced by `on` if the model is to think, by `off` if it is not to think, and by `past` in an earlier
+    turn without thoughts.
     """
 
     start: str = "<think>\n"
-    """Begins the thoughts. `on` ends with it."""
+    """The text that begins the thoughts. `on` ends with it."""
     end: str = "</think>"
     gap: str = "\n\n"
-    """Between `end` and the answer."""
+    """The text between `end` and the answer."""
     default: str = ""
     on: str = "<think>\n"
     off: str = ""
     past: str = ""
     channels: bool = False
-    """Thoughts and answer are messages of one turn, each with the name of its channel, as gpt-oss writes
-    them. The prefix of an assistant turn leads into the channel of answers; `default` is the text that does.
+    """Whether thoughts and answer are messages of one turn, each with the name of its channel, as gpt-oss
+    writes them. `default` is then the text at the end of the prefix that begins a message in the channel of
+    answers.
     """
     kept: Literal["turn", "user", "always"] = "turn"
-    """The time for which thoughts stay in the prompt: up to the end of their turn, up to the next user turn,
-    or for ever."""
+    """The time for which thoughts stay in the prompt. "turn": until the end of their turn. "user": until the
+    next user turn. "always": for ever."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -517,19 +546,19 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     prefix: dict[str, str]
     suffix: dict[str, str]
     exact: bool
-    """The pieces gave the same text as the Jinja template for every probe conversation."""
+    """Whether the pieces gave the same text as the Jinja template for every probe conversation."""
     tool_format: str = "generic"
-    """Name of the format that the template writes tool calls in (`ramify.tool_calls.formats`)."""
+    """Name of the format in which the template writes tool calls (`ramify.tool_calls.formats`)."""
     tools: ToolPieces | None = None
-    """The pieces of tools and results; None where they cannot be appended one by one as the template writes
-    them."""
+    """The pieces for tools and results; None if appending them one by one does not give the template's
+    text."""
     difference: str = ""
-    """The first probe conversation that differs, in both forms, where `exact` is False."""
+    """If `exact` is False: the first probe conversation that differs, as rendered by the pieces and by the
+    template."""
     variables: tuple[str, ...] = ()
-    """Variables that the template reads, other than messages, tools, special tokens and
-    add_generation_prompt."""
+    """Variables that the template reads besides messages, tools, special tokens and add_generation_prompt."""
     thinking: ThinkingFormat | None = None
-    """The marks of thoughts; None where the template has no sign of thinking."""
+    """The marks of thoughts; None if the template gives no sign that the model thinks."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -544,16 +573,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     chat_format: ChatFormat | None
-    """The chat template as pieces; None when the model has none."""
+    """The chat template as pieces; None if the model has no chat template."""
     model_impl: str = "native"
-    """The code that computes the model: native or transformers."""
+    """The implementation of the model: native or transformers."""
     fingerprint: str = ""
-    """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""
+    """Text that changes with anything that may change an answer: weights, tokenizer, number formats. Empty if
+    not known."""
     max_running: int = 0
-    """Requests in one batch of a replica, and `chunk_tokens`: prompt tokens in one of its steps."""
+    """Most requests in a batch of a replica. `chunk_tokens`: most prompt tokens in a step of a replica."""
     chunk_tokens: int = 0
     page_size: int = 0
     """Tokens of a KV page."""
     pooling: str = "last"
-    """The pooling that the model's folder names for embeddings: a `Pooling`, or the name of one that is not
-    served."""
+    """The pooling for embeddings that the model's folder names: a `Pooling`, or if that pooling is not
+    supported, its name."""

@@ -1,4 +1,4 @@
-"""Sending a request again after a failure that may pass: exponential backoff with full jitter.
+"""Retries of requests after transient failures: exponential backoff with full jitter.
 
     attempt 1   503, Retry-After: 2     wait 2 s and a random part of 0.5 s
     attempt 2   connection refused      wait a random part of 1 s
@@ -30,24 +30,25 @@ _clock, _sleep = time.monotonic, asyncio.sleep
 RETRY_FOR_S = 60.0
 """Default of `retry_for`."""
 IN_BATCH_S = 5.0
-"""Longest `retry_for` of a program's requests in a batch, whose circuit breaker then pauses all rows."""
+"""Longest `retry_for` of requests in a batch. After it the row fails, and the circuit breaker of the batch
+pauses all rows."""
 FIRST_PAUSE_S = 0.5
 """Longest random pause after the first failure. Each further failure doubles it."""
 LONGEST_PAUSE_S = 8.0
 
 
 class Retry:
-    """Attempts of the requests of one backend: how often and for how long each is sent again.
+    """The policy by which failed requests to one backend are sent again: how often, and for how long.
 
-    A backend with an attribute `retry` has programs send a failed request again where the error is
+    If a backend has an attribute `retry`, programs send a failed request again if the error is
     `RamifyError.transient`.
 
     Args:
-        retries: Most further attempts of one request. None: as many as begin in time. 0: none.
-        retry_for: Seconds after the first failure of a request in which further attempts begin.
-        retries_begun: Most further attempts of one request after failures that are `RamifyError.begun`. The
-            failure after the last of them is not `transient` any more, so that nothing else sends the request
-            again. None: no limit of their own.
+        retries: Most further attempts of one request. None: any number within `retry_for`. 0: none.
+        retry_for: Further attempts begin at most this many seconds after the first failure of a request.
+        retries_begun: Most further attempts of one request after failures that are `RamifyError.begun`. After
+            the last attempt, the error's `transient` is set to False, so that no caller sends the request
+            again. None: only the other limits hold.
 
     Raises `InvalidRequest` for a number below 0.
     """
@@ -66,12 +67,15 @@ class Retry:
         self.retry_for = retry_for
         self.retries_begun = retries_begun
         self.failing = 0
-        """Requests that have failed and are still being sent again. The backend's outage lasts while there
-        are any, and the log has one line for it."""
+        """Number of requests that have failed and are still being sent again. While it is above 0, the
+        backend counts as out of service, and only one line is logged for the outage."""
 
     @contextmanager
     def attempts(self, longest: float | None = None) -> Iterator[Attempts]:
-        """The attempts of one request, which ends with the block; for at most `longest` seconds."""
+        """Begin a block in which one request is sent, repeatedly if need be.
+
+        Yields its `Attempts`. If `longest` is less than `retry_for`, it takes the place of `retry_for`.
+        """
         attempts = Attempts(self, self.retry_for if longest is None else min(longest, self.retry_for))
         try:
             yield attempts
@@ -79,7 +83,10 @@ class Retry:
             self.failing -= attempts.failed > 0
 
     async def call(self, send: Callable[[], Awaitable[T]]) -> T:
-        """The result of `send`, called until it succeeds; raises its last error."""
+        """Call `send` until it succeeds; returns its result.
+
+        Raises the last error if the request may not be sent again.
+        """
         with self.attempts() as attempts:
             while True:
                 try:
@@ -90,18 +97,21 @@ class Retry:
 
 
 class Attempts:
-    """The attempts of one request so far."""
+    """The count of the attempts of one request."""
 
     def __init__(self, retry: Retry, retry_for: float) -> None:
         self._retry, self._retry_for = retry, retry_for
         self.failed = 0
         self._sent = 0
         self._begun = 0
-        """Failures that are `RamifyError.begun`."""
+        """Number of failures that were `RamifyError.begun`."""
         self._first_failure = 0.0
 
     async def again(self, error: RamifyError) -> bool:
-        """Wait until the request may be sent again after `error`; False where it may not."""
+        """Wait until the request may be sent again after `error`.
+
+        Returns True then, and False at once if it may not be sent again.
+        """
         self._sent += 1
         pause = self._pause(error)
         if pause is None:
@@ -113,7 +123,7 @@ class Attempts:
         return True
 
     def _pause(self, error: RamifyError) -> float | None:
-        """Seconds to wait before the request is sent again; None where it is not."""
+        """Seconds to wait before the request is sent again; None if it may not be sent again."""
         retry, now = self._retry, _clock()
         if not error.transient or retry.retries == 0:
             return None

@@ -1,6 +1,7 @@
-"""Sampling options as users spell them, mapped onto the fields of `ramify.sampling_params.SamplingParams`.
+"""Sampling options under the names that users give, mapped to fields of `SamplingParams`.
 
-`SPELLINGS` and `LOGPROB_OPTIONS` are SGLang's spellings. Any other name is refused.
+Accepted are the names of the fields, and the names of SGLang in `SPELLINGS` and `LOGPROB_OPTIONS`. Any other
+name is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest
 
 DEFAULT_MAX_TOKENS = 128
-"""``max_tokens`` of a `gen` where neither the `gen` nor the run sets it, as in SGLang."""
+"""``max_tokens`` of a `gen` if neither the `gen` nor the run sets it, as in SGLang."""
 
 SPELLINGS = {
     "max_new_tokens": "max_tokens",
@@ -27,12 +28,12 @@ SPELLINGS = {
 LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
 
 OF_REQUESTS = ("priority", "lora")
-"""Options that are no sampling options."""
+"""Options of requests that are accepted beside sampling options."""
 
 NAMES = frozenset(
     (*SamplingParams.__struct_fields__, *SPELLINGS, *LOGPROB_OPTIONS, *OF_REQUESTS),
 )
-"""Every known option."""
+"""The names of all known options."""
 
 ELSEWHERE = {
     "max_completion_tokens": "max_tokens",
@@ -49,12 +50,15 @@ ELSEWHERE = {
     "return_logprobs": "logprobs",
     "system_prompt": "Append rm.system(...) to the state.",
 }
-"""Names of SGLang, vLLM, OpenAI and transformers → ours, or what to do."""
+"""Names in SGLang, vLLM, OpenAI and transformers → Ramify's name, or a sentence with advice."""
 
 
 def check_names(given: Iterable[str], *, of: str, beside: Iterable[str] = ()) -> None:
-    """Raise `UnsupportedField` for a name that is no option. `beside` are other arguments of the function
-    `of`, which may have been meant."""
+    """Raise `UnsupportedField` for a name that is not an option.
+
+    `of`: name of the function that was given the options. `beside`: its other arguments, which may be
+    suggested.
+    """
     for name in given:
         if name not in NAMES:
             known = sorted({*NAMES, *beside})
@@ -64,8 +68,8 @@ def check_names(given: Iterable[str], *, of: str, beside: Iterable[str] = ()) ->
 
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
-    """`given` as fields of `SamplingParams`, checked for type and range, with those of `OF_REQUESTS`. Options
-    that are None are left out.
+    """Convert `given` to fields of `SamplingParams` and the options in `OF_REQUESTS`, checked for type and
+    range. Options that are None are left out.
 
     Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
     function that was given the options, for error messages.
@@ -89,9 +93,11 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
 
 
 def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
-    """The sampling options of one call. Later layers win; the options in `OF_REQUESTS` are left out.
+    """Merge `layers` to the sampling options of one call.
 
-    Raises `InvalidRequest` with the wrong field.
+    Later layers win; the options in `OF_REQUESTS` are left out.
+
+    Raises `InvalidRequest` with the name of the wrong field.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -106,7 +112,7 @@ def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
 
 
 def _logprob_fields(given: Mapping[str, Any]) -> dict[str, int]:
-    """SGLang's four log-probability options as ``logprobs`` and ``prompt_logprobs_start``."""
+    """``logprobs`` and ``prompt_logprobs_start``, from SGLang's four log-probability options."""
     wanted, top, start, text = (given.get(name) for name in LOGPROB_OPTIONS)
     if text is False:
         raise UnsupportedField(

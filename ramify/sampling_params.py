@@ -14,10 +14,11 @@ MAX_TOP_LOGPROBS = 64
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096
-"""Most characters of all stop strings together: each is compared with the end of the text after every
-token."""
+"""Most characters of all stop strings together. They are bounded as after every token each is compared with
+the end of the text."""
 MAX_TOKEN_IDS = 4096
-"""Most entries of logit_bias, and of stop_token_ids: all are looked at for every token."""
+"""Most entries of logit_bias, and most of stop_token_ids. They are bounded as all entries are looked at for
+every token."""
 
 
 _RANGES = {
@@ -35,7 +36,7 @@ _RANGES = {
     "prompt_logprobs_start": (0, math.inf, "0 or more"),
     "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
 }
-"""Field → least value, greatest value, and how an error names them."""
+"""Field → (least value, greatest value, text of the range in errors)."""
 
 
 class SamplingParams(
@@ -61,13 +62,14 @@ class SamplingParams(
     min_p: float = 0.0
     """Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082)."""
     repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+    """Divides the positive and multiplies the negative logits of tokens in prompt or output (arXiv
+    1909.05858)."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already in the output (OpenAI API reference)."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output (OpenAI API reference)."""
     logit_bias: dict[int, float] = {}
-    """Token id to a number added to its logit."""
+    """Token id → number that is added to the token's logit."""
     seed: int | None = None
     """Seed of this request's random numbers. None: the engine gives it one."""
     stop: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class SamplingParams(
 
     @property
     def penalises(self) -> bool:
-        """Some penalty is set, so that logits depend on earlier tokens."""
+        """Whether any penalty is set, so that logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self) -> SamplingParams:

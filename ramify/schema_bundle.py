@@ -1,4 +1,6 @@
-"""Schemas that a JSON schema refers to by URI or file name, put beside it. Nothing is ever fetched.
+"""Bundling: the schemas that a JSON schema refers to by URI or file name are embedded in it.
+
+Nothing is ever fetched.
 
     {"$ref": "point.json#/$defs/x"}   with   {"point.json": {"$defs": {"x": {"type": "integer"}}}}
 
@@ -7,8 +9,9 @@ becomes a *compound document* (JSON Schema 2020-12 Core, section 9.3), in which 
     {"$ref": "point.json#/$defs/x",
      "$defs": {"point.json": {"$id": "point.json", "$defs": {"x": {"type": "integer"}}}}}
 
-A given schema with an ``$id`` keeps it, and references to it by another name are changed to that URI. A
-reference that no given schema answers stays as it is: the compiler refuses it, with its pointer.
+If an external schema has an ``$id``, it keeps the ``$id``, and references to the schema by another name are
+changed to that URI. A reference for which no schema is found is not changed; the compiler then refuses it,
+with its JSON pointer.
 """
 
 from __future__ import annotations
@@ -30,28 +33,30 @@ from ramify.errors import InvalidConstraint
 from ramify.json_text import escape, no_constant
 
 Definitions = Mapping[str, Any] | str | os.PathLike[str]
-"""Schemas by URI, as mappings, booleans or JSON text; or the path of a folder of schemas (`*.json`)."""
+"""External schemas: URI → schema (a mapping, a boolean or JSON text), or the path of a folder of schemas
+(`*.json`)."""
 
 Find = Callable[[str], str | None]
-"""The JSON text of the schema that has a URI or a file name; None where there is none."""
+"""A function that finds a schema by its URI or file name: it returns the schema's JSON text, None if there is
+none."""
 
 MAX_SOURCE_BYTES = 1 << 20
-"""Longest constraint accepted, in UTF-8 bytes. A longer one is refused unparsed."""
+"""Longest constraint that is accepted, in UTF-8 bytes. A longer one is refused without being parsed."""
 
 MAX_URI_LENGTH = 1024
-"""Longest URI in a schema, in characters, once it is resolved."""
+"""Longest resolved URI in a schema, in characters."""
 
 MAX_REFERENCES = 10_000
-"""Most references that may lead out of the schemas of a constraint, equal ones counted once."""
+"""Most distinct references from the schemas of a constraint to other schemas."""
 
 MAX_FOLDER_BYTES = 64 << 20
-"""Largest size of all schemas of a folder together, which are kept in memory."""
+"""Largest total size of the schemas of a folder, in bytes. They are kept in memory."""
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "dependencies"])
 _MAPS |= {"$defs", "definitions"}
 _VALUES = frozenset(["enum", "const", "default", "examples"])
-"""Keywords that hold values; a ``$ref`` in them is a name like any other."""
+"""Keywords whose content is plain values, in which a ``$ref`` is not a reference."""
 
 
 def check_size(kind: str, size: int) -> None:
@@ -65,10 +70,10 @@ def check_size(kind: str, size: int) -> None:
 
 
 def resolved(base: str, reference: str, pointer: str | None = None) -> str:
-    """The URI of `reference`, which has no fragment, resolved against the base URI `base`.
+    """Resolve `reference`, a URI reference without fragment, against the base URI `base`; returns the URI.
 
-    A relative URI has no "." in its path, and ".." at its begin only. Raises `InvalidConstraint`, with
-    `pointer`, for what is no URI.
+    In a relative result the path is normalised: it has no "." segment, and ".." segments only at its
+    beginning. Raises `InvalidConstraint`, with `pointer`, if the result is not a URI, or is too long.
     """
     try:
         uri = urljoin(base, reference)
@@ -93,27 +98,31 @@ def _no_uri(reference: str, reason: str, pointer: str | None) -> NoReturn:
 
 
 def has_references(source: str) -> bool:
-    """True where `source` may hold a reference."""
+    """Whether `source` may contain a reference."""
     return any(f'"{keyword}"' in source for keyword in _REFERENCES)
 
 
 def bundled(source: str, find: Find) -> str:
-    """The schema `source` with those that it refers to, directly or through others.
+    """The schema `source` with the schemas embedded to which it refers, directly or through others.
 
-    A reference means the schema of its URI, which is resolved against the ``$id`` around it. Failing that, it
-    means the schema that `find` has under the reference as it is written. Raises as `find`, and
-    `InvalidConstraint` where the whole is too long, or holds what is no URI.
+    A reference is resolved against the ``$id`` around it, and `find` is asked for the resulting URI. If
+    `find` has no such schema, `find` is asked for the reference as written. Raises the errors of `find`, and
+    `InvalidConstraint` if the result is too long, or if a reference or ``$id`` is not a URI.
     """
     return _with_bundles(source, find, "json_schema", lambda root: [(root, None)])
 
 
 def bundled_tag(source: str, find: Find) -> str:
-    """The structural tag `source`, whose schemas are `bundled`; their sizes count together."""
+    """The structural tag `source` with each of its schemas `bundled`.
+
+    The size limit holds for the whole tag.
+    """
     return _with_bundles(source, find, "structural_tag", _schemas_of_tag)
 
 
 _Place = tuple[Any, str | int] | None
-"""The place of a value: the place of the value around it, and the key or index there. None is the root's."""
+"""The place of a value in a document: the place of the value around it, and the key or index in that value.
+None for the root."""
 
 
 def _with_bundles(
@@ -124,7 +133,7 @@ def _with_bundles(
     try:
         root = _parsed(source)
     except (ValueError, RecursionError):
-        return source  # the compiler says what is wrong
+        return source  # the compiler will report the error
     size = _Size(kind, len(source.encode()))
     bundles = [
         _Bundle(schema, place, find, size) for schema, place in schemas(root) if isinstance(schema, dict)
@@ -143,7 +152,7 @@ def _with_bundles(
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text, whose numbers stay as they are written. Raises `ValueError`."""
+    """Parse a JSON text, in which numbers keep their spelling. Raises `ValueError` if it is not JSON."""
     return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=no_constant)
 
 
@@ -164,7 +173,7 @@ def _schemas_of_tag(tag: Any) -> list[tuple[Any, _Place]]:
 
 @dataclass
 class _Size:
-    """The size of a constraint in bytes."""
+    """The growing size of a constraint, checked against the limits."""
 
     kind: str
     bytes: int
@@ -189,31 +198,31 @@ class _Reference:
     holder: dict[str, Any]
     keyword: str
     around: str
-    """The base URI."""
+    """The base URI against which the reference is resolved."""
     place: _Place
 
 
 @dataclass
 class _Bundle:
-    """A schema `root`, into which the schemas are put that it refers to."""
+    """A schema, `root`, into which the schemas that it refers to are embedded."""
 
     root: dict[str, Any]
     place: _Place
     find: Find
     size: _Size
     embedded: dict[str, Any] = field(default_factory=dict)
-    """Embedded schemas by key in ``$defs``."""
+    """Key in ``$defs`` → embedded schema."""
     texts: dict[str, str] = field(default_factory=dict)
-    """URI → the texts of the embedded schemas."""
+    """URI → text of the embedded schema."""
     by_name: dict[str, str] = field(default_factory=dict)
-    """Name that `find` had the schema under → the URI of an embedded schema."""
+    """Name under which `find` had a schema → URI of that schema, which is embedded."""
     answers: dict[tuple[str, str], str | None] = field(default_factory=dict)
-    """(Base URI, reference) → the reference to write there; None to leave it."""
+    """(base URI, reference) → the reference to write in its place; None to leave it unchanged."""
     known: set[str] = field(default_factory=set)
-    """The URIs of all schemas inside."""
+    """The URIs of all schemas in `root`, embedded ones included."""
 
     def changed(self) -> bool:
-        """Embed the schemas that are referred to. Returns True where there are any."""
+        """Embed the schemas to which `root` refers. Returns whether there are any."""
         base = _base(self.root, self.root, "", self.place)
         self.known = {"", base}
         queue = [(self.root, base, self.place)]
@@ -237,8 +246,11 @@ class _Bundle:
         return definitions
 
     def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
-        """Resolve the reference to a schema inside; returns the schema that is embedded for it, its URI and
-        its place."""
+        """Rewrite a reference to the schema it leads to.
+
+        If that schema is embedded only now, returns a list of one: (schema, its URI, its place); else an
+        empty list.
+        """
         named, mark, fragment = reference.holder[reference.keyword].partition("#")
         case = (reference.around, named)
         new: list[tuple[Any, str, _Place]] = []
@@ -270,7 +282,10 @@ class _Bundle:
         return None if target == uri else _written(target, reference.around), new
 
     def _embed(self, text: str, uri: str) -> tuple[str, list[tuple[Any, str, _Place]]]:
-        """The URI of the schema `text`, which `uri` led to. It is embedded, unless its URI is known."""
+        """Embed the schema `text`, which was found under `uri`, unless a schema with its URI is known.
+
+        Returns the schema's own URI, and a list with (schema, URI, place), empty if the schema was known.
+        """
         document = _parsed(text)
         if isinstance(document, bool):
             document = {"$id": uri, "allOf": [document]}
@@ -299,7 +314,7 @@ class _Bundle:
 
 
 def _written(uri: str, base: str) -> str | None:
-    """A reference that resolves to `uri` from the base URI `base`; None where there is none."""
+    """A reference that resolves to `uri` against the base URI `base`; None if there is none."""
     if resolved(base, uri) == uri:
         return uri
     parts = urlsplit(uri)
@@ -309,7 +324,7 @@ def _written(uri: str, base: str) -> str | None:
 
 
 def _references(document: Any, base: str, place: _Place) -> tuple[list[_Reference], set[str]]:
-    """The references out of `document`, and the URIs of the schemas embedded in it."""
+    """The references in `document` that are not to itself, and the URIs of the schemas embedded in it."""
     references: list[_Reference] = []
     resources: set[str] = set()
     queue: list[tuple[Any, str, bool, _Place]] = [(document, base, False, place)]
@@ -340,7 +355,7 @@ def _holds(value: Any) -> bool:
 
 
 _REF_ALONE = re.compile("draft-0[467]")
-"""The drafts in which a ``$ref`` overrides all others, ``$id`` too."""
+"""The drafts of JSON Schema in which all keywords beside a ``$ref`` are ignored, ``$id`` too."""
 
 
 def _id_keyword(document: dict[str, Any]) -> str:
@@ -348,7 +363,10 @@ def _id_keyword(document: dict[str, Any]) -> str:
 
 
 def _base(schema: dict[str, Any], document: dict[str, Any], around: str, place: _Place) -> str:
-    """The base URI in a schema of `document`. A fragment alone does not count as the schema's own URI."""
+    """The base URI inside `schema`, a schema in `document`: its own URI if it has one, else `around`.
+
+    An ``$id`` that is only a fragment is not a URI of its own.
+    """
     keyword = _id_keyword(document)
     if "$ref" in schema and "$schema" not in schema and _REF_ALONE.search(str(document.get("$schema"))):
         return around
@@ -366,7 +384,7 @@ def _pointer(place: _Place) -> str:
 
 
 def remedy(uri: str, reference: str) -> str:
-    """The ways to give the schema that `reference`, resolved to `uri`, leads to."""
+    """A remedy for a reference without a schema: the ways to supply it. `uri`: the resolved `reference`."""
     names = dict.fromkeys(map(_file_of, (uri, reference)))
     files = [
         name for name in names if name.endswith(".json") and not {"", ".", ".."}.intersection(name.split("/"))
@@ -380,7 +398,7 @@ def remedy(uri: str, reference: str) -> str:
 
 
 def _file_of(uri: str) -> str:
-    """The path in a folder of schemas at which the schema of `uri` is looked up."""
+    """The path in a folder of schemas at which a schema with the URI `uri` is looked up."""
     parts = urlsplit(uri)
     return f"{parts.netloc}{parts.path}"
 
@@ -389,10 +407,11 @@ def _file_of(uri: str) -> str:
 
 
 def finder(definitions: Definitions) -> Find:
-    """The function that finds the schemas of `definitions`.
+    """The function that finds schemas in `definitions`.
 
-    A mapping's schemas are found by their key and by their ``$id``, those of a folder as `SchemaFolder.find`
-    says. Raises `InvalidConstraint` for what is no JSON schema, and where there is no such folder.
+    A schema in a mapping is found by its key and by its ``$id``; a schema in a folder, as described at
+    `SchemaFolder.find`. Raises `InvalidConstraint` if an entry of a mapping is not a JSON schema, or if there
+    is no such folder.
     """
     if not isinstance(definitions, Mapping):
         return SchemaFolder.at(definitions).find
@@ -417,10 +436,10 @@ def finder(definitions: Definitions) -> Find:
 
 
 def _names(text: str, uri: str) -> tuple[str, list[str]]:
-    """`uri` in the form that is looked up, and the ``$id`` of the schema: resolved against `uri`, and as
+    """The names of the schema `text`: `uri`, normalised; and its ``$id``, resolved against `uri` and as
     written.
 
-    Raises `ValueError` where `text` is no schema, and `InvalidConstraint` for what is no URI.
+    Raises `ValueError` if `text` is not a schema, and `InvalidConstraint` if a name is not a URI.
     """
     schema = _parsed(text)
     text.encode()
@@ -434,21 +453,21 @@ def _names(text: str, uri: str) -> tuple[str, list[str]]:
 
 
 class SchemaFolder:
-    """The schemas of a folder and the folders in it: all files `*.json` that hold an object or a boolean.
+    """The schemas of a folder and its subfolders: all files `*.json` that contain an object or a boolean.
 
-    Their texts are kept in memory, at most `MAX_FOLDER_BYTES` of them.
+    Their texts, at most `MAX_FOLDER_BYTES` together, are kept in memory.
     """
 
     def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
         self._texts: dict[str, str] = {}
         self._bad: dict[str, str] = {}
-        """Path → the reason why the file is no schema."""
+        """Path of a file that is not a schema → the reason."""
         self._by_uri: dict[str, list[str]] = {}
         size = 0
         for file in files:
             name = file.relative_to(folder).as_posix()
             try:
-                check_size("file", file.stat().st_size)  # unread, as it can never be put beside another
+                check_size("file", file.stat().st_size)  # not read: it is too large to embed
                 text = file.read_text("utf-8-sig")
                 _, names = _names(text, "")
             except (OSError, ValueError, RecursionError, InvalidConstraint) as error:
@@ -467,9 +486,9 @@ class SchemaFolder:
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> SchemaFolder:
-        """The schemas in `folder`, read again when a file of it has changed.
+        """The schemas in `folder`. They are read again if a file in it has changed.
 
-        Raises `InvalidConstraint` where there is no such folder, or it is too large.
+        Raises `InvalidConstraint` if there is no such folder, or if it is too large.
         """
         path = Path(folder)
         if not path.is_dir():
@@ -478,11 +497,13 @@ class SchemaFolder:
         return _read(path, tuple((file, *_version(file)) for file in files))
 
     def find(self, uri: str) -> str | None:
-        """The text of the schema whose ``$id`` is `uri`, or whose path in the folder is `uri` or, for an
-        absolute URI, its host and path. Of several schemas with that ``$id``, the one whose name `uri` ends
-        in.
+        """The text of the schema that `uri` names; None if there is none.
 
-        Raises `InvalidConstraint` where that is none of them, and where the file is no schema.
+        That is the schema whose ``$id`` is `uri`; of several, the one whose file name is the end of `uri`.
+        Without such an ``$id``, it is the file whose path in the folder is `uri`, or for an absolute URI, its
+        host and path.
+
+        Raises `InvalidConstraint` if several schemas are left, and if the file is not a schema.
         """
         names = self._by_uri.get(uri, [])
         if len(names) > 1:
@@ -506,7 +527,7 @@ class SchemaFolder:
 def _version(file: Path) -> tuple[int, int]:
     try:
         stat = file.stat()
-    except OSError:  # it has gone since
+    except OSError:  # the file has been removed since
         return 0, 0
     return stat.st_mtime_ns, stat.st_size
 

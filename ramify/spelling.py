@@ -1,4 +1,4 @@
-"""The right name for one that is not known: misspelt, or as SGLang and vLLM spell it."""
+"""Suggestions for an unknown name, which may be misspelt, or the name that SGLang or vLLM uses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CLOSE = 0.8
-"""Similarity of names (`difflib.SequenceMatcher.ratio`) from which on one is taken for a misspelling of the
-other: straem and stream have 0.83, options and stream_options 0.67. Where they begin with the same letter,
-as bgi and big do, 0.6 is enough."""
+"""Least similarity (`difflib.SequenceMatcher.ratio`) at which a name is taken for a misspelling of another:
+straem and stream have 0.83, options and stream_options 0.67. If both begin with the same letter, as bgi and
+big do, 0.6 is enough."""
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
-    """A remedy for the unknown `name`, as a sentence; None where nothing known is like it.
+    """A sentence that suggests a known name for the unknown `name`; None if no known name is similar.
 
-    `elsewhere` maps names of SGLang and vLLM to the name here, or to a sentence where there is none.
+    `elsewhere` maps names in SGLang and vLLM to Ramify's name, or if Ramify has none, to a sentence.
     """
     here = (elsewhere or {}).get(name)
     if here is not None:
@@ -32,14 +32,14 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:
-    """The names of those parameters of `function` that can be given by keyword."""
+    """The names of the parameters of `function` that can be given by keyword."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.kind not in several and one.name != "self"]
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, with the right name in its TypeError for an unknown keyword."""
+    """Decorate `function`: its TypeError for an unknown keyword suggests the most similar parameter."""
     known = parameters_of(function)
 
     @functools.wraps(function)

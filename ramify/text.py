@@ -1,4 +1,4 @@
-"""Texts: shortened for people to read, of tokens that are a part of a character, and none at all."""
+"""Helpers for texts: shortening, tokens that are a part of a character, and strings that are not Unicode."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ _BYTES = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most `most` characters, the last one "…" where it is cut."""
+    """`text`, cut to at most `most` characters. If it is cut, the last character is "…"."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def sentence(text: str) -> str:
-    """`text` with a full stop, where it ends with none of . ! ? and …."""
+    """`text` with a full stop appended, unless it ends with one of . ! ? and …."""
     return text if text.endswith((".", "!", "?", "…")) else text + "."
 
 
 def token_text(data: bytes) -> str:
-    r"""The text of a token of these bytes; ``bytes:\xe2\x80``, as OpenAI has it, where they are not UTF-8."""
+    r"""The text of a token with the bytes `data`.
+
+    Bytes that are not UTF-8 are written as in OpenAI's API: ``bytes:\xe2\x80``.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -35,9 +38,9 @@ def token_bytes(text: str) -> bytes:
 
 
 def not_unicode(message: Any) -> InvalidRequest:
-    """The error for a message with half of a surrogate pair in its texts or keys, which UTF-8 cannot express.
+    """The error for a message with a lone surrogate in its texts or keys, which UTF-8 cannot encode.
 
-    message : dicts, lists and texts
+    message : the message, made of dicts, lists and texts
     """
     path = _half_in(message, "") or "the request"
     return InvalidRequest(
@@ -48,7 +51,7 @@ def not_unicode(message: Any) -> InvalidRequest:
 
 
 def _half_in(value: Any, path: str) -> str | None:
-    """The path of the first text with a half of a surrogate pair."""
+    """The path of the first text in `value` with a lone surrogate; None if there is none."""
     match value:
         case str():
             return path if any("\ud800" <= char <= "\udfff" for char in value) else None

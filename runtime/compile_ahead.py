@@ -64,10 +64,15 @@ GRAMMARS = Modules(
     "grammar engine",
     "20 s to 1 minute",
     (
-        (f"{_AUTOMATON}.subset_construction",),
-        tuple(f"{_AUTOMATON}.{name}" for name in ("loops", "nondeterministic_walk", "pruning", "runs")),
+        (f"{_AUTOMATON}.construction.subset_construction",),
+        (
+            f"{_AUTOMATON}.masks.loops",
+            f"{_AUTOMATON}.masks.nondeterministic_walk",
+            f"{_AUTOMATON}.construction.pruning",
+            f"{_AUTOMATON}.construction.runs",
+        ),
     ),
-    f"{_AUTOMATON}.token_trie",
+    f"{_AUTOMATON}.masks.token_trie",
 )
 """The grammar compiler and the walk of all tokens, which the first constraint needs. The two groups take 16 s
 and 13 s."""

@@ -1,1 +1,1 @@
-"""Servers, scripts and recordings that programs run on; an `Engine` is a backend by itself."""
+"""Backends for programs: servers, scripts and recordings. An `Engine` is a backend, too."""

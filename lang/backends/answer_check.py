@@ -1,4 +1,4 @@
-"""Checks that scripted answers keep to their constraints, as no grammar enforces them."""
+"""Checks of scripted answers against their constraints, which no grammar enforces here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 MAX_MATCH_S = 0.5
-"""Most seconds to match one text against a regular expression."""
+"""Most seconds that matching one text against a regular expression may take."""
 
 
 class Problem(NamedTuple):
-    """The fault of an answer, worded as the end of a sentence, and a remedy such as the nearest right
-    answer."""
+    """The fault of an answer, worded to end a sentence, and a remedy, such as the allowed answer nearest to
+    it."""
 
     text: str
     remedy: str | None = None
@@ -34,7 +34,8 @@ def problem_of(
 ) -> Problem | None:
     """First fault of `text` under `constraint`; None if it is allowed.
 
-    `form` is the format of its tool calls. `opening` is the part of the first call that ends the prompt.
+    `form` is the format of the step's tool calls. `opening` is the beginning of the first call if it is
+    already written at the end of the prompt.
     """
     source = constraint.source
     found: str | None
@@ -66,7 +67,7 @@ def _check_object(text: str) -> str | None:
 
 
 def _check_schema(text: str, schema: Any) -> str | None:
-    """First fault of a JSON text under a JSON schema; None if it is valid."""
+    """First fault of the JSON text `text` under `schema`; None if `text` is valid."""
     from ramify.grammar.schema.instance import validate_text
 
     failures = validate_text(schema, text)
@@ -86,7 +87,7 @@ def _check_grammar(text: str, constraint: Constraint) -> str | None:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(constraint: Constraint) -> Grammar:
-    """Grammar of a constraint over a vocabulary of single bytes."""
+    """The compiled grammar of a constraint, over a vocabulary of single bytes."""
     from ramify.grammar.compile.policy import compile_constraint
     from ramify.grammar.engine.load import load_grammar
     from ramify.grammar.vocabulary import Vocabulary
@@ -96,7 +97,7 @@ def _compiled(constraint: Constraint) -> Grammar:
 
 
 def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:
-    """The fault of the tool calls in a text that breaks a structural tag."""
+    """The fault of the tool calls in `text`, which is known to break the structural tag `tag`."""
     schemas = {begin.removesuffix(form.form.call[1]): schema for begin, schema in _tags(tag)}
     try:
         _, calls = form.read(text)
@@ -123,7 +124,8 @@ def _tags(tag: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
-    """Positions at which a text of `form` that begins at `start` may end."""
+    """Yield the positions at which a match of the structural tag format `form` that begins at `start` may
+    end."""
     kind = form["type"]
     if kind == "const_string":
         if text.startswith(form["value"], start):
@@ -154,7 +156,10 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
 
 
 def _fits(pattern: str, text: str, start: int = 0, end: int | None = None) -> bool:
-    """Whether a part of `text` matches. Raises `UnsupportedNode` after `MAX_MATCH_S`."""
+    """Whether `text` from `start` to `end` matches `pattern`.
+
+    Raises `UnsupportedNode` after `MAX_MATCH_S`.
+    """
     import regex
 
     try:

@@ -1,4 +1,4 @@
-"""The interface of backends, and the optional one of backends that run whole graphs."""
+"""The interface of backends, and a further interface of backends that can run whole graphs."""
 
 from __future__ import annotations
 
@@ -15,45 +15,61 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 class Backend(Protocol):
     """Runs generations. All methods are called on Ramify's background loop (`ramify.loop`).
 
-    A backend that cannot honour a constraint or an option raises `UnsupportedNode` naming it; nothing is
-    dropped silently. A backend with a prefix cache may also have a coroutine ``await_tools(program, branch,
-    tools)``: the branch continues when these tools have returned. One that can end a request early and still
-    tell its cost has a coroutine ``abort(rid)``: the chunks of `generate` then end soon, with finish reason
-    "abort" and the usage. Where tools run elsewhere, a coroutine ``tool_results(place, calls)`` returns their
-    results as text; one that wants to know results has a coroutine ``tools_returned(place, results)``. A
-    place is the call's position in the tree of calls (`Call.place`).
+    A backend that cannot honour a constraint or an option raises `UnsupportedNode` with its name; nothing is
+    dropped silently.
 
-    With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
-    `transient`. With an attribute `answers`, a `ramify.answers.AnswerStore`, answers are kept there and found
-    again. One that honours `Generate.priority` has an attribute ``priority``: the default for requests
-    without one, or None. In a batch None stands for `ramify.priority.BATCH`. One that has LoRA adapters has
-    an attribute ``lora``, the default adapter of requests, and a coroutine ``lora_revisions()``: name →
-    revision, which changes with the adapter's weights.
+    Optional coroutines:
+
+    - ``await_tools(program, branch, tools)``, of a backend with a prefix cache: is told that the branch
+      continues when these tools have returned.
+
+    - ``abort(rid)``, of a backend that can end a request early and still report its usage: the chunks of
+      `generate` then end soon, with finish reason "abort" and the usage.
+
+    - ``tool_results(place, calls)``, of a backend whose tools run elsewhere: returns the results of the calls
+      as text. `place` is the position in the tree of calls (`Call.place`).
+
+    - ``tools_returned(place, results)``: is told the results of tools that ran in this process.
+
+    Optional attributes:
+
+    - ``retry``, a `ramify.retry.Retry`: requests are sent again after `transient` errors.
+
+    - ``answers``, a `ramify.answers.AnswerStore`: answers are kept there, and equal requests are answered
+      from it.
+
+    - ``priority``, of a backend that honours `Generate.priority`: the priority of requests that set none, or
+      None. In a batch, None means `ramify.priority.BATCH`.
+
+    - ``lora``, of a backend with LoRA adapters: the default adapter of requests. Such a backend also has a
+      coroutine ``lora_revisions()``, which returns name → revision. A revision changes with the adapter's
+      weights.
     """
 
     async def info(self) -> ModelInfo:
-        """Return the served model; raises if the backend is not reachable."""
+        """Describe the served model; raises a `RamifyError` if the backend is not reachable."""
         ...
 
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """Yield the chunks of one generation; the last has `finish` set.
 
-        An async generator: `aclose` (or cancelling its consumer) aborts the request. Raises a
-        `RamifyError` where the generation fails.
+        The request is aborted if this async generator is closed (`aclose`) or its consumer is cancelled.
+        Raises a `RamifyError` if the generation fails.
         """
         ...
 
     async def end_program(self, program: str) -> None:
-        """Release the leases of the program run with this id, which has ended."""
+        """Release the leases of the run with the id `program`. The run has ended."""
         ...
 
     async def aclose(self) -> None:
-        """Release what the backend holds."""
+        """Release the connections, files and processes of the backend."""
         ...
 
 
 class Wrapper:
-    """Base of a backend that wraps another one, `_backend`, and passes on its optional attributes."""
+    """Base class of a backend that wraps another backend, `_backend`, and has the same optional
+    attributes."""
 
     PASSED_ON = frozenset(("abort", "answers", "await_tools", "lora", "lora_revisions", "priority", "retry"))
     PASSED_ON |= {"takes_messages", "tool_results", "tools_returned"}
@@ -73,13 +89,14 @@ class Submission:
     arguments: Mapping[str, Any]
     """Argument name → value as JSON."""
     options: Mapping[str, Any]
-    """Sampling options, as fields of `SamplingParams`, ``priority`` and ``lora``, for every gen that does not
-    set its own."""
+    """Fields of `SamplingParams`, ``priority`` and ``lora``: defaults for every gen that does not set them
+    itself."""
     scope: str
     bounds: Bounds
-    """Time, tokens and calls that the run may spend."""
+    """Limits on the time, tokens and calls of the run."""
     stream: bool
-    """Whether text is sent as it is generated, not only when a request has ended."""
+    """Whether text is sent as it is generated. Otherwise the text of a request is sent when the request has
+    ended."""
 
 
 @runtime_checkable
@@ -87,10 +104,11 @@ class RunsPrograms(Protocol):
     """A backend that runs whole graphs remotely."""
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
-        """Start the graph remotely; returns a backend on which the same graph run locally gets the remote
-        answers.
+        """Start the graph remotely.
 
-        `failed` is called at the end of the program: True where the local run failed or took another course,
-        so that the remote run is cancelled.
+        The result is a backend for a local run of the same graph: it returns the answers of the remote run.
+
+        `failed` is called at the end of the program. It returns True if the local run failed or took another
+        path than the remote run, which is then cancelled.
         """
         ...

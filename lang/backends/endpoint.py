@@ -1,7 +1,7 @@
 """A Ramify server over HTTP.
 
-Requests and answers travel as the messages of `ramify.messages`. Prompts are lists of segments, so that
-generated text is sent back as the token ids that it was generated as.
+Requests and answers are the messages of `ramify.messages`. A prompt is a list of segments, so that text which
+the model generated is sent back as the token ids that were sampled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ramify.retry import RETRY_FOR_S, Retry
 from ramify.spelling import suggests
 
 ABORT_AGAIN_S = 0.01
-"""Seconds after which an abort is sent again for a request that the server has not found; then twice that."""
+"""Seconds until an abort is sent again if the server did not know the request. The wait doubles each time."""
 
 
 class RuntimeEndpoint:
@@ -36,15 +36,15 @@ class RuntimeEndpoint:
 
     Args:
         base_url: Such as ``http://127.0.0.1:30000``.
-        api_key: Sent as a bearer token.
+        api_key: API key, sent as a bearer token.
         verify: TLS verification: False, or the path of a CA bundle.
-        timeout_s: Longest silence of the server, in seconds; None waits for ever.
-        retries, retry_for: Number of times, and seconds, a request is sent again after a transient failure
-            (`ramify.retry.Retry`).
+        timeout_s: Longest time without data from the server, in seconds; None for no limit.
+        retries, retry_for: How many times, and for how many seconds, a request is sent again after a
+            transient failure (`ramify.retry.Retry`).
         priority: Default priority of requests, between -100 and 100: higher goes first.
         lora: Default LoRA adapter of requests.
-        cache: A file in which answers are kept and found again, made where there is none
-            (`ramify.answers.AnswerStore`). Only programs use it.
+        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
+            answered from it. The file is made if it does not exist. Only requests of programs use it.
     """
 
     @suggests
@@ -84,7 +84,7 @@ class RuntimeEndpoint:
         """Fingerprint of the server's model, from the last `info`."""
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._requests: set[str] = set()
-        """The ids of the requests whose answer is awaited."""
+        """Ids of the requests that have no complete answer yet."""
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -116,7 +116,7 @@ class RuntimeEndpoint:
                     for chunk in event.chunks:
                         yield chunk
         except InvalidRequest as error:
-            if error.field == "model":  # the server came back with another one
+            if error.field == "model":  # the server was restarted with another model
                 forget_model_info(self)
             raise
         finally:
@@ -130,7 +130,10 @@ class RuntimeEndpoint:
         self._send(self._abort(rid))
 
     async def _abort(self, rid: str) -> None:
-        """Ask until the server has found the request: on its own connection it may come after the abort."""
+        """Send aborts until the server knows the request.
+
+        The abort may overtake the request, which has a connection of its own.
+        """
         pause = ABORT_AGAIN_S
         while not (await self._http.post("/abort_request", {"rid": rid}, once=True)).get("aborted", True):
             if rid not in self._requests:
@@ -146,7 +149,7 @@ class RuntimeEndpoint:
         self._send(self._http.post("/end_program", {"program": program}, once=True))
 
     def _send(self, message: Coroutine[Any, Any, object]) -> None:
-        """Send a message without making the program wait for the answer."""
+        """Send a message in the background, so that the program does not wait for the answer."""
         task = asyncio.create_task(_unanswered(message))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
@@ -163,7 +166,7 @@ class RuntimeEndpoint:
         return wait(self.info()).path
 
     def flush_cache(self) -> bool:
-        """Have the server drop every cached prefix that nothing uses. Returns True."""
+        """Have the server drop every cached prefix that no request uses. Returns True."""
         wait(self._http.post("/flush_cache"))
         return True
 
@@ -182,6 +185,6 @@ async def _unanswered(message: Coroutine[Any, Any, object]) -> None:
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):
-    """An event of the answer to a call."""
+    """An event of the answer to one request."""
 
     chunks: tuple[TextChunk, ...] = ()

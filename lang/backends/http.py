@@ -1,4 +1,4 @@
-"""HTTP for the remote backends and the load test: JSON, server-sent events, and errors as Ramify's own."""
+"""The HTTP client of the remote backends and the load test: JSON, server-sent events, and Ramify's errors."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ from ramify.text import not_unicode
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
-"""Longest wait for the end of a stream after its last event: only a stream read to its end leaves a
-connection that can be used again."""
+"""Longest wait, in seconds, for the end of a stream after its last event. A connection can be used again only
+if the stream was read to its end."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the structs that `HttpClient.events` decodes events to. An event with an `error`, or whose
-    `type` or `object` is "error", is an error."""
+    """Base of the structs into which `HttpClient.events` decodes events.
+
+    An event is an error if it has an `error`, or if its `type` or `object` is "error".
+    """
 
     error: Any = None
     type: Any = None
@@ -54,22 +56,28 @@ EventT = TypeVar("EventT", bound=Event)
 
 
 class HttpClient:
-    """One server. Closing a stream closes its connection, which aborts the request there.
+    """An HTTP client for one server.
 
-    On the process's background loop (`ramify.loop`) connections are kept between requests; on any other loop,
-    which may end before the next request, each request has its own. The number of connections is not limited:
-    a program's concurrency is. A client that is never closed is closed with its last reference, silently.
+    Closing a stream closes its connection, which aborts the request at the server.
 
-    A request on a kept connection that closes without a byte of an answer is sent once more at once, as
-    servers close idle connections at any moment: no request of Ramify's does harm when it arrives twice.
+    On the process's background loop (`ramify.loop`) connections are kept between requests. Another loop may
+    end before the next request, so there each request has a connection of its own. The number of connections
+    is not limited, as programs limit their concurrency. A client that was not closed closes its connections,
+    silently, when the last reference to it is gone.
 
-    Errors that may pass are `transient`: the statuses 408, 425, 429 and 5xx except 501; a connection that
-    breaks off; no connection to a server that has answered before; and in a 200, before anything else came,
-    an error with the code 429 or 503. All other errors in a 200 are definite answers. A Ramify server's
-    errors are transient by their kind: an internal error (500) is the request's fault or stays.
-    Errors are `begun` where the server may have worked on the request: it was sent, and its answer broke off.
+    If a kept connection closes before any byte of an answer, the request is sent once more at once, as a
+    server may close an idle connection at any moment. All requests of Ramify may safely arrive twice.
 
-    The proxy is the environment's (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), read once.
+    These errors are `transient`, as a further attempt may succeed: the statuses 408, 425, 429 and 5xx except
+    501; a connection that breaks off; a failure to connect to a server that has answered before; and in an
+    answer with status 200, an error with the code 429 or 503 that comes first. All other errors in an answer
+    with status 200 are final. Of the errors of a Ramify server, only some kinds are transient. Its internal
+    error (500) is not: the request causes it, or it would occur again.
+
+    An error is `begun` if the server may have worked on the request: the request was sent, and the answer
+    broke off.
+
+    The proxy is read once from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY).
     """
 
     def __init__(
@@ -83,13 +91,14 @@ class HttpClient:
         not_found: str | None = None,
     ) -> None:
         """Args:
-            base_url: ``http://`` or ``https://``; the paths of requests are appended.
-            api_key: Sent as a bearer token.
-            verify: TLS verification: False, or the path of a CA bundle. True takes the bundle of
-                ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``, else Mozilla's.
-            timeout_s: Longest silence of the server, in seconds; None waits for ever.
-            retry: How `get` and `post` are sent again; a stream never is. None: they are not.
-            not_found: The remedy of errors of status 404.
+            base_url: URL with ``http://`` or ``https://``, to which the paths of requests are appended.
+            api_key: API key, sent as a bearer token.
+            verify: TLS verification: False, or the path of a CA bundle. True uses the bundle that
+                ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` names, else Mozilla's.
+            timeout_s: Longest time without data from the server, in seconds; None for no limit.
+            retry: The policy by which `get` and `post` send a request again; None for no further attempts. A
+                stream is never sent again.
+            not_found: The remedy in errors of status 404 that have no remedy of their own.
 
         Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
         """
@@ -110,8 +119,8 @@ class HttpClient:
         self._retry = retry or Retry(0)
         self._not_found = not_found
         self._answered = False
-        """Whether the server has answered before. Until then, failing to connect means a wrong URL, and
-        is not transient."""
+        """Whether the server has answered before. Until then a failure to connect is taken for a wrong URL,
+        and is not transient."""
         self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
         self._close: weakref.finalize[Any, Any] | None = None
 
@@ -126,8 +135,10 @@ class HttpClient:
         return await self._retry.call(lambda: self._json("POST", path, body))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Post `body` and yield the parts of the answer as they come. Raises the error of a status that
-        is not 200."""
+        """Post `body` and yield the parts of the answer as they come.
+
+        Raises an error for any status other than 200.
+        """
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
                 raise self._error_of(response, await response.read())
@@ -137,11 +148,12 @@ class HttpClient:
     async def events(
         self, path: str, body: Mapping[str, Any], kind: type[EventT], *, whole: bool = False
     ) -> AsyncIterator[EventT]:
-        """The events that answer `body`, as JSON that is a `kind`, until the end is announced.
+        """Post `body` and yield the events of the answer, decoded to `kind`, until the event that announces
+        the end.
 
-        With `whole`, an answer in JSON that is no stream of events counts as its only event.
-        Raises the error that an event or the body carries, and `BackendError` when the stream breaks off or
-        holds something else.
+        With `whole`, an answer that is one JSON object and no stream of events counts as a stream of one
+        event. Raises the error that an event or the whole answer carries. Raises `BackendError` if the stream
+        breaks off, or contains something else than events of this kind.
         """
         decode = msgspec.json.Decoder(kind).decode
         came = False
@@ -175,8 +187,10 @@ class HttpClient:
         data: bytes,
         came: bool,
     ) -> EventT:
-        """Decode an event to a struct; raises the error that it carries. `came`: other events came
-        before it."""
+        """Decode an event to a struct; raises the error that the event carries.
+
+        `came`: whether events came before this one.
+        """
         wrong: Exception | None = None
         try:
             event = decode(data)
@@ -196,7 +210,7 @@ class HttpClient:
         raise found
 
     async def aclose(self) -> None:
-        """Close all connections, from any loop; requests in flight fail."""
+        """Close all connections. May be called on any loop. Requests in flight fail."""
         close, self._kept, self._close = self._close, None, None
         if close is not None and (closing := close()) is not None:
             await asyncio.wrap_future(closing)
@@ -221,7 +235,10 @@ class HttpClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of an answer; its connection is kept if the body is read to its end, else closed."""
+        """Send a request; the block gets the answer after its head has been received.
+
+        The connection is kept if the block reads the body to its end, else closed.
+        """
         data, headers = None, {}
         if body is not None:
             try:
@@ -239,7 +256,7 @@ class HttpClient:
                         self._target + path,
                         data=data,
                         headers=headers,
-                        skip_auto_headers=("content-type",),  # aiohttp's says that no body is no JSON
+                        skip_auto_headers=("content-type",),  # aiohttp would send one without a body
                         proxy=self._proxy,
                         allow_redirects=False,
                         trace_request_ctx=reused,
@@ -257,7 +274,7 @@ class HttpClient:
 
     @contextmanager
     def _plainly(self, url: str) -> Iterator[None]:
-        """Turn failures of the connection into Ramify's errors."""
+        """Raise failures of the connection as Ramify's errors, whose messages name `url`."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError as error:
@@ -284,7 +301,10 @@ class HttpClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept session if on the background loop, else a new one that is closed at the end."""
+        """The kept session on the background loop.
+
+        On another loop, a new session that is closed at the block's end.
+        """
         if not in_background():
             async with self._new_session() as session:
                 yield session
@@ -309,18 +329,18 @@ class HttpClient:
 def _close(
     session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop, process: int
 ) -> concurrent.futures.Future[None] | None:
-    """Close `session` on its loop, from any thread, also while the interpreter ends."""
+    """Close `session` on its loop `loop`. May be called in any thread, and while the interpreter ends."""
     if process != os.getpid() or loop.is_closed():
-        # It can be neither used nor freed. aiohttp would report the session of a closed loop when it is
-        # freed, also at the interpreter's end. Closing what a forked child inherited would stop the parent
-        # from hearing of that connection: both share one epoll instance.
+        # The session can be neither used nor freed. If its loop is closed, aiohttp would print a warning when
+        # the session is freed, also at the interpreter's end. If a forked child closed the sessions that it
+        # inherited, the parent would get no more events of their connections: both share one epoll instance.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         return None
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
 def _checked(url: str) -> Any:
-    """Parse and check the URL of a server."""
+    """Parse the URL of a server. Raises `InvalidRequest` for a URL that cannot be one."""
     with suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -331,8 +351,11 @@ def _checked(url: str) -> Any:
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """Proxy for `host` from the environment or the system. aiohttp's `trust_env` does this at each request,
-    in a thread, and ignores ALL_PROXY."""
+    """URL of the proxy for `host`, from the environment or the system; None for no proxy.
+
+    It replaces aiohttp's `trust_env`, which looks the proxy up at each request, in a thread, and ignores
+    ALL_PROXY.
+    """
     if proxy_bypass(host):
         return None
     proxies = getproxies()
@@ -359,7 +382,7 @@ def _tls(verify: str | bool) -> ssl.SSLContext | bool:
 
 
 def _noting_reuse() -> aiohttp.TraceConfig:
-    """Trace hook that appends to a request's list if it uses a kept connection."""
+    """Trace hook that appends to the list in `trace_request_ctx` if the request uses a kept connection."""
 
     async def note(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         context.trace_request_ctx.append(True)

@@ -1,4 +1,4 @@
-"""Ramify's errors made from error answers and from unexpected answers."""
+"""Ramify's errors for error answers and for unexpected answers of a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from ramify.errors import (
 from ramify.text import sentence, shortened
 
 SHOWN_CHARS, READ_BYTES = 500, 8192
-"""Most characters of an answer that an error shows, and most bytes that are read for it."""
+"""Most characters of an answer that an error message shows, and most bytes of the answer that are read for
+it."""
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
@@ -59,8 +60,10 @@ def json_of(data: bytes) -> Any:
 
 
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
-    """The error object in a body or event; None if it has none. `told`: its status or name already marks
-    an error."""
+    """The error object in the body of an answer or in an event; None if there is none.
+
+    `told`: whether the HTTP status or the event's name already marks an error.
+    """
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body
     if isinstance(body, str):
@@ -77,7 +80,7 @@ def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
 
 
 def status_in(problem: Mapping[str, Any]) -> int | None:
-    """The HTTP status that an error object names."""
+    """The HTTP status in an error object; None if there is none."""
     for name in ("code", "status"):
         value = problem.get(name)
         if isinstance(value, int | str) and str(value).isdecimal() and 400 <= int(value) < 600:
@@ -91,7 +94,7 @@ def something_else(response: aiohttp.ClientResponse, data: bytes, wrong: Excepti
 
 
 def plain_text(data: bytes) -> str:
-    """First part of an answer as plain text for a message, without HTML tags."""
+    """The beginning of an answer as plain text for an error message, without HTML tags."""
     text = data[:READ_BYTES].decode(errors="replace")
     if text.lstrip().startswith("<"):
         text = html.unescape(TAGS.sub(" ", text))
@@ -103,8 +106,10 @@ def retry_after_of(response: aiohttp.ClientResponse) -> float | None:
 
 
 def retry_after_s(header: str) -> float | None:
-    """Seconds of a ``Retry-After`` header, which holds seconds or a date (RFC 9110, 10.2.3); None for
-    others."""
+    """Seconds to wait by a ``Retry-After`` header, which is a number of seconds or a date (RFC 9110, 10.2.3).
+
+    None for any other text.
+    """
     if header.replace(".", "", 1).isdecimal():
         return float(header)
     try:
@@ -116,12 +121,13 @@ def retry_after_s(header: str) -> float | None:
 def error_from_body(
     response: aiohttp.ClientResponse, problem: Mapping[str, Any], status: int | None, *, transient: bool
 ) -> RamifyError:
-    """Exception of OpenAI's error object, to which a Ramify server adds its own code and pointer.
+    """The exception for an error object of OpenAI's form, to which a Ramify server adds its own code and
+    pointer.
 
     The message begins with the address and the status, unless the code is one of Ramify's.
 
-    `status` is None for an event of a stream without a status. `transient` is used if the code is not one
-    of Ramify's.
+    `status` is None for an event of a stream that names no status. `transient` becomes that of the exception,
+    unless the code is one of Ramify's.
     """
     said = problem.get("message")
     if said and not isinstance(said, str):
@@ -148,8 +154,10 @@ def error_from_body(
 
 
 def remote(error: RamifyError) -> RamifyError:
-    """An error sent by a Ramify server. It is transient by its kind; a shutdown is too, as the server
-    may come back."""
+    """`error`, which a Ramify server sent.
+
+    An `EngineClosed` becomes transient, as the server may come back.
+    """
     if isinstance(error, EngineClosed):
         error.transient = True
     return error

@@ -1,4 +1,4 @@
-"""The model behind a backend, asked for once, and the revisions of its LoRA adapters."""
+"""Information about a backend's model, which is requested once, and the revisions of the LoRA adapters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionar
 
 
 def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """The result of an earlier `model_info`; None before the first."""
+    """The result of the last `model_info` for this backend; None if there was none."""
     return _infos.get(default_of(backend))
 
 
 def forget_model_info(backend: Backend) -> None:
-    """Have the next run ask for the model again."""
+    """Forget the result of `model_info`, so that the next run requests it again."""
     _infos.pop(backend, None)
 
 
@@ -31,7 +31,10 @@ async def model_info(backend: Backend) -> ModelInfo:
 
 
 async def lora_revisions(backend: Backend) -> dict[str, str]:
-    """The LoRA adapters of a backend, or of all backends of a router, with what changes with each."""
+    """Name → revision of the LoRA adapters of a backend, or of all backends of a router.
+
+    A revision changes with the adapter's weights.
+    """
     found: dict[str, str] = {}
     parts = backend.backends if isinstance(backend, Router) else {"": backend}
     for name, part in parts.items():

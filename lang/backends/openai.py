@@ -1,6 +1,6 @@
-"""Any endpoint with OpenAI's chat or completions API.
+"""A backend for any endpoint with OpenAI's chat or completions API.
 
-Such an endpoint takes whole messages and reports no token ids. Options and constraints that its API lacks are
+Such an endpoint takes whole messages and reports no token ids. An option or constraint that the API lacks is
 refused with `UnsupportedNode`; nothing is dropped silently.
 """
 
@@ -35,8 +35,8 @@ from ramify.spelling import suggests
 
 OPENAI_URL = "https://api.openai.com/v1"
 RETRIES_BEGUN = 2
-"""Further attempts of a request whose answer broke off; OpenAI's own client has this number for all
-failures."""
+"""Number of further attempts of a request whose answer broke off. OpenAI's own client makes as many after any
+failure."""
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
 EXTENSIONS = (
     "top_k",
@@ -47,7 +47,7 @@ EXTENSIONS = (
     "stop_token_ids",
     "skip_special_tokens",
 )
-"""Sampling options beyond OpenAI's API, which Ramify, SGLang and vLLM servers take."""
+"""Sampling options that OpenAI's API lacks, and that Ramify, SGLang and vLLM servers take."""
 
 
 class OpenAI:
@@ -56,26 +56,30 @@ class OpenAI:
     Args:
         base_url: URL that ends in ``/v1``. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
         api_key: Default: ``OPENAI_API_KEY``.
-        is_chat_model: False uses the completions API, where programs are plain text.
-        extensions: The endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and `guided_choice`
-            as a Ramify server does. None asks whether the endpoint is a Ramify server.
-        json_choices: Where the endpoint cannot be held to a list of choices, ask for a JSON object whose
-            one property is an enumeration of them. A `select` is then what the model would write in
-            JSON, not a score.
-        thinking: The fields by which the endpoint is told whether to think (``gen(thinking=…)``). ``effort``:
+        is_chat_model: Whether to use the chat API. False uses the completions API, with the program's text as
+            the prompt.
+        extensions: Whether the endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and
+            `guided_choice` as a Ramify server does. None: true for a Ramify server, which is found out by a
+            request.
+        json_choices: If the endpoint cannot be constrained to a list of choices, ask for a JSON object whose
+            only property is an enumeration of the choices. A `select` then takes the choice that the model
+            writes in this JSON object, not the one with the best score.
+        thinking: The request fields that switch thinking on and off (``gen(thinking=…)``). ``effort``:
             ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
             OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.
-            None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from the deltas'
-            ``reasoning_content`` or ``reasoning``; OpenAI shows none. As endpoints count thoughts in
-            max_tokens, the budget of the thoughts, or 1024, is added to it.
-        timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
-        retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
-            may pass (`ramify.retry.Retry`). A request that the endpoint may have begun to answer, and so may
-            bill, is sent again at most twice. None is sent again after a definite answer.
-        priority: Of requests for which the program sets none, in SGLang's sense: higher goes first. Sent to
-            endpoints with `extensions`, refused for others. Without it batches are sent without a priority.
-        cache: A file in which answers are kept and found again, made where there is none
-            (`ramify.answers.AnswerStore`). Only programs use it.
+            None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from
+            ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints count
+            thoughts in max_tokens. So the budget of the thoughts, 1024 if none is set, is added to
+            max_tokens.
+        timeout_s: Longest time without data from the endpoint, in seconds; None for no limit.
+        retries, retry_for: How many times, and for how many seconds, a request is sent again after a
+            transient failure (`ramify.retry.Retry`). A request that the endpoint may have begun to answer,
+            and so may bill, is sent again at most twice. After any other failure no request is sent again.
+        priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. It is
+            refused for endpoints without `extensions`. If it is None, the requests of a batch are sent
+            without a priority.
+        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
+            answered from it. The file is made if it does not exist. Only requests of programs use it.
     """
 
     @suggests
@@ -119,8 +123,10 @@ class OpenAI:
         )
 
     async def info(self) -> ModelInfo:
-        """Model information, made without a request. Its chat format serves `text()` only; chats are
-        sent as messages."""
+        """Describe the model, without a request to the endpoint.
+
+        The chat format is only for `text()`; chats are sent as messages.
+        """
         return ModelInfo(
             name=self.model_name,
             path=self._base_url,
@@ -205,7 +211,7 @@ class OpenAI:
         return self._thinking
 
     async def _think(self, wanted: Thinking | None) -> dict[str, Any]:
-        """Request fields that switch thinking on or off."""
+        """The request fields that switch thinking on or off, as `wanted` says."""
         if wanted is None:
             return {}
         fields = await self._thinks_by()
@@ -231,7 +237,7 @@ class OpenAI:
         return {"chat_template_kwargs": dict.fromkeys(("enable_thinking", "thinking"), wanted.enabled)}
 
     async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
-        """Request fields of the sampling options that differ from their defaults."""
+        """The request fields for those sampling options that differ from their defaults."""
         if sampling.max_tokens == 0 or sampling.prompt_logprobs_start is not None:
             raise UnsupportedNode(
                 "This endpoint cannot score a prompt.", remedy="Use Engine or RuntimeEndpoint for select."
@@ -291,8 +297,10 @@ class OpenAI:
         )
 
     async def _json_options(self, constraint: Constraint) -> dict[str, Any]:
-        """JSON options that differ from the defaults; raises `UnsupportedNode` for one that the endpoint
-        lacks."""
+        """The request fields for the options of JSON constraints that differ from their defaults.
+
+        Raises `UnsupportedNode` for an option that the endpoint lacks.
+        """
         options = {
             field: getattr(constraint, field)
             for field, default in (("whitespace", "natural"), ("any_order", False), ("strict", True))
@@ -319,7 +327,7 @@ class OpenAI:
         except (LookupError, TypeError):
             return False
         except NotFound as error:
-            if error.remedy is not None:  # a base_url without /v1
+            if error.remedy is not None:  # the remedy is for a base_url without /v1
                 raise
             return False
 

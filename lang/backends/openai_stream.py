@@ -1,4 +1,4 @@
-"""Answers of OpenAI-compatible endpoints as chunks: streams, whole bodies, and answers without their end."""
+"""Answers of OpenAI-compatible endpoints as `TextChunk`s: streams, whole bodies, and broken-off answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage, concatenate
 from ramify.text import sentence, shortened
 
 END_S = 5.0
-"""Longest wait, in seconds, for the usage and the end of a stream after its finish reason."""
+"""Longest wait, in seconds, for the rest of a stream after its finish reason: the usage and the end."""
 UNKNOWN_ID = -1
-"""Stands for a token id where the endpoint reports only the token's text."""
+"""Placeholder for the id of a token of which the endpoint reports only the text."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -32,14 +32,14 @@ class _Message(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     delta: _Message | None = None
     message: _Message | None = None
-    """Set instead of `delta` if the endpoint does not stream."""
+    """The whole message, in place of `delta`, if the endpoint does not stream."""
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Any = None
 
 
 class _Chunk(Event, frozen=True, kw_only=True):
-    """An event of a chat or of a completion."""
+    """An event of the chat API or of the completions API."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -51,10 +51,12 @@ NOTHING = _Message()
 async def text_chunks(
     http: HttpClient, path: str, body: dict[str, Any], rid: str
 ) -> AsyncIterator[TextChunk]:
-    """The events of a stream; the finish is held back until the usage, which comes last, is known.
+    """Post `body` and yield the chunks of the answer.
 
-    An answer is complete with a finish reason or with the announced end. Without a finish reason, the usage
-    tells whether it reached its limit; otherwise it counts as stopped.
+    The finish is held back until the usage, which comes last.
+
+    An answer is complete if it has a finish reason or its end was announced. An answer without a finish
+    reason gets one: "length" if the usage shows that max_tokens was reached, else "stop".
     """
     reason, refusal, wrote = "", "", False
     usage = Usage()
@@ -91,7 +93,7 @@ async def text_chunks(
 
 
 async def unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
-    """One chunk of the choice in the JSON object that arrives in `chunks`."""
+    """Read a JSON object with one choice from `chunks`; returns one chunk whose text is the choice."""
     received = [chunk async for chunk in chunks]
     last, text = received[-1], "".join([chunk.text for chunk in received])
     try:
@@ -127,7 +129,8 @@ def _finish(reason: str) -> Finish:
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
-    """Log-probabilities in OpenAI's chat format, which names tokens by their text."""
+    """Log-probabilities from those of OpenAI's chat API, which names tokens by their text; None if `found`
+    has none."""
     rows = (found or {}).get("content")
     if not rows:
         return None

@@ -1,8 +1,9 @@
-"""The file of a recorded run, and the differences between two requests.
+"""The file format of a recorded run, and the differences between two requests.
 
-JSON lines: a header about the backend, then one line for each request with its answer, written when the
-answer has ended. `rid` and `hint` are left out of a request because they differ from run to run. `every_s`
-and `priority` are left out because they change only the time and the chunks in which text comes.
+The file is JSON lines: a header about the backend, then a line for each request with its answer. The line is
+written when the answer has ended. The fields `rid` and `hint` of a request are left out because they differ
+from run to run. The fields `every_s` and `priority` are left out because they affect only when text comes and
+in what chunks.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ramify.text import shortened
 
 VERSION = 1
 MAX_SHOWN = 120
-"""Longest value that is shown, in characters."""
+"""Longest value in a message, in characters."""
 CONTEXT = 30
-"""Characters shown on each side of the first difference of two prompts."""
+"""Number of characters shown on each side of the first difference between two prompts."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +38,15 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request and its answer."""
 
     number: int
-    """Position in the order in which the requests came."""
+    """The request's position in the order in which requests came."""
     path: str
-    """The step of the program that sent the request, as `call_path` names it."""
+    """The step of the program that sent the request, as given by `call_path`."""
     request: Generate
     chunks: tuple[TextChunk, ...] = ()
     error: ErrorInfo | None = None
-    """Error that was raised after the chunks."""
+    """The error that was raised after the chunks; None if there was none."""
     ended: bool = True
-    """Whether the answer ended; False if the caller cancelled the request."""
+    """Whether the answer came to its end; False if the caller cancelled the request."""
 
 
 def bare(request: Generate) -> Generate:
@@ -54,7 +55,7 @@ def bare(request: Generate) -> Generate:
 
 
 def key_of(request: Generate) -> bytes:
-    """Bytes that are equal for requests with the same answer."""
+    """Bytes that are equal for requests that differ only in fields without effect on the answer."""
     return msgspec.json.encode(bare(request))
 
 
@@ -68,7 +69,10 @@ def call_path(call: Call | None) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
-    """The recording at `path` in the order of the requests. Raises `InvalidRequest` for other files."""
+    """Read the recording at `path`; the exchanges are in the order of their requests.
+
+    Raises `InvalidRequest` if the file is not a recording.
+    """
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -93,7 +97,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
 
 
 def difference(request: Generate, recorded: Generate) -> str:
-    """Difference of `request` from a recorded one, in words."""
+    """The differences between `request` and the recorded request, in words."""
     parts = []
     if request.prompt != recorded.prompt or request.chat != recorded.chat:
         parts.append(_prompt_difference(request, recorded))
@@ -112,7 +116,8 @@ def difference(request: Generate, recorded: Generate) -> str:
 
 
 def likeness(request: Generate, recorded: Generate) -> tuple[float, int]:
-    """Similarity of two requests: share of the prompt in a common prefix, then number of equal fields."""
+    """Similarity of two requests: the share of the prompt that is a common prefix, and the number of equal
+    fields."""
     ours, theirs = list(_units(request)), list(_units(recorded))
     shared = common(ours, theirs)
     same = sum(getattr(request, name) == getattr(recorded, name) for name in Generate.__struct_fields__)
@@ -120,13 +125,16 @@ def likeness(request: Generate, recorded: Generate) -> tuple[float, int]:
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """Length of the common prefix."""
+    """Length of the common prefix of two sequences."""
     length = min(len(one), len(other))
     return next((index for index in range(length) if one[index] != other[index]), length)
 
 
 def _units(request: Generate) -> Iterator[str | int]:
-    """A prompt as characters and token ids; a turn of a chat begins with its role."""
+    """Yield the characters and token ids of a prompt.
+
+    A turn of a chat begins with the characters of its role.
+    """
     if request.chat is not None:
         for turn in request.chat:
             yield from _turn(turn)

@@ -1,4 +1,4 @@
-"""Record what a backend answers, and replay it without the backend: programs as offline tests."""
+"""Backends that record the answers of another backend, and replay them to test programs offline."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 
 
 class NotRecorded(BackendError):
-    """A replayed program sends a request that its recording does not have."""
+    """The error for a request that is not in the recording that is replayed."""
 
     code = "not_recorded"
 
 
 class RecordingBackend(Wrapper):
-    """Wraps `backend`, and writes every request with its answer to `path`. An existing file is replaced.
+    """A backend that passes requests on to `backend` and records them, with their answers, in the file
+    `path`.
 
-    Even after a kill, the file has every request that had ended. The backend's `cache` is not used: a
-    recording has all requests.
+    An existing file is replaced. If the process is killed, the file still has every request that had ended.
+    The `cache` of `backend` is not used, so that the recording contains all requests.
     """
 
     PASSED_ON = Wrapper.PASSED_ON | {"flush_cache", "get_model_name", "get_server_info"}
@@ -49,8 +50,10 @@ class RecordingBackend(Wrapper):
 
     @property
     def unused(self) -> list[Generate]:
-        """An empty list, so that a test which checks a `ReplayBackend` for unused requests can be
-        recorded."""
+        """Always an empty list.
+
+        So a test that asserts that a `ReplayBackend` has no unused requests can be recorded.
+        """
         return []
 
     async def info(self) -> ModelInfo:
@@ -77,7 +80,7 @@ class RecordingBackend(Wrapper):
             again = raised.transient and getattr(getattr(self, "retry", None), "retries", 0) != 0
             raise
         finally:
-            if not again:  # the recording has the attempt that answers
+            if not again:  # the recording keeps only the attempt that is answered
                 self._write(
                     Exchange(
                         number=number,
@@ -93,7 +96,7 @@ class RecordingBackend(Wrapper):
         await self.backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Close the backend; the file needs no closing."""
+        """Close the recorded backend. The file needs no closing."""
         await self.backend.aclose()
 
     def _begin(self, info: ModelInfo) -> None:
@@ -114,11 +117,12 @@ class RecordingBackend(Wrapper):
 
 
 class ReplayBackend:
-    """Answers from the recording at `path`, chunk for chunk, without the backend that was recorded.
+    """A backend that answers from the recording at `path`, with the same chunks as the recorded backend.
 
-    Equal requests get their answers in the order in which they were recorded, those of the same step first.
-    Raises `NotRecorded`, with the difference from the most similar recorded request, for a request that was
-    not recorded or was recorded fewer times.
+    If a request was recorded several times, an answer to the same step of the program is taken first,
+    otherwise the answers in the order of recording. Raises `NotRecorded` for a request that was not recorded,
+    or was recorded fewer times than it is sent. If the request was not recorded at all, the error shows how
+    it differs from the most similar recorded request.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -127,16 +131,16 @@ class ReplayBackend:
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
         self.remedy = "Record the run again."
-        """Remedy in the errors."""
+        """Remedy in the errors of this backend."""
         self.refused: list[NotRecorded] = []
-        """Errors of requests that were not recorded, including those that the program caught."""
+        """All errors raised for requests that were not recorded, including errors that the program caught."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             self._left[recording.key_of(exchange.request)].append(exchange)
 
     @property
     def unused(self) -> list[Generate]:
-        """The recorded requests that have not been replayed; a test may assert that there are none."""
+        """The recorded requests that have not been replayed. A test may assert that the list is empty."""
         left = [exchange for exchanges in self._left.values() for exchange in exchanges]
         return [exchange.request for exchange in sorted(left, key=lambda exchange: exchange.number)]
 

@@ -1,4 +1,4 @@
-"""Several backends under names, of which each step of a program chooses one."""
+"""Several named backends, from which each step of a program chooses one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ramify.spelling import nearest
 
 
 class Router:
-    """Backends by name: a program that runs on a router may say ``gen(..., backend="big")``.
+    """A backend made of named backends. A program that runs on a router may say ``gen(..., backend="big")``.
 
-    A step without `backend` runs on the default one. Other methods, such as `flush_cache`, are passed to
-    the default.
+    A step without `backend` runs on the default backend. Methods that `Backend` does not have, such as
+    `flush_cache`, are those of the default backend.
 
     Args:
         backends: Name → backend.
-        default: A name; the first one unless given.
+        default: Name of the default backend; None for the first in `backends`.
 
-    Raises `InvalidRequest` for an unknown name.
+    Raises `InvalidRequest` if `default` is not a name in `backends`.
     """
 
     def __init__(self, backends: Mapping[str, Backend], default: str | None = None) -> None:
@@ -41,19 +41,22 @@ class Router:
         self.pick(self.default, field="default")
 
     def pick(self, name: str, *, field: str = "backend") -> Backend:
-        """The backend of that name; raises `InvalidRequest` with the nearest name where there is none."""
+        """The backend called `name`.
+
+        Raises `InvalidRequest`, with the most similar name, if there is none.
+        """
         if name not in self.backends:
             remedy = nearest(name, list(self.backends)) or f"It has {', '.join(self.backends)}."
             raise InvalidRequest(f"The Router has no backend {name!r}.", field=field, remedy=remedy)
         return self.backends[name]
 
     def on(self, name: str) -> Router:
-        """The same backends with another default."""
+        """A router over the same backends whose default backend is `name`."""
         self.pick(name)
         return Router(self.backends, name)
 
     def name_of(self, backend: Backend) -> str | None:
-        """The name of a backend; None for one that is not in the router."""
+        """The name of `backend`; None if `backend` is not in the router."""
         return next((name for name, one in self.backends.items() if one is backend), None)
 
     # --- a backend: the default one ---
@@ -97,5 +100,5 @@ class Router:
 
 
 def default_of(backend: Backend) -> Backend:
-    """The default backend of a router; any other backend is returned itself."""
+    """The default backend if `backend` is a router; else `backend` itself."""
     return backend.pick(backend.default) if isinstance(backend, Router) else backend

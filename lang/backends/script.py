@@ -1,4 +1,4 @@
-"""The answers of a scripted backend: their order, and their text for the step that asks."""
+"""The answers of a scripted backend: the choice of the answer to a step, and the text of an answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ramify.spelling import nearest
 from ramify.text import shortened
 
 Answer = Any
-"""A text, a value whose JSON the step's schema allows, tool calls, a function of the `Generate` request that
-makes one of these, or an exception to raise."""
+"""A text; a value whose JSON the step's schema allows; tool calls; an exception to raise; or a function that
+gets the `Generate` request and returns one of these."""
 Answers = Mapping[str, Answer] | Sequence[Answer] | Callable[[Generate], Answer]
 
 JSON_KINDS = ("json_schema", "json_object")
@@ -29,12 +29,12 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True)
 class Step:
-    """The step that asks for an answer."""
+    """A step of a program that needs an answer."""
 
     name: str
-    """Name of the step; empty for a step without one, or of another process."""
+    """Name of the step; empty for a step without a name, and for a step of another process."""
     number: int
-    """Number of the call, from 1."""
+    """Number of the request to the backend, from 1."""
     request: Generate
     prompt: str
     form: TaggedCalls | None
@@ -42,13 +42,13 @@ class Step:
 
     @property
     def opening(self) -> str:
-        """The end of the prompt that begins the first tool call."""
+        """The beginning of the first tool call, if the prompt ends in it; else empty."""
         opening = self.form.opening(True) if self.form is not None else ""
         return opening if self.prompt.endswith(opening) else ""
 
     @property
     def wants(self) -> str:
-        """Description of the answer that the step expects, for messages."""
+        """Description of the answer that the step expects, for error messages."""
         if self.request.choices is not None:
             return f"one of {json.dumps(self.request.choices.texts, ensure_ascii=False)}"
         constraint = self.request.constraint
@@ -61,16 +61,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Scripted:
-    """An answer and its place in the script, as the last sentence of a message."""
+    """An answer, and its place in the script, worded as the last sentence of an error message."""
 
     answer: Answer
     place: str
     in_order: bool = False
-    """Whether it is one of a list of answers."""
+    """Whether the answer comes from a list of answers."""
 
 
 class Script:
-    """A script and the position in it."""
+    """A script, and the positions up to which its answers have been used."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -78,7 +78,7 @@ class Script:
 
     @property
     def unused(self) -> list[tuple[str | int, Answer]]:
-        """(key or index, answer) of the answers that no step has asked for."""
+        """(key or index, answer) of each answer that was not used."""
         if callable(self._answers):
             return []
         left: list[tuple[str | int, Answer]] = []
@@ -90,8 +90,10 @@ class Script:
         return left
 
     def next(self, step: Step) -> Scripted:
-        """Take the answer to `step`. Raises `BackendError` if there is none, or the answer itself if it
-        is an exception."""
+        """Take the answer to `step`.
+
+        Raises `BackendError` if there is no answer. An answer that is an exception is raised.
+        """
         found = self._find(step)
         answer = found.answer(step.request) if callable(found.answer) else found.answer
         if isinstance(answer, BaseException):
@@ -136,7 +138,7 @@ def _in_order(answer: Any) -> bool:
 
 
 def text_of(found: Scripted, step: Step) -> str:
-    """Text of an answer; raises `BackendError` if the step's constraint does not allow it."""
+    """The text of an answer. Raises `BackendError` if the step's constraint does not allow the text."""
     answer, constraint = found.answer, step.request.constraint
     if isinstance(answer, str):
         text = answer
@@ -162,7 +164,10 @@ def text_of(found: Scripted, step: Step) -> str:
 
 
 def _json(found: Scripted, constraint: Constraint) -> str:
-    """JSON of a value; under a constraint on plain text, a string has no quotes."""
+    """The JSON text of an answer.
+
+    Under a constraint that is not of a JSON kind, a string is written without quotes.
+    """
     import pydantic_core
 
     try:
@@ -176,7 +181,10 @@ def _json(found: Scripted, constraint: Constraint) -> str:
 
 
 def _calls(found: Scripted) -> WrittenCalls:
-    """The tool calls of an answer: (name, arguments as JSON)."""
+    """The tool calls in an answer: (name, arguments as JSON text).
+
+    Raises `BackendError` for anything else.
+    """
     import pydantic_core
 
     calls: WrittenCalls = []

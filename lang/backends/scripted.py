@@ -1,7 +1,8 @@
 """A backend that answers from a script, so that programs can be tested without a model.
 
-Its tokenizer cuts words and punctuation, each with the space before it. Its prefix cache is that of a radix
-tree with pages of one token. It streams, is deterministic, and answers at once.
+The backend has a tokenizer whose tokens are words and punctuation, each with the space before it. Cached
+tokens are counted as by a radix tree with pages of one token. The backend is deterministic, streams, and
+answers at once.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ from ramify.spelling import nearest
 
 EOS = 0
 LIKELY, UNLIKELY = -0.1, -5.0
-"""Log-probability of each token of a select's scripted choice, and of each token of the other choices."""
+"""Log-probabilities of a token of the scripted choice of a select, and of a token of any other choice."""
 
 _PIECES = re.compile(r"<\|\w+\|>| ?\w+| ?[^\w\s]|\s+?(?= ?\S)|\s+")
 
 
 class ScriptedBackend:
-    """Answers every generation from `answers`.
+    """A backend that answers every request from `answers`.
 
     Args:
-        answers: A mapping whose keys are names of variables, or else regular expressions that are
-            searched in the prompt (first match wins); or a list, used up in the order of the calls; or a
-            function of the `Generate` request. In a mapping, a value may be a list, used up in order.
-        chat_format: Pieces of the chat template; None for a model without one. ChatML unless given.
-        context_length: Most tokens of prompt and output together.
+        answers: A mapping, a list, or a function of the `Generate` request. A list is used up in the order of
+            the requests. A key of a mapping is the name of a variable. If no key is the name of the step's
+            variable, the keys are searched in the prompt as regular expressions, and the first match wins. A
+            value of a mapping may be a list, which is used up in order.
+        chat_format: The chat template as pieces. Default: ChatML. None: a model without a chat template.
+        context_length: Most tokens that prompt and output may have together.
         name: The model's name.
 
     An answer is a text; an exception, which is raised; or a function of the request that makes an answer.
@@ -58,11 +60,11 @@ class ScriptedBackend:
     ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping of
     choices to their mean token log-probabilities.
 
-    A text may begin with the thoughts of a `gen` with thinking, in the marks of the chat template: ChatML has
-    ``"<think>2 + 2</think>4"``. They are cut to their budget.
+    For a `gen` with thinking, a text may begin with thoughts between the marks of the chat template, such as
+    ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their budget.
 
-    An answer that its constraint does not allow, or that is longer than max_tokens under a constraint,
-    fails the step. `requests` and `ended` record what was asked for.
+    The step fails if its constraint does not allow the answer, or if the step has a constraint and the answer
+    is longer than max_tokens. `requests` records all requests, and `ended` all programs that have ended.
     """
 
     priority: int | None = None
@@ -165,7 +167,7 @@ class ScriptedBackend:
     # --- tokens ---
 
     def encode(self, prompt: Sequence[Segment]) -> list[int]:
-        """Token ids; unknown pieces get the next free id."""
+        """The token ids of `prompt`. A token that the vocabulary does not have yet gets the next free id."""
         ids: list[int] = []
         for segment in prompt:
             if isinstance(segment, str):
@@ -175,7 +177,7 @@ class ScriptedBackend:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; for an id of another tokenizer U+FFFD."""
+        """The text of `ids`. An id that is not in the vocabulary becomes U+FFFD."""
         texts = self._texts
         return "".join([texts[token] if token < len(texts) else "\ufffd" for token in ids])
 
@@ -206,8 +208,10 @@ class ScriptedBackend:
 
     @property
     def unused(self) -> list[tuple[str | int, Answer]]:
-        """(key or index, answer) of the answers that no step has asked for; a test may assert that there are
-        none."""
+        """(key or index, answer) of each answer that was not used.
+
+        A test may assert that the list is empty.
+        """
         return self._script.unused
 
     def _answer(self, request: Generate) -> str:
@@ -219,7 +223,7 @@ class ScriptedBackend:
         return before + text_of(found, step)
 
     def _thoughts(self, before: str, request: Generate) -> list[int]:
-        """Tokens of the thoughts in `before`, cut to their budget, and of the marks after them."""
+        """Token ids of the thoughts in `before`, cut to their budget, and of the marks that follow."""
         if not request.preambles:
             return []
         first = request.preambles[0]
@@ -239,7 +243,8 @@ class ScriptedBackend:
         )
 
     def _cut(self, text: str, request: Generate) -> tuple[list[int], int, str, Finish]:
-        """Output ids, the number of visible ids, visible text after these, and the finish."""
+        """Cut `text` at stop strings and limits; returns the output ids, the number of ids whose text is
+        visible, the visible text after these ids, and the finish."""
         sampling = request.sampling
         found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
         position, stop = min(found, default=(len(text), None))
@@ -268,7 +273,8 @@ class ScriptedBackend:
         return ids, kept, tail, finish
 
     def _visible(self, ids: Sequence[int], kept: int, tail: str) -> list[str]:
-        """The visible text of each output token."""
+        """The visible text of each output token: the text of the first `kept`, then `tail` for the last, else
+        none."""
         shown = [self._texts[token] for token in ids[:kept]]
         hidden = [""] * (len(ids) - kept)
         if hidden:
@@ -276,8 +282,8 @@ class ScriptedBackend:
         return shown + hidden
 
     def _forced(self, constraint: Constraint | None, ids: Sequence[int]) -> int:
-        """Number of forced tokens: only one choice was left before each. Other constraints force none
-        here."""
+        """Number of forced tokens under a constraint of choices: tokens before which only one choice was
+        left. Under any other constraint this backend counts none."""
         if constraint is None or constraint.kind != "choices":
             return 0
         choices = json.loads(constraint.source)
@@ -287,14 +293,14 @@ class ScriptedBackend:
     # --- log-probabilities ---
 
     def _score(self, prompt: Sequence[int], start: int) -> TokenLogprobs:
-        """Log-probabilities of the prompt from `start` on."""
+        """Log-probabilities of the prompt's tokens from position `start` on."""
         scores = self._logprobs(tuple(prompt[start:]), LIKELY, 0)
         return _without_first(scores) if start == 0 and scores.ids else scores
 
     # --- choices ---
 
     def _scored(self, request: Generate, prompt: list[int]) -> TextChunk:
-        """The scores of a select: high for the scripted choice."""
+        """The scores of a select, which are highest for the scripted choice."""
         assert request.choices is not None
         preferred = self._preference(request)
         scores, paths, states = [], [], []
@@ -322,8 +328,9 @@ class ScriptedBackend:
         return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), choices=tuple(scores))
 
     def _behind(self, request: Generate, prompt: list[int], choice: str) -> tuple[int, list[int], int]:
-        """Tokens of prompt and choice: (prompt tokens kept, ids after them, number of these ids that
-        spell the prompt's end). Token healing may replace the prompt's last token."""
+        """The tokens of `prompt` followed by `choice`: (number of prompt tokens kept, ids that follow, number
+        of these ids that spell the end of the prompt). Token healing may replace the last token of the
+        prompt."""
         last = request.prompt[-1] if request.prompt else None
         if not isinstance(last, str) or not request.sampling.token_healing:
             return len(prompt), self.encode((choice,)), 0
@@ -337,7 +344,10 @@ class ScriptedBackend:
         return shared, joint[shared:], dropped
 
     def _preference(self, request: Generate) -> Any:
-        """The scripted answer to a select: a choice, or a mapping of choices to scores."""
+        """The scripted answer to a select: a choice, or a mapping of choices to scores.
+
+        None outside a program.
+        """
         assert request.choices is not None
         if CURRENT.get() is None:
             return None
@@ -370,7 +380,10 @@ class ScriptedBackend:
 
 
 def _split(text: str, request: Generate) -> tuple[str, str]:
-    """Split `text` into its thoughts, with their end mark, and the answer."""
+    """Split `text` into the thoughts, with their end mark, and the answer.
+
+    Without an end mark, there are no thoughts.
+    """
     if not request.preambles:
         return "", text
     first, *rest = [preamble.end for preamble in request.preambles]
@@ -379,7 +392,7 @@ def _split(text: str, request: Generate) -> tuple[str, str]:
 
 
 def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
-    """Insert `ids` into a trie of tokens; returns how many nodes are new."""
+    """Insert `ids` into `tree`, a trie of tokens; returns the number of new nodes."""
     new = 0
     for token in ids:
         new += token not in tree

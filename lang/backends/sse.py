@@ -2,7 +2,7 @@
 
 b'\\xef\\xbb\\xbf: ping\\r\\n'                a byte order mark and a comment: nothing
 b'event: error\\ndata: {"a":\\ndata: 1}\\n\\n'  one event, "error", of two lines
-b'data: {"a": 1}\\ndata: [DONE]\\n'         two events: what is whole JSON ends without a blank line
+b'data: {"a": 1}\\ndata: [DONE]\\n'         two events: complete JSON ends an event without a blank line
 b'<html>…'                               no event; the line is kept in `stray`
 """
 
@@ -25,11 +25,11 @@ class SentEvent(NamedTuple):
 
 
 class EventParser:
-    """Parses the parts of a body into events. A line may have any length."""
+    """A parser that gets the parts of a body and returns events. A line may have any length."""
 
     def __init__(self) -> None:
         self.stray: list[bytes] = []
-        """Lines that are neither a field nor a comment; they show that the answer is not an event
+        """Lines that are neither a field nor a comment. If there are any, the answer is not an event
         stream."""
         self._rest = b""
         self._after_cr = False
@@ -38,7 +38,7 @@ class EventParser:
         self._data: list[bytes] = []
 
     def push(self, part: bytes) -> Iterator[SentEvent]:
-        """The events that end in `part`, which is not empty."""
+        """Parse the next part of the body, which is not empty; yields the events that end in it."""
         if self._after_cr and part.startswith(b"\n"):
             part = part[1:]
         self._after_cr = part.endswith(b"\r")
@@ -48,7 +48,10 @@ class EventParser:
             yield from self._line(line.rstrip(b"\r\n"))
 
     def end(self) -> Iterator[SentEvent]:
-        """Yield the last event if only the blank line after it is missing. A truncated line is dropped."""
+        """End the body.
+
+        Yields the last event if its data is complete and only the blank line after it is missing.
+        """
         yield from self._line(self._rest)
         if _is_whole(self._data):
             yield from self._ended()

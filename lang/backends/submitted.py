@@ -1,9 +1,9 @@
 """A program that a Ramify server runs as a graph, and its replica in this process.
 
-The graph runs at both ends. The local run sends no requests: it reads their answers from the one stream of
-events in which the server reports the whole program. So the local `ProgramState` is the same as if the
-program had run here. After a transient failure of the stream, finished answers stay, and each remaining
-request is sent by itself.
+The graph runs both at the server and here. The local run sends no requests. It reads the answers from one
+stream of events, in which the server reports the whole program. So the local `ProgramState` is the same as if
+the program had run here. If the stream fails transiently, answers that are complete are kept, and the local
+run sends each remaining request as a request of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 
 
 class _ProgramEvent(Event, frozen=True, kw_only=True):
-    """An event of a submitted program: chunks of the answer to `request`, calls of the `tools` step that
-    the server waits for, or else the program's end."""
+    """An event of a submitted program.
+
+    With `request`: chunks of the answer to that request. With `tools`: the server waits for the results of
+    that step's calls. With neither: the end of the program.
+    """
 
     request: str | None = None
     tools: str | None = None
@@ -35,7 +38,7 @@ class _ProgramEvent(Event, frozen=True, kw_only=True):
 
 
 class SubmittedProgram:
-    """The backend of one run; its `end_program` ends the work at the server."""
+    """The backend of one local run of a submitted program. `end_program` also ends the run at the server."""
 
     def __init__(
         self, endpoint: Backend, http: HttpClient, submission: Submission, failed: Callable[[], bool]
@@ -61,11 +64,12 @@ class SubmittedProgram:
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
         self._error: RamifyError | None = None
-        """Error that later requests raise; set when the stream has ended."""
+        """Error that all later requests raise. It is set when the stream has ended."""
         self._lost: set[str] = set()
-        """Places of requests that failed at the server and may be sent again."""
+        """Places of requests that failed transiently or were lost at the server. They are sent again as
+        requests of their own."""
         self._alone = False
-        """Whether a request was sent by itself."""
+        """Whether any request was sent as a request of its own."""
 
     async def info(self) -> ModelInfo:
         raise BackendError("A submitted program does not ask for its model.")
@@ -103,12 +107,15 @@ class SubmittedProgram:
             except NotFound:  # the server was restarted, or a balancer has chosen another one
                 self._lost.add(place)
                 if self._reader is not None:
-                    self._reader.cancel()  # what comes next is sent by itself
+                    self._reader.cancel()  # further requests are sent as requests of their own
                     await asyncio.wait((self._reader,))
 
     async def abort(self, rid: str) -> None:
-        """End a request. If a time limit of the program is over, the server ends the request and reports
-        its usage. If only the local run was cancelled, the request ends here at once."""
+        """End a request.
+
+        If a time limit of the program has passed, nothing is done here: the server ends the request and
+        reports its usage. If only the local run was cancelled, the request fails here at once.
+        """
         call = CURRENT.get()
         assert call is not None
         place = call.place
@@ -140,7 +147,7 @@ class SubmittedProgram:
                 async for found in events:
                     failed = None if found.failed is None else remote(from_info(found.failed))
                     if found.tools is not None:
-                        continue  # this process runs the calls when it has read them
+                        continue  # this process runs the calls itself, from the chunks
                     if found.request is None:
                         error = failed or error
                         continue
@@ -153,21 +160,23 @@ class SubmittedProgram:
         except RamifyError as raised:
             error = raised
         finally:
-            error.transient |= bool(self._lost)  # the server has not run what came after a lost request
+            error.transient |= bool(self._lost)  # the server has not run requests after a lost one
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
 
 
 def ranks(request: Generate) -> dict[str, str]:
-    """Limit id → its position counted from the innermost limit, which is the same at the server and in
-    the local run."""
+    """Id of a limit → position of the limit, counted from the innermost.
+
+    The position of a limit is the same at the server and in the local run.
+    """
     limits = () if request.hint is None else request.hint.limits
     return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
 
 
 def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
-    """`chunk` with the id of the limit that ended it replaced by its name in `names`."""
+    """`chunk`; if a limit ended the request, the limit's id in it is replaced by `names[id]`."""
     if chunk.finish is None or chunk.finish.limit is None:
         return chunk
     id, replace = chunk.finish.limit.id, msgspec.structs.replace

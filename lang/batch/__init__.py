@@ -1,1 +1,1 @@
-"""Many runs of one program: bounded concurrency, rows that share a prefix together, a results file."""
+"""Many runs of one program: bounded concurrency, an order that groups common prefixes, a results file."""

@@ -1,13 +1,14 @@
-"""A circuit breaker for the rows of a batch: a failing backend is left alone for a while, then probed.
+"""A circuit breaker for the rows of a batch: a failing backend gets no rows for a while, then one as a probe.
 
     closed       rows 1 to 64 run; the server dies, and rows 40 to 64 fail transiently
     open         no row starts for 1 s (doubled each time, up to 30 s, less a random part)
     half open    row 65 runs alone: it fails, so the circuit opens for 2 s; then row 66 is answered
     closed       rows 40 to 65, 67, … run
 
-A row that fails transiently runs again. Its failure counts only if another row was answered since this row
-began or last failed: an outage counts for no row. A row with two counted failures runs alone, after all
-others, as it may be the one that takes the server down. A third counted failure is the row's result.
+A row that fails transiently runs again. Its failure is counted only if another row was answered since this
+row began or last failed, so an outage of the backend is not counted against any row. A row with two counted
+failures runs alone, after all others, as it may be the one that takes the server down. After a third counted
+failure the row does not run again: the failure is its result.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 ATTEMPTS = 3
-"""Counted transient failures after which a row has failed."""
+"""Number of counted transient failures after which a row is not run again."""
 GIVE_UP_AFTER_S = 300.0
 """Default of `give_up_after`, in seconds."""
 CHECK_S = 1.0
-"""Longest single wait of a driver while the circuit is open, in seconds."""
+"""Longest time, in seconds, that a caller waits before it looks at the breaker again while the circuit is
+open."""
 
 
 @dataclass(eq=False, slots=True)
 class Attempt(Generic[T]):
-    """A row that was handed out, with its failures so far."""
+    """A row that was handed out, and the number of its counted failures."""
 
     row: T
     answered: int
@@ -49,9 +51,9 @@ class Breaker(Generic[T]):
     Used by one thread, except `may_run`.
 
     Args:
-        give_up_after: Seconds from a failure on without any answer, after which `gave_up` is true; None for
-            no limit.
-        clock: Seconds, on the clock of `ramify.lang.program.run.Run.heard_s`.
+        give_up_after: `gave_up` becomes true when a failure has been followed by this many seconds without
+            any answer; None for no limit.
+        clock: Returns the time in seconds, on the same clock as `ramify.lang.program.run.Run.heard_s`.
     """
 
     def __init__(
@@ -68,12 +70,12 @@ class Breaker(Generic[T]):
         self._read_all = False
         self._again: deque[Attempt[T]] = deque()
         self._suspects: deque[Attempt[T]] = deque()
-        """Rows that run alone."""
+        """Rows that are to run alone, after all others."""
         self._alone: Attempt[T] | None = None
         self._probe: Attempt[T] | None = None
         self._open = False
         self._pauses = 0
-        """Pauses since the circuit was last closed."""
+        """Number of pauses since the circuit was last closed."""
         self._resume_s = 0.0
         self._probe_s = 0.0
         self._failing_since: float | None = None
@@ -101,7 +103,7 @@ class Breaker(Generic[T]):
 
     @property
     def reason(self) -> str:
-        """Reason of `gave_up`, for messages."""
+        """The reason why `gave_up` is true, for error messages."""
         return f"the backend gave no answer for {self._give_up_after:g} s. {self.error}"
 
     def unrun(self) -> ProgramError:
@@ -111,7 +113,10 @@ class Breaker(Generic[T]):
         return error
 
     def take(self, running: int) -> Attempt[T] | None:
-        """The next row to start beside `running` others; None where none may start now."""
+        """Hand out the next row to start; None if none may start now.
+
+        `running` is the number of rows that run.
+        """
         if self._alone is not None:
             return None
         if self._open and (self._probe is not None or self._clock() < self._resume_s):
@@ -122,7 +127,7 @@ class Breaker(Generic[T]):
         return attempt
 
     def _next(self, running: int) -> Attempt[T] | None:
-        if self._again and not self._open:  # a probe is a new row: the old one may be what fails
+        if self._again and not self._open:  # prefer a new row as probe: a failed one may be the cause
             return self._again.popleft()
         row = next(self._rows, None)
         self._read_all = row is None
@@ -135,7 +140,7 @@ class Breaker(Generic[T]):
         return self._alone
 
     def may_run(self, attempt: Attempt[T]) -> bool:
-        """Whether a row that was handed out may still start; not if the circuit has opened since."""
+        """Whether a row that was handed out may start. While the circuit is open, only the probe may."""
         return not self._open or attempt is self._probe
 
     def wait_s(self) -> float | None:
@@ -150,7 +155,7 @@ class Breaker(Generic[T]):
         return min(end for end in ends if end > 0)
 
     def return_unstarted(self, attempt: Attempt[T]) -> None:
-        """Take back a row that `may_run` refused."""
+        """Take back a row for which `may_run` returned False."""
         self._again.appendleft(attempt)
 
     def heard(self, when: float) -> None:
@@ -163,7 +168,8 @@ class Breaker(Generic[T]):
     def ended(self, attempt: Attempt[T], error: BaseException | None, answered: bool) -> bool:
         """Note the end of a row; returns whether its result is final. If not, the row will run again.
 
-        `answered`: the row has sent requests.
+        `answered`: whether the row has sent requests. The success of a row without requests says nothing
+        about the backend.
         """
         self._read_all = False  # `rows` may have more now
         probed = attempt is self._probe
@@ -196,7 +202,7 @@ class Breaker(Generic[T]):
         if self._failing_since is None:
             self._failing_since = now
         if self._open and not probed:
-            return  # one of the rows that were running when the circuit opened
+            return  # the row was running when the circuit opened
         pause = min(FIRST_PAUSE_S * 2 ** min(self._pauses, 10), LONGEST_PAUSE_S)
         self._open = True
         self._pauses += 1

@@ -3,11 +3,11 @@
     {"ramify_results": 1, "header": "5f3a09c1", "program": {"name": "classify"}, "model": …, "code": …}
     {"index": 1, "header": "5f3a09c1", "digest": "283e8c37d51b22f0", "key": "8", "outputs": …}
 
-A row is identified by its key, or without keys by its content; equal rows are numbered (`copy`). If a row
-has several lines the last one counts, and the others are removed when the file is closed. A program that
-has changed writes a header of its own before its first line.
+A row is identified by its key, or if the batch has no key column, by its content; equal rows are numbered
+(`copy`). If a row has several lines, the last one counts, and the others are removed when the file is closed.
+A run whose program or options differ from the file's headers writes a new header before its first line.
 
-A line is written with one system call when its row has ended, so a killed process leaves complete lines and
+A line is written with one system call when its row has ended. So a killed process leaves complete lines and
 at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
 seconds and at the end, so a crash of the machine may lose the rows of the last second, which then run again.
 A lock keeps two processes from writing one file at a time.
@@ -41,12 +41,12 @@ HEADER = b'{"ramify_results":'
 LINE = b'{"index":'
 AGAIN = "Then run the same again: the rows that are in it are not run again."
 RERUN = ("changed", "failed", "missing")
-"""Words of `rerun`. changed: rows whose results are of another program, or of other options. failed:
-rows that failed. missing: rows without a result, while results of another program are kept."""
+"""The words that `rerun` may contain. changed: rows with results of another program or other options run
+again. failed: rows that failed run again. missing: results of another program or other options are kept."""
 
 
 class _Line(msgspec.Struct):
-    """The fields of a line that the next run reads."""
+    """The fields of a result line that the next run needs."""
 
     index: int
     header: str
@@ -57,21 +57,24 @@ class _Line(msgspec.Struct):
 
 
 class Origin(NamedTuple):
-    """A store of results, in the words of its refusals."""
+    """A store of results, described in the words that its error messages use."""
 
     path: object
     kind: str
-    """file or folder."""
+    """Either "file" or "folder"."""
     field: str
-    """The option that names the store."""
+    """Name of the option that gives the store's path."""
     content: str
-    """The part of a row that identifies it where no key does."""
+    """The part of a row that identifies the row if the batch has no key column, such as "their content"."""
     changed: str = 'rerun="changed"'
-    """The spelling of that option."""
+    """Spelling of the option that runs such rows again."""
 
     def difference(self, header: Record, record: Record, place: object) -> str | None:
-        """First difference between a header, read at `place`, and `record`. Raises `InvalidRequest` for a
-        header of another version or with another key."""
+        """The first difference between `header` and `record`; None if there is none.
+
+        `place` says where the header was read. Raises `InvalidRequest` for a header of another version or
+        with another key.
+        """
         if header.get("ramify_results") != VERSION or not isinstance(header.get("header"), str):
             raise InvalidRequest(
                 f"{place} is a header of another version of Ramify.",
@@ -89,7 +92,7 @@ class Origin(NamedTuple):
         return difference(header, record)
 
     def refusal(self, found: str | None) -> InvalidRequest:
-        """Error of results that differ by `found`."""
+        """Error for a store whose results are of another batch; `found` is the difference."""
         return InvalidRequest(
             f"{self.path} has results of another batch: {found}.",
             field=self.field,
@@ -99,14 +102,14 @@ class Origin(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Identity of a row: a number, and the fields of its line that give it."""
+    """Identity of a row: a number, and the fields of the row's line from which the number is computed."""
 
     identity: int
     fields: dict[str, Any]
 
 
 def read_rerun(text: str | None) -> frozenset[str]:
-    """Words of `rerun`, read from text that separates them by commas."""
+    """Parse `rerun`: words of `RERUN`, separated by commas. Raises `InvalidRequest` for any other word."""
     words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
     for word in sorted(words - set(RERUN)):
         raise InvalidRequest(
@@ -116,7 +119,7 @@ def read_rerun(text: str | None) -> frozenset[str]:
 
 
 def keyed(record: Record, key: str | None) -> Record:
-    """`record` with the name of the key column."""
+    """`record` extended by the name of the key column."""
     return {**record, "key": {} if key is None else {"name": key}}
 
 
@@ -125,12 +128,12 @@ class ResultsFile:
 
     Args:
         record: The program and options of this run (`ramify.lang.batch.fingerprint`).
-        key: The name of the key column; None where rows are identified by content.
-        rerun: Words of `RERUN`, for rows that run again.
+        key: The name of the key column; None if rows are identified by content.
+        rerun: Words of `RERUN`, which say what rows run again.
 
-    Rows take 16 bytes of memory each. Raises `InvalidRequest` where another process writes the file, where a
-    line is not a result, and where the program has changed and `rerun` does not say what is to happen. Raises
-    `RamifyError` where the file cannot be written, such as on a full disk.
+    Rows take 16 bytes of memory each. Raises `InvalidRequest` if another process writes the file, if a line
+    is not a result, and if the program has changed and `rerun` does not say what is to happen. Raises
+    `RamifyError` if the file cannot be written, such as on a full disk.
     """
 
     def __init__(
@@ -151,16 +154,16 @@ class ResultsFile:
         self._difference: str | None = None
         """First difference between the newest header of another program and this run."""
         self._ids: dict[str, bool] = {}
-        """Header id in the file → whether that header equals this run's record."""
+        """Id of a header in the file → whether that header equals this run's record."""
         self._header: str | None = None
-        """The id of the header of new lines; None while it has not been written."""
+        """Id of the header that new lines refer to; None while that header has not been written."""
         self._changed = False
         self._length = self._lines = 0
         self.is_stream = is_stream(path)
         if self.is_stream and rerun and not read_only:
             raise InvalidRequest(f"{path} is no file that has results.", field="rerun", remedy="Name a file.")
         self._broken = False
-        """Set when a line could not be written; nothing is written after that."""
+        """True after a line could not be written; from then on nothing is written."""
         self._file: Any = None
         if not read_only:
             try:
@@ -188,11 +191,13 @@ class ResultsFile:
     # --- rows ---
 
     def see(self, index: int, values: Any, key: Any = None) -> tuple[Identity, int]:
-        """Identity of row `index` of the input, and the status of its result; 0 if it has to run.
+        """Return the identity of row `index` of the input and the status of its result, 0 if it has to run.
 
-        A row without a `key` is identified by its content. So is a malformed row whose key another row has.
+        A row without a `key` is identified by its content. A malformed row is also identified by its content
+        if another row has the same key.
 
-        Raises `InvalidRequest` where an earlier row has the same key.
+        Raises `InvalidRequest` if an earlier row has the same key, and if the result is of another program
+        and `rerun` does not say what is to happen.
         """
         from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
 
@@ -227,7 +232,7 @@ class ResultsFile:
         return found, 0 if again else status
 
     def append(self, index: int, row: Identity, line: Mapping[str, Any]) -> None:
-        """Add the line of a finished row, whose fields are JSON."""
+        """Append the line of a finished row. The values in `line` are JSON."""
         if self._header is None:
             self._header = self._new_id()
             header = {"ramify_results": VERSION, "header": self._header, **self._record}
@@ -239,11 +244,14 @@ class ResultsFile:
 
     @property
     def others(self) -> int:
-        """Number of results whose rows are not in the input; valid when the input was read to its end."""
+        """Number of results whose rows are not in the input.
+
+        Valid only after the input was read to its end.
+        """
         return self._done.count(seen=False)
 
     def close(self) -> None:
-        """Remove replaced lines, and flush the file. May be called twice."""
+        """Remove the lines that later lines replace, flush the file, and close it. May be called twice."""
         if self._file is None or self._file.closed:
             return
         try:
@@ -266,13 +274,13 @@ class ResultsFile:
             self._length += len(data) + 1
             if not self.is_stream and time.monotonic() - self._synced > SYNC_S:
                 self._sync()
-        except BrokenPipeError:  # the reader has enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as error:
             self._broken = True
             if not self.is_stream:
                 with contextlib.suppress(OSError):
-                    self._file.truncate(self._length)  # without the part of the line
+                    self._file.truncate(self._length)  # drop the incomplete line
             raise unwritten(self.path, error, "" if self.is_stream else AGAIN) from error
 
     def _sync(self) -> None:
@@ -334,8 +342,10 @@ class ResultsFile:
     # --- reading ---
 
     def _scan(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
-        """Identity and word (digest bits and status) of each line. Reads the headers, and counts the
-        bytes of whole lines, on the way."""
+        """Yield the identity and the word (digest bits and status) of each result line.
+
+        Also reads the headers, and counts the bytes of complete lines.
+        """
         from ramify.lang.batch.finished import FAILED, OK, OUTDATED, STATUS, TRANSIENT
 
         for number, text in enumerate(file, 1):
@@ -390,7 +400,7 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def _parse(text: bytes) -> _Line | None:
-    """The fields of a line; None where it is torn or not a result."""
+    """The fields of a line; None if the line is torn or not a result."""
     if not text.endswith(b"\n") or not text.startswith(LINE):
         return None
     try:
@@ -419,5 +429,5 @@ def _is_torn(text: bytes) -> bool:
 
 
 def _copy(digest: int, copy: int) -> int:
-    """Identity of a row that is equal to `copy` rows before it."""
+    """Identity of a row without a key. `copy` is the number of equal rows before it."""
     return hashed(f"{digest} {copy}".encode()) if copy else digest

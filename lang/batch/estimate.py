@@ -1,8 +1,9 @@
 """An estimate of a batch's tokens and time from a sample of its rows: `run_batch(dry_run=True)`.
 
-All rows are read, in the order in which they would run. `SAMPLE` of them, drawn at random, run, and their
-results are not written. The first runs alone, as it computes the prefix that all rows share; the others run
-together. From these, with sizes in characters:
+All rows are read, in the order in which they would run. `SAMPLE` rows, drawn at random, are run, and their
+results are not written. The first row of the sample runs alone, as it computes the prefix that all rows
+share; the other rows of the sample run together. The estimate is computed from the sample, with sizes in
+characters:
 
     prompt tokens of a row       a + b x the size of its arguments            (least squares)
     computed tokens of a row     c + tokens per character x the part not shared with the row before it
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 SAMPLE = 8
 """Number of rows that are run."""
 SHOWN_PROMPTS, PROMPT_CHARS = 3, 1200
-"""Number of rows whose first prompt is shown, and most characters of such a prompt."""
+"""Number of rows whose first prompt is shown, and the number of characters to which such a prompt is cut."""
 
 
 @dataclass(frozen=True)
 class BatchEstimate:
-    """Expected tokens and time of the rows that are left."""
+    """Expected tokens and time of the rows that have no result yet."""
 
     rows: int
     """Number of rows to run."""
     skipped: int
-    """Number of rows that have results."""
+    """Number of rows that already have results."""
     sampled: int
     """Number of rows that were run for the estimate. Their results are not written."""
     failed: int
@@ -51,10 +52,10 @@ class BatchEstimate:
     usage: Usage
     """Expected tokens of all rows: prompt, cached and completion tokens."""
     duration_s: float
-    """Expected time at the sample's concurrency; an upper bound if more rows run at a time."""
+    """Expected time in seconds if as many rows run at a time as in the sample; an upper bound if more do."""
     concurrency: int
     prompts: list[tuple[int, str]] = field(repr=False)
-    """Row number and first prompt of a few rows of the sample."""
+    """(row number, first prompt) of the first `SHOWN_PROMPTS` rows of the sample."""
     first_error: str | None = None
 
     def __str__(self) -> str:
@@ -79,7 +80,10 @@ class BatchEstimate:
 def estimate_in_threads(
     one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan, record: Record
 ) -> BatchEstimate:
-    """Run a sample with ``one(register, values)``. Raises the first error where no row gets an answer."""
+    """Run a sample with ``one(register, values)``.
+
+    Raises the first error if no row of the sample is answered.
+    """
 
     def work(register: runs.Register, row: Row) -> ProgramState:
         return one(register, row.values)
@@ -99,7 +103,7 @@ async def estimate_in_tasks(
     plan: Plan,
     record: Record,
 ) -> BatchEstimate:
-    """`estimate_in_threads` in this event loop."""
+    """`estimate_in_threads` as a coroutine: the rows run as tasks of this event loop."""
 
     async def work(register: runs.Register, row: Row) -> ProgramState:
         return await one(register, row.values)
@@ -122,8 +126,8 @@ class _Survey:
         self._summary = reader.summary
         self._columns = reader.window.order
         self.count = self._size = self._own = self._first_own = 0
-        """`count` rows have `_size` characters, of which `_own` are not shared with the row before;
-        `_first_own` are the first row's."""
+        """`count`: number of rows. `_size`: their characters. `_own`: the characters outside the prefix that
+        a row shares with the row before it. `_first_own`: the same of the first row."""
         draw, sample = random.Random(0), list[tuple[int, Row]]()
         before = ""
         for row in reader.window:
@@ -142,7 +146,7 @@ class _Survey:
         self._took: list[float] = []
 
     def _text(self, row: Row) -> str:
-        """The row's arguments, in the order of the program's parameters."""
+        """The row's arguments as one text, in the order of `_columns`."""
         values = row.values
         if isinstance(values, Mapping):
             return "\0".join(text_of(values.get(name, "")) for name in self._columns)
@@ -220,14 +224,14 @@ def _line(xs: list[int], ys: list[int]) -> tuple[float, float]:
 
 
 def _density(states: Iterable[ProgramState]) -> float:
-    """Tokens per character of the first prompts."""
+    """Tokens per character in the first prompts of `states`; 0 if there are no prompts."""
     first = [call for state in states if (call := _first_request(state)) is not None]
     characters = sum(len(call.prompt) for call in first)
     return sum(call.tokens_of_prompt for call in first) / characters if characters else 0.0
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of the common prefix."""
+    """Length of the common prefix of two texts."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 

@@ -1,4 +1,4 @@
-"""A readable record of a batch's program, options, backend and model, and the difference of two records.
+"""A readable record of a batch's program, options, backend and model, and the difference between two records.
 
     LABELS = ("yes", "no")                  values  LABELS: ('yes', 'no')
     class Order(BaseModel): …               code    Order: the class's source
@@ -52,13 +52,13 @@ READABLE: tuple[type, ...] = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
-"""Types with a repr that is complete and the same in every process."""
+"""Types whose repr is complete and the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options without effect on outputs."""
 DEEPEST = 5
-"""Levels of nested containers and objects that are followed."""
+"""Number of levels of nested containers and objects that are followed."""
 LONGEST_VALUE = 4000
-"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
+"""Most characters of a value's text. A longer text is cut, and ends in a checksum of the whole text."""
 SHOWN = 60
 """Most characters of a line or value in a message."""
 
@@ -66,7 +66,7 @@ Record = dict[str, Any]
 
 
 class Recorded(Protocol):
-    """A program, by the attributes that its record is made of."""
+    """The attributes of a program from which its record is made."""
 
     body: Callable[..., Any]
     bound: dict[str, Any]
@@ -82,15 +82,17 @@ def record_of(
     info: ModelInfo,
     loras: Mapping[str, str],
 ) -> Record:
-    """Record of a program: a mapping for each part in `SAID`, and one of source code. `loras` maps LoRA
-    adapters to their revisions."""
+    """Record of a program: a mapping for each part in `SAID`, and one mapping of source code.
+
+    `loras` maps LoRA adapters to their revisions.
+    """
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
     for name, value in program.bound.items():
         if name in program.arg_names:
             reader.value(f"{body.__qualname__}.{name}", value)
-    if program.traced is not None:  # compiled: values that were given then are in the graph
+    if program.traced is not None:  # compiled: the graph contains the values given then
         reader.values["graph"] = _recorded(msgspec.json.encode(program.traced.graph).decode())
     given = _Reader(body.__module__)
     for name, value in arguments.items():
@@ -122,8 +124,8 @@ def _backend(backend: object) -> Record:
     url = getattr(backend, "base_url", None)
     if isinstance(url, str):
         found["url"] = _without_credentials(url)
-    inner = getattr(backend, "backend", None)  # of a recording
-    parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # of a router
+    inner = getattr(backend, "backend", None)  # a recording wraps another backend
+    parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # a router has several
     return found | {name: repr(_backend(part)) for name, part in parts.items()}
 
 
@@ -135,13 +137,13 @@ def _without_credentials(url: str) -> str:
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:
-    """Whether Ramify made the function: it is a program, or the body that runs a graph."""
+    """Whether `function` was made by Ramify: a program, or a body that runs a graph."""
     module = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
     return str(module).startswith("ramify.")
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function inside one that Ramify made."""
+    """The user's function that `function`, made by Ramify, wraps; any other function itself."""
     while _is_ours(function) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -179,7 +181,7 @@ class _Reader:
         if id(function) in self._recorded:
             return
         self._recorded.add(id(function))
-        while name in self.code:  # a decorator's function has the name of the one that it wraps
+        while name in self.code:  # a wrapper may have the name of the function it wraps
             name += ", wrapped"
         self.code[name] = masked(_source(function))
         for parameter, default in inspect.signature(function).parameters.items():
@@ -190,7 +192,7 @@ class _Reader:
         for free, cell in cells:
             try:
                 closure[free] = cell.cell_contents
-            except ValueError:  # not bound yet
+            except ValueError:  # a cell that is not bound yet
                 continue
         self._chains(_chains(function.__code__), {**function.__globals__, **closure}, function.__module__)
 
@@ -210,7 +212,7 @@ class _Reader:
         """Record the value of each chain of names, such as ``prompts.FEW_SHOT``."""
         for first, *rest in chains:
             if first not in scope:
-                continue  # builtin, or not known here
+                continue  # a builtin, or a name that is not in `scope`
             name, value = first, scope[first]
             place = module
             while isinstance(value, types.ModuleType) and rest:
@@ -222,13 +224,13 @@ class _Reader:
                 self.value(name if place == self._home else f"{place}.{name}", value)
 
     def value(self, name: str, value: Any, depth: int = 0) -> None:
-        """Record a value that the program reaches by `name`."""
+        """Record a value that the program reaches under `name`. `depth` is its level of nesting."""
         if _is_plain(value):
             self.values[name] = _recorded(_repr(value, name))
         elif depth <= DEEPEST and self._is_new(value):
             try:
                 self._object(name, value, depth)
-            except Exception:  # an object whose attributes raise, or are made up as they are asked for
+            except Exception:  # an object whose attributes raise, or exist under any name
                 self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _object(self, name: str, value: Any, depth: int) -> None:
@@ -262,7 +264,7 @@ class _Reader:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _reached(self, value: Any, name: str) -> None:
-        """Record a function or class: by its source if it is the user's, else by its name."""
+        """Record a function or class: its source if it is the user's, else its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
         if not is_users(module):
@@ -274,8 +276,10 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Names that `code` loads from outside, each with its directly following attributes:
-    ``prompts.FEW_SHOT``."""
+    """Global and closure names that `code` loads, each with the attributes that directly follow it.
+
+    Example: ``prompts.FEW_SHOT``.
+    """
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -319,7 +323,10 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """repr of `value`, the same in every process; a checksum of it if `name` looks like a secret's."""
+    """repr of `value`, the same in every process.
+
+    If `name` looks like that of a secret, a checksum of the repr.
+    """
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):
@@ -365,9 +372,9 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """First difference of two records as one line; None if they differ in comments and layout at most."""
+    """First difference between two records as one line; None if at most comments and layout differ."""
     for part, said in SAID.items():
-        if part == "values":  # behind options and arguments: the code's change says more than a value's
+        if part == "values":  # after options and arguments; code first, as its change says more
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
             if found is not None:
                 return found
@@ -375,7 +382,7 @@ def difference(old: Record, new: Record) -> str | None:
         for name in [*before, *(name for name in after if name not in before)]:
             was, now = before.get(name), after.get(name)
             if part == "loras" and None in (was, now):
-                continue  # loaded or unloaded since: the program that names it would fail without it
+                continue  # loaded or unloaded since; a program that needs it would fail
             if was != now:
                 return f"{said.format(name=name)} was {_shown(was, now)}, is {_shown(now, was)}"
     return None
@@ -393,7 +400,7 @@ def _code_difference(old: Mapping[str, str], new: Mapping[str, str], body: str) 
 
 
 def _normal(source: str) -> str:
-    """`source` without comments and layout."""
+    """`source` without comments, blank lines and formatting."""
     try:
         return ast.dump(ast.parse(source))
     except SyntaxError:
@@ -405,14 +412,14 @@ def _line_difference(old: str, new: str) -> str:
         if was is None or now is None or was[1] != now[1]:
             number = (was or now or (0,))[0]
             before, after = (None if line is None else line[2] for line in (was, now))
-            if was and now and before == after:  # they differ in the later lines of a long string
+            if was and now and before == after:  # the difference is in later lines of a long string
                 before, after = was[1], now[1]
             return f"line {number} was {_shown(before, after)}, is {_shown(after, before)}"
-    return "its layout"  # where the source does not parse
+    return "its layout"  # only where the source does not parse
 
 
 def _lines(source: str) -> list[tuple[int, str, str]]:
-    """(line number, tokens, text) of each line with code."""
+    """(line number, tokens, text) of each line that contains code."""
     texts = source.splitlines()
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     found: dict[int, list[str]] = {}

@@ -1,10 +1,11 @@
-"""The rows that have results and the rows of the input that were seen, in 16 bytes a row.
+"""The rows that have results, and the rows of the input that were read so far, in 16 bytes a row.
 
     ids     array of uint64, sorted     the row's identity
     words   array of uint32             28 bits of the row's digest, and its status; 0: no result
     places  array of uint32             the row's place in the input, from 1; 0: not seen
 
-Rows that are new to the arrays are collected in a dictionary, and merged into them from time to time.
+Rows that are not in the arrays are collected in a dictionary, which is merged into the arrays from time to
+time.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 OK, FAILED, TRANSIENT = 1, 2, 3
-"""Statuses of a result."""
+"""Statuses of a result: the row succeeded, failed, or failed transiently."""
 OUTDATED = 4
-"""Bit of a status: the result is of another program, or of other options."""
+"""Bit of a status: the result comes from another program, or from other options."""
 STATUS = 0xF
 LEAST_NEW = 128
-"""New rows after which they are merged; at least 1/64 of all rows."""
+"""Least number of new rows that are merged into the arrays. In larger arrays it is 1/64 of their rows."""
 
 
 class FinishedRows:
     def __init__(self, results: Iterable[tuple[int, int]]) -> None:
-        """`results` gives identity and word of each result; the last of equal identities counts."""
+        """`results`: (identity, word) of each result. Of equal identities the last counts."""
         ids, words = array("Q"), array("I")
         for identity, word in results:
             ids.append(identity)
@@ -49,12 +50,12 @@ class FinishedRows:
         return int(np.count_nonzero(self._words))
 
     def word(self, identity: int) -> int:
-        """The word of a row; 0 without a result."""
+        """The word of a row; 0 if the row has no result."""
         at = self._find(identity)
         return 0 if at is None else int(self._words[at])
 
     def place(self, identity: int) -> int:
-        """The place of a row that was set last; 0 without one."""
+        """The place that was last set for a row; 0 if none was."""
         at = self._find(identity)
         return self._new.get(identity, 0) if at is None else int(self._places[at])
 
@@ -68,7 +69,7 @@ class FinishedRows:
             self._merge()
 
     def count(self, *, seen: bool) -> int:
-        """Number of rows with results that were seen in the input, or with `seen` False were not."""
+        """Number of rows with results that were seen in the input, or if `seen` is False, that were not."""
         return int(np.count_nonzero((self._words != 0) & ((self._places != 0) == seen)))
 
     def _find(self, identity: int) -> int | None:
@@ -88,7 +89,7 @@ class FinishedRows:
 
 
 def last_of_each(ids: array[int]) -> npt.NDArray[np.bool_]:
-    """A mask that marks the last occurrence of each identity."""
+    """A mask of the last occurrence of each identity in `ids`."""
     found = _array(ids, np.uint64)
     order = np.argsort(found, kind="stable")
     last = np.zeros(len(found), bool)

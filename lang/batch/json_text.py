@@ -18,7 +18,8 @@ import msgspec
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Text → its non-finite number."""
 MOST_VALUES = 1 << 16
-"""Most values that the digest of a row without a JSON text is made of; a row may contain itself."""
+"""Most values that go into the digest of a row without a JSON text. The bound is needed as a row may contain
+itself."""
 
 
 class NotJson(ValueError):
@@ -26,7 +27,10 @@ class NotJson(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """`value` as JSON text. Types that msgspec, numpy and pydantic do not have are written as their str()."""
+    """`value` as JSON text.
+
+    A value whose type is not known to msgspec, numpy or pydantic is written as its str().
+    """
     try:
         return _encoded(value, _plain, None)
     except Exception as error:  # the str() of a user's type may raise anything
@@ -34,11 +38,14 @@ def encode(value: Any) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """Bytes that are equal for equal rows in every process; also of rows that have no JSON text."""
+    """Bytes that are equal for equal rows, in every process.
+
+    Rows without a JSON text have such bytes, too.
+    """
     try:
         return _encoded(value, _stable, "deterministic")
     except Exception:
-        return b"\0" + b" ".join(_parts(value))  # no JSON begins with it
+        return b"\0" + b" ".join(_parts(value))  # no JSON text begins with a zero byte
 
 
 def valid(text: str) -> str:
@@ -48,14 +55,14 @@ def valid(text: str) -> str:
 
 def _encoded(value: Any, hook: Callable[[Any], Any], order: Literal["deterministic"] | None) -> bytes:
     data = msgspec.json.encode(value, enc_hook=hook, order=order)
-    if b"null" not in data:  # msgspec writes NaN so
+    if b"null" not in data:  # msgspec writes NaN and infinities as null
         return data
     plain = _finite(msgspec.to_builtins(value, enc_hook=hook, str_keys=True, order=order))
     return msgspec.json.encode(plain, order=order)
 
 
 def _finite(value: Any) -> Any:
-    """Builtins with NaN and infinities replaced by texts."""
+    """`value`, made of builtin types, with NaN and infinities replaced by texts."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -71,19 +78,20 @@ def _plain(value: Any) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """Value for a digest, the same in every process; str() may contain a memory address."""
+    """Substitute for `value` in a digest, the same in every process. str() may contain a memory address."""
     known = _known(value)
     return type(value).__qualname__ if known is value else known
 
 
 def _known(value: Any) -> Any:
-    """Plain value of a mapping, a str subclass, or a type of pydantic or numpy; any other value itself."""
+    """`value` as builtin types, if it is a mapping, a str subclass, or of a pydantic or numpy type; else
+    `value`."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str):
         return str.__str__(value)
     for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
-        convert = getattr(type(value), name, None)  # not of the value: a mock has whatever it is asked for
+        convert = getattr(type(value), name, None)  # not that of the value: a mock has any attribute
         if callable(convert):
             return convert(value, **options)
     return value
@@ -98,7 +106,7 @@ def _reason(error: Exception) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Bytes of all values inside `value`, without recursion."""
+    """Yield the bytes of all values nested in `value`, without recursion."""
     stack = [value]
     for _ in range(MOST_VALUES):
         if not stack:
@@ -120,5 +128,5 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield b"<%d" % len(one) + b" ".join(sorted(map(canonical, one)))
         else:
             yield type(one).__qualname__.encode()
-            with contextlib.suppress(Exception):  # of a user's type
+            with contextlib.suppress(Exception):  # raised by a user's type
                 stack.append(_stable(one))

@@ -1,7 +1,7 @@
-"""Keys of a batch's rows: read, checked, and each claimed by one row of the input.
+"""Keys of a batch's rows. They are read and checked, and no two rows of the input may have the same key.
 
-A malformed row of a file is an `Unreadable`. It keeps its key if that can be read, so that the mended row
-replaces its result.
+A malformed row of a file is an `Unreadable`. If its key can be read, the key is kept, so that the result of
+the corrected row replaces the result of the malformed one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Numbered(NamedTuple):
 
 
 class Unreadable(str):
-    """Stands for a row of a file that cannot be read; the text gives the line and the reason."""
+    """A row of a file that cannot be read. The text gives the line and the reason."""
 
     key: Any = None
     """The row's key; None if it cannot be read."""
@@ -40,16 +40,17 @@ class Unreadable(str):
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Each row with its number in the input, from 0."""
+    """Yield (number in the input, row); the first row is number 0."""
     for position, values in enumerate(rows):
         yield (values.number, values.values) if isinstance(values, Numbered) else (position, values)
 
 
 def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> tuple[Any, Any]:
-    """A row's key, from the column `name`, and the program's arguments.
+    """The key of a row, from the column `name`, and the program's arguments.
 
-    The key column is removed unless it is one of the program's parameters, `columns`. A row without a key
-    becomes `Unreadable`.
+    The key is None if `name` is None, or if the row has no valid key. The key column is removed from the
+    arguments unless it is one of `columns`, the program's parameters. The arguments of a row without a valid
+    key are replaced by an `Unreadable`.
     """
     if name is None:
         return None, values
@@ -67,7 +68,7 @@ def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> 
 
 
 def _written(key: Any) -> str | None:
-    """Reason why a key cannot be written; None if it can."""
+    """Reason why `key` cannot be written as JSON; None if it can."""
     try:
         encode(key)
     except NotJson as problem:
@@ -76,8 +77,10 @@ def _written(key: Any) -> str | None:
 
 
 def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> int | None:
-    """Identity of row `index`, noted in `seen`; None for a malformed row whose key another row has. Raises
-    `InvalidRequest` if another row has the key of a well-formed row.
+    """Identity of row `index`, which is noted in `seen`.
+
+    If an earlier row has the same key: None for a malformed row; raises `InvalidRequest` for a well-formed
+    one.
     """
     identity = key_identity(key)
     if before := seen.place(identity):
@@ -93,7 +96,10 @@ def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> i
 
 
 def check_keys(rows: Iterable[Any], name: str) -> None:
-    """Raise `InvalidRequest` if two rows have the same key, or no row has a key. Takes 16 bytes a row."""
+    """Raise `InvalidRequest` if two rows have the same key, or if no row has a key.
+
+    Takes 16 bytes of memory a row.
+    """
     from ramify.lang.batch.finished import FinishedRows
 
     seen, first, is_column = FinishedRows(()), None, False
@@ -115,10 +121,10 @@ def check_keys(rows: Iterable[Any], name: str) -> None:
 
 
 def key_identity(key: Any) -> int:
-    """64-bit identity of a key, the same for the key in the input and in its result line."""
+    """64-bit identity of a key, the same whether the key comes from the input or from a result line."""
     return hashed(canonical(msgspec.json.decode(encode(key))), b"key")
 
 
 def hashed(data: bytes, kind: bytes = b"") -> int:
-    """64-bit hash. It tells apart rows that differ by accident, not forged ones."""
+    """64-bit hash. Collisions are unlikely by accident, but can be forged."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=kind).digest(), "big")

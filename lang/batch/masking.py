@@ -1,6 +1,6 @@
 """Masks credentials in the texts of a batch's record by checksums.
 
-api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name says so (`SECRET`)
+api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name matches `SECRET`
 "Bearer abcd", "sk-abcdefgh"                        a text that begins like a key
 "postgres://me:abc@host", "http://host/?key=abc"    a part of an address
 "wJalrXUtnFEMI7MDENG9"                              20 or more letters and digits without a space
@@ -12,7 +12,7 @@ import hashlib
 import re
 
 SECRET = re.compile(r"key(?!word)|token(?!iz)|secret|passw|credential|authoriz|cookie", re.IGNORECASE)
-"""Parts of names whose values are masked."""
+"""Parts of names. Values with a name that contains one of them are masked."""
 
 _NAMED = re.compile(
     rf"""(?P<before>(?:{SECRET.pattern})[\w-]{{0,40}}["'\])]{{0,3}}"""
@@ -20,8 +20,8 @@ _NAMED = re.compile(
     r"""(?P<quote>\"{3}|'{3}|["'])(?P<text>(?:(?!(?P=quote))[^\\\n]|\\.)+)""",
     re.IGNORECASE,
 )
-"""A name and its literal value, as in source code, JSON and repr(). Repetitions are bounded, which keeps
-the time linear in the length of the text."""
+"""A name and its literal value, as in source code, JSON and repr(). Repetitions are bounded, so that matching
+takes time linear in the length of the text."""
 
 _KEY = re.compile(
     r"""(?<=\bBearer\ )[^\s"'\\{]{4,}
@@ -37,7 +37,7 @@ _IN_QUERY = re.compile(
 
 
 def hidden(text: str) -> str:
-    """Checksum of `text` as an identifier, so that source code around it still parses."""
+    """Checksum of `text`, written as an identifier: source code in which it replaces `text` still parses."""
     return f"hidden_{hashlib.blake2b(text.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 

@@ -27,14 +27,15 @@ _NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def descriptor(path: Place) -> int | None:
-    """Descriptor of this process that `path` names; None for a file, a pipe or a device."""
+    """The file descriptor of this process that `path` names, as "-" and /dev/fd/63 do; None for other
+    paths."""
     text = os.fspath(path)
     numbered = _NUMBERED.fullmatch(text)
     return int(numbered[1]) if numbered else _NAMED.get(text)
 
 
 def is_stream(path: Place) -> bool:
-    """Whether `path` is write-only, so that no later run can continue it."""
+    """Whether `path` is a stream, which is write-only, so that no later run can continue it."""
     if descriptor(path) is not None:
         return True
     try:
@@ -45,8 +46,10 @@ def is_stream(path: Place) -> bool:
 
 
 def open_stream(path: Place) -> Any:
-    """The stream at `path`, opened for unbuffered writing. Opening a pipe waits for its reader, which is
-    logged."""
+    """The stream at `path`, opened for unbuffered writing.
+
+    Opening a pipe waits for a reader; the wait is logged.
+    """
     number = descriptor(path)
     if number is not None:
         return open(os.dup(number), "wb", buffering=0)
@@ -94,7 +97,7 @@ def check_file(path: Place, field: str) -> None:
 
 
 def check_out(path: Place) -> None:
-    """Raise `InvalidRequest` where results cannot be written to `path`: `check_file`, and the suffix."""
+    """Raise `InvalidRequest` if `check_file` refuses `path`, or if `path` has an unsuitable suffix."""
     check_file(path, "out")
     suffix = Path(path).suffix
     if suffix == ".parquet" and is_stream(path):
@@ -112,7 +115,7 @@ def check_out(path: Place) -> None:
 
 
 def unwritten(path: Place, error: OSError, remedy: str) -> RamifyError:
-    """Error for a file that could not be written."""
+    """Error for a file that could not be written because of `error`."""
     return RamifyError(
         f"{path} cannot be written: {error.strerror or error}.",
         field="out",

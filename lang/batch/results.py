@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from ramify.lang.state.state import ProgramState
 
 LOOK_AHEAD = 16
-"""Default size of the window, as a multiple of the concurrency."""
+"""Default size of the window of rows, as a multiple of the concurrency."""
 TRACE_ROWS = 16
 """Default number of rows in a trace report."""
 TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
-"""Most frames, innermost ones of the user's code, and most characters of a traceback in a line."""
+"""Bounds of a traceback in a result line: number of frames, of which the innermost are kept, and
+characters."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,23 @@ class Plan:
     """The arguments of a batch that writes a results file."""
 
     out: str | os.PathLike[str]
-    """The results file; a table of the results that ends in ``.parquet``, beside a ``.jsonl``; or a stream
-    (`ramify.lang.batch.output`), such as "-", standard output."""
+    """Path of the results file. With the suffix ``.parquet`` it is a table of the results, written beside the
+    results file ``.jsonl``. It may also be a stream (`ramify.lang.batch.output`), such as "-" for standard
+    output."""
     program: str
     columns: list[str]
-    """Names of the program's parameters."""
+    """The names of the program's parameters."""
     concurrency: int
     key: str | None = None
     look_ahead: int | None = None
-    """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
+    """Size of the window in rows; None for `LOOK_AHEAD` times the concurrency."""
     rerun: str | None = None
     """Words of `ramify.lang.batch.checkpoint.RERUN`, separated by commas."""
     trace: str | os.PathLike[str] | None = None
-    """Path of an HTML report of the first `trace_rows` rows that end."""
+    """Path of an HTML report of the `trace_rows` rows that end first; None for no report."""
     trace_rows: int = TRACE_ROWS
     dry_run: bool = False
-    """Estimate what the batch would take, and write nothing."""
+    """Estimate the tokens and the time of the batch, and write nothing."""
     progress: bool = False
     give_up_after: float | None = None
 
@@ -85,12 +87,14 @@ class Plan:
 
 
 class RowReader:
-    """Reads the input: rows that have to run pass in the order of the window, the others are counted.
-    `read_only` leaves the results file unchanged.
+    """Reads the input.
+
+    Rows that have to run are passed on through `window`; rows that need not run are counted. With `read_only`
+    the results file is left unchanged.
     """
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
-        if plan.key is not None and isinstance(rows, list | tuple):  # others may be readable only once
+        if plan.key is not None and isinstance(rows, list | tuple):  # any other may be readable only once
             check_keys(rows, plan.key)
         self._plan = plan
         self._rows = rows
@@ -118,7 +122,8 @@ class RowReader:
 def run_in_threads(
     one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan, record: Record
 ) -> BatchSummary:
-    """Run ``one(register, values)`` for each row that is not in the results file, and write its line."""
+    """Run ``one(register, values)`` for each row that has to run, and write the row's line to the results
+    file."""
 
     def work(register: runs.Register, row: Row) -> ProgramState:
         return one(register, row.values)
@@ -138,7 +143,7 @@ async def run_in_tasks(
     plan: Plan,
     record: Record,
 ) -> BatchSummary:
-    """`run_in_threads` in this event loop, which is blocked while a line is written."""
+    """`run_in_threads` as a coroutine. The event loop is blocked while a line is written."""
 
     async def work(register: runs.Register, row: Row) -> ProgramState:
         return await one(register, row.values)
@@ -153,7 +158,8 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """One run of a batch with a results file: its window of rows, its breaker and its summary."""
+    """The state of one run of a batch with a results file: the window of rows, the breaker and the
+    summary."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._plan = plan
@@ -164,7 +170,7 @@ class _Writer:
         self.breaker = Breaker(self.window, plan.give_up_after)
         self.summary = self.reader.summary
         self._traces: list[tuple[float, Call]] = []
-        """Start time and call of each run, for the report."""
+        """(start time, call) of each row in the HTML report."""
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._file.close)
         self._bar = self._stack.enter_context(runs.progress(rows, plan.progress))
@@ -189,7 +195,10 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """Progress of a batch that broke off, for an error's note. `again`: the same call continues it."""
+        """Sentence about the progress of a batch that broke off, for a note on the error.
+
+        `again`: the same call continues the batch.
+        """
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
@@ -241,7 +250,7 @@ class _Writer:
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
     """A row's error, and the fields of its line: variables, return value, error and usage.
 
-    A value without a JSON text is an error of the row; its other values are kept.
+    If a value has no JSON text, the row gets an error; the other values of the row are kept.
     """
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():
@@ -254,7 +263,7 @@ def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
 
 
 def _add(fields: dict[str, Any], name: str, value: Any, said: str) -> ProgramError | None:
-    """Add `value` to `fields` as JSON, or return the error."""
+    """Add `value` to `fields` as JSON; returns None, or the error if `value` has no JSON text."""
     try:
         fields[valid(name)] = msgspec.Raw(encode(value))
     except NotJson as problem:
@@ -278,8 +287,8 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
-    """Last line of the user's code in a traceback, and the frames from the user's first one on, without
-    Ramify's."""
+    """The file and line of the innermost frame of the user's code in a traceback, and the traceback's frames
+    from the user's outermost frame on, without those of Ramify."""
     line, found = None, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

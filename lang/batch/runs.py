@@ -1,4 +1,7 @@
-"""Bounded concurrency for the rows of a batch, in threads or tasks; results in order or as they come."""
+"""Bounded concurrency for the rows of a batch, in threads or tasks.
+
+Results come in input order or as rows end.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,21 @@ R = TypeVar("R")
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""With results in order, at most `AHEAD` times the concurrency of rows have begun and not been yielded."""
+"""With results in order, the number of rows that have begun and were not yielded yet is at most `AHEAD` times
+the concurrency."""
 BACKLOG = 2
-"""Rows submitted for each thread, so that no thread is idle while a result is taken."""
+"""Number of rows submitted for each thread, so that no thread is idle while the caller takes a result."""
 
 
 class Register(Protocol):
-    """A context manager for the length of a run, in which the batch can cancel it."""
+    """Makes a context manager around a run; inside it, the batch can cancel the run."""
 
     def __call__(self, run: Run) -> contextlib.AbstractContextManager[None]: ...
 
 
 def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
-    """The number of rows that run at once, from `concurrency` or its SGLang name `num_threads`."""
+    """The number of rows that run at once: `concurrency`, or `num_threads`, which is SGLang's name for the
+    same."""
     if concurrency is not None and num_threads != "auto":
         raise InvalidRequest("num_threads and concurrency mean the same; give one.", field="concurrency")
     found = num_threads if concurrency is None else concurrency
@@ -58,7 +63,7 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Runs:
-    """The runs in progress, which are cancelled when the batch is abandoned."""
+    """The runs in progress. They are cancelled when the caller abandons the batch."""
 
     def __init__(self) -> None:
         self._running: set[Run] = set()
@@ -79,7 +84,7 @@ class _Runs:
                 self._running.discard(run)
 
     def heard_s(self) -> float:
-        """Time at which the backend last sent something for a run in progress."""
+        """Time at which the backend last sent something for one of the runs in progress."""
         with self._lock:
             return max((run.heard_s for run in self._running), default=0.0)
 
@@ -96,11 +101,12 @@ def finished_in_threads(
     concurrency: int,
     wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
 ) -> Generator[tuple[R, ProgramState], None, None]:
-    """Yield each row of `breaker` with ``one(register, row)``, as they end, from `concurrency` threads.
+    """Run ``one(register, row)`` for each row of `breaker` in `concurrency` threads; yield (row, result) as
+    rows end.
 
-    Ends early where the breaker gives up. The registered runs are cancelled when the iteration is abandoned,
-    also by Ctrl-C. `wakes` is given a function to call, in any thread, when `breaker` has rows that it did
-    not have before.
+    The iteration ends early if the breaker gives up. The registered runs are cancelled when the caller
+    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function. That function is to be
+    called, from any thread, when new rows have come into `breaker`.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runs, pending = _Runs(), 0
@@ -139,7 +145,7 @@ async def finished_in_tasks(
     concurrency: int,
     wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
 ) -> AsyncGenerator[tuple[R, ProgramState], None]:
-    """`finished_in_threads` in tasks of this event loop."""
+    """`finished_in_threads` with tasks of this event loop in place of threads."""
     ended: asyncio.Queue[asyncio.Task[tuple[Attempt[R], ProgramState]] | None] = asyncio.Queue()
     runs, pending = _Runs(), set[asyncio.Task[Any]]()
     loop = asyncio.get_running_loop()
@@ -194,7 +200,7 @@ def _stands(breaker: Breaker[R], attempt: Attempt[R], state: ProgramState | None
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments of a batch that returns states in the order of its rows."""
+    """Arguments of a batch that yields states in the order of its rows."""
 
     rows: Iterable[Any]
     concurrency: int
@@ -203,9 +209,9 @@ class Batch:
 
 
 class _InOrder:
-    """Numbers the rows for a breaker, and puts their states in order.
+    """The input of a breaker: an iterator of numbered rows. It also puts the rows' states in order.
 
-    While `AHEAD` times the concurrency of rows have begun and not been yielded, `next` raises
+    While the number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
     StopIteration.
     """
 
@@ -213,7 +219,7 @@ class _InOrder:
         self._source = enumerate(batch.rows)
         self._ahead = batch.concurrency * AHEAD
         self._begun: dict[int, Any] = {}
-        """Row number → row, of the rows in progress."""
+        """Row number → row, for the rows in progress."""
         self._ended: dict[int, ProgramState] = {}
         self._next = 0
         self.breaker = Breaker(self, batch.give_up_after)
@@ -222,7 +228,7 @@ class _InOrder:
         return self
 
     def __next__(self) -> tuple[int, Any]:
-        # Rows that failed transiently are told from a dead backend by the answers that others get.
+        # While rows wait after a failure, further rows may begin: their answers show that the backend lives.
         limit = self._ahead + self.breaker.waiting * ATTEMPTS
         if len(self._begun) + len(self._ended) >= limit:
             raise StopIteration
@@ -231,7 +237,10 @@ class _InOrder:
         return number, row
 
     def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
-        """Note that a row has ended; yields its state and those behind it that are next in order."""
+        """Note that row `number` has ended.
+
+        Yields all states that are now next in order, which may be none.
+        """
         del self._begun[number]
         self._ended[number] = state
         while self._next in self._ended:
@@ -239,7 +248,8 @@ class _InOrder:
             yield self._ended.pop(self._next - 1)
 
     def left(self) -> Iterator[tuple[ProgramState | None, Any]]:
-        """After giving up, for each row that was not yielded: its state, or None and the row."""
+        """After the breaker has given up, yield a pair for each row that was not yielded: (state, None) if
+        the row has ended, else (None, row)."""
         while self._begun or self._ended:
             yield self._ended.pop(self._next, None), self._begun.pop(self._next, None)
             self._next += 1
@@ -254,7 +264,7 @@ def run_in_threads(
 ) -> Iterator[ProgramState]:
     """Yield ``one(register, row)`` for each row, in order.
 
-    After giving up the other rows are not run: their states are ``refuse(error, row)``.
+    If the breaker gives up, the rows that have not ended get the state ``refuse(error, row)``.
     """
     order = _InOrder(batch)
     with progress(batch.rows, batch.progress) as bar:
@@ -274,7 +284,7 @@ async def run_in_tasks(
     refuse: Callable[[ProgramError, Any], Awaitable[ProgramState]],
     batch: Batch,
 ) -> AsyncIterator[ProgramState]:
-    """`run_in_threads` in this event loop."""
+    """`run_in_threads` with tasks of this event loop in place of threads."""
     order = _InOrder(batch)
     with progress(batch.rows, batch.progress) as bar:
         finished = finished_in_tasks(
@@ -293,21 +303,23 @@ async def run_in_tasks(
 
 
 class Progress:
-    """A progress bar, or nothing where none is shown."""
+    """A progress bar. It does nothing if no bar is shown."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
     def advance(self, **figures: Any) -> None:
-        """Count a row that has ended; `figures` are shown behind the bar."""
+        """Count a row that has ended; `figures` are shown after the bar."""
         if self._bar is not None:
             if figures:
                 self._bar.set_postfix(figures, refresh=False)
             self._bar.update()
 
     def skip(self) -> None:
-        """Count a row that need not run. It does not change the speed, from which the time left is
-        computed."""
+        """Count a row that need not run.
+
+        The row does not count towards the speed, from which the remaining time is computed.
+        """
         if self._bar is not None:
             for count in ("n", "initial", "last_print_n"):
                 setattr(self._bar, count, getattr(self._bar, count) + 1)
@@ -315,7 +327,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(rows: Iterable[Any], shown: bool) -> Iterator[Progress]:
-    """A `Progress` through `rows`, with a bar if `shown`."""
+    """A `Progress` for the rows in `rows`, with a bar if `shown`."""
     if not shown:
         yield Progress(None)
         return

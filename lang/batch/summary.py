@@ -16,20 +16,21 @@ class BatchSummary:
     """Number of rows that this run finished, including failed rows."""
     failed: int = 0
     skipped: int = 0
-    """Number of rows that an earlier run had finished."""
+    """Number of rows that were not run because an earlier run had finished them."""
     duration_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
     """Sum of the usage of all requests of this run."""
     failed_before: int = 0
-    """Number of skipped rows that had failed in an earlier run."""
+    """Number of skipped rows whose result is a failure."""
     others: int = 0
-    """Number of results in the file whose rows are not in the input; 0 if the batch was stopped."""
+    """Number of results in the file whose rows are not in the input. It is 0 if the batch was stopped, as the
+    input was then not read to its end."""
     first_error: str | None = None
     stopped: str | None = None
-    """Reason why the batch ended before its last row; None if all rows have a line."""
+    """Reason why the batch ended before its last row; None if every row has a result."""
     left: int = 0
-    """Number of rows without a line after a stop; rows that were not read count only if the input has a
-    length."""
+    """Number of rows without a result in a stopped batch. Rows that were not read are counted only if the
+    input has a length."""
 
     @property
     def rows_per_s(self) -> float:
@@ -41,7 +42,7 @@ class BatchSummary:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt tokens, cached ones included, and output tokens, per second."""
+        """Prompt tokens (computed and cached) plus output tokens, per second."""
         total = self.usage.prompt_tokens + self.usage.completion_tokens
         return total / self.duration_s if self.duration_s else 0.0
 
@@ -93,7 +94,10 @@ class BatchSummary:
 
 
 def cost(usage: Usage, price: tuple[float, float, float]) -> float:
-    """The price of `usage`, from prices per million of computed prompt tokens, cached ones, and output."""
+    """The price of `usage`.
+
+    `price`: prices per million computed prompt tokens, cached prompt tokens, and output tokens.
+    """
     computed = usage.prompt_tokens - usage.cached_tokens
     tokens = (computed, usage.cached_tokens, usage.completion_tokens)
     return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6

@@ -1,8 +1,9 @@
 """A Parquet table with typed columns, made from a batch's results file.
 
-``outputs`` becomes a column a variable; ``index``, ``key``, ``returned``, ``error`` and ``usage`` are columns
-as well. A variable with one of these names is ``outputs.NAME``. Numbers, booleans, texts, lists and objects
-keep their types. A column whose values do not agree on one type holds each value as JSON text.
+Each variable in ``outputs`` becomes a column; ``index``, ``key``, ``returned``, ``error`` and ``usage`` are
+columns as well. The column of a variable with one of these five names is ``outputs.NAME``. Numbers, booleans,
+texts, lists and objects keep their types. A column whose values do not agree on one type holds each value as
+JSON text.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ramify.lang.batch.json_text import NON_FINITE
 
 FIXED = ("index", "key", "returned", "error", "usage")
 ROWS = 1024
-"""Rows that are held in memory at a time."""
+"""Number of rows that are held in memory at a time."""
 
 
 def check_table(path: Path) -> None:
-    """Raise `InvalidRequest` where pyarrow is not installed."""
+    """Raise `InvalidRequest` if pyarrow, which writes the table at `path`, is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
@@ -36,7 +37,7 @@ def check_table(path: Path) -> None:
 
 
 def write_table(results: Path, path: Path) -> None:
-    """Write the results in `results` to `path`, which is replaced atomically."""
+    """Write the results in the file `results` as a table to `path`, which is replaced atomically."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -79,7 +80,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
-    """Type of a column after more `values`; None if they have no common type."""
+    """Common type of a column's earlier values, `known`, and of `values`; None if there is no common type."""
     if known is None:
         return None
     values = _with_numbers(pa, values, known)
@@ -94,20 +95,23 @@ def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
 
 
 def stored_type(pa: Any, kind: Any) -> Any:
-    """Type of a column in the file: text for a column of JSON texts."""
+    """Type in which a column of type `kind` is stored: text if `kind` is None or a type that Parquet
+    lacks."""
     return pa.string() if kind is None or not _can_be_stored(pa, kind) else kind
 
 
 def _can_be_stored(pa: Any, kind: Any) -> bool:
-    """Whether Parquet has the type; it lacks objects without fields."""
+    """Whether Parquet has the type `kind`. It has no structs without fields."""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_can_be_stored(pa, field.type) for field in kind)
     return not pa.types.is_list(kind) or _can_be_stored(pa, kind.value_type)
 
 
 def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
-    """Array of the type `stored` of `values`, whose own type is `kind`; of JSON texts where the two
-    differ."""
+    """The array of `values` with the type `stored`.
+
+    If their own type, `kind`, is another one, each value is a JSON text.
+    """
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     else:
@@ -116,7 +120,7 @@ def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
 
 
 def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
-    """`values` with the texts of NaN and infinities turned to floats, if all others are numbers."""
+    """`values`; if they are numbers and texts of NaN and infinities, with these texts converted to floats."""
     texts = {value for value in values if isinstance(value, str)}
     numbers = pa.types.is_floating(known) or pa.types.is_integer(known)
     numbers |= any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -126,7 +130,8 @@ def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
 
 
 def _floats(pa: Any, value: Any, kind: Any) -> Any:
-    """`value` of the type `kind` with the texts of NaN and infinities turned to floats."""
+    """`value`, of type `kind`, with texts of NaN and infinities converted to floats where `kind` has
+    floats."""
     if isinstance(value, str) and pa.types.is_floating(kind):
         return NON_FINITE.get(value, value)
     if isinstance(value, list) and pa.types.is_list(kind):

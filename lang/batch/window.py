@@ -1,15 +1,15 @@
 """The order in which a batch runs its rows: rows with a common prefix run together.
 
-The window holds a bounded number of rows that were read and not started. Replacement selection (Knuth, The
-Art of Computer Programming 3, 5.4.1) yields them in sorted order: upwards through the window, then from its
-least row again. Example with a window of 3 rows:
+The window holds a bounded number of rows that were read and have not started. Replacement selection (Knuth,
+The Art of Computer Programming 3, 5.4.1) yields them in passes of ascending order: a row that is less than
+the row last yielded waits for the next pass. Example with a window of 3 rows:
 
     rows in      b1 a1 c1 b2 a2 c2
     rows out     a1 b1 b2 c1 c2 a2
 
-So rows of one document, or of one few-shot prompt, run together although they are far apart in the input.
-Rows are compared column by column, in the order in which the columns appear in the program's prompts. That
-order is learned from the first `SAMPLE_ROWS` finished rows.
+So rows about one document, or with one few-shot prompt, run together although they are far apart in the
+input. Rows are compared column by column, in the order in which the columns appear in the program's prompts.
+That order is learned from the first `SAMPLE_ROWS` finished rows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Row:
 
 
 class Window:
-    """An iterator over the rows of `source` in the order in which they are to run.
+    """An iterator that yields the rows of `source` in the order in which they are to run.
 
     Args:
-        source: The rows in the order of the input, of which at most `size` are held.
+        source: The rows in the order of the input. At most `size` rows are held.
         columns: The program's parameters, in the order of its signature.
     """
 
@@ -73,7 +73,10 @@ class Window:
         return row
 
     def learn(self, row: Row, text: str) -> None:
-        """Learn the order of the columns from the `text` of a finished row, prompts included."""
+        """Learn the order of the columns from a finished row.
+
+        `text` is the text of its prompts and outputs.
+        """
         if self._sampled == SAMPLE_ROWS or len(self._columns) < 2:
             return
         self._sampled += 1
@@ -95,7 +98,7 @@ class Window:
         return tuple([self._value(values, column) for column in self._order])
 
     def _value(self, values: Any, column: str) -> str:
-        """A row's value of a column as text; empty if the row has none."""
+        """The value of `column` in a row, as text; empty if the row has no such value."""
         if isinstance(values, Mapping):
             value = values.get(column, "")
         elif isinstance(values, list | tuple):
@@ -107,7 +110,7 @@ class Window:
 
 
 def text_of(value: Any) -> str:
-    """`value` as text; empty if it has none, such as a list that is nested too deep."""
+    """`value` as text; empty if it cannot be written as text, such as a list that is nested too deeply."""
     try:
         return value if isinstance(value, str) else str(value)
     except Exception:  # the str() of a user's type may raise anything

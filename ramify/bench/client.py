@@ -1,4 +1,7 @@
-"""The client of a load test. Chunks are stamped as they arrive and parsed later, off the measured path."""
+"""The client of a load test.
+
+It notes the time of each chunk; chunks are parsed only after the measurement.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,23 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times in seconds on the client's clock."""
+    """The measurement of one request. Times are in seconds on the client's clock."""
 
     due: float
-    """The time at which the plan sends the request. Latencies count from here, so that a late client does not
-    flatter the server."""
+    """The time at which the request was due. Latencies count from here, so that delays of the client do not
+    make the server look faster."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """(time of arrival, bytes); emptied by `read_chunks`."""
+    """(time of arrival, bytes) of each chunk. `read_chunks` empties the list."""
     end: float = 0.0
     stamps: list[float] = field(default_factory=list)
-    """The arrival of each piece of text."""
+    """Time of arrival of each piece of text."""
     text: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
     valid: bool | None = None
-    """The text satisfies its schema; None where it has none."""
+    """Whether the text is JSON that satisfies its schema; None if there is no schema."""
     schema: Any = None
 
     @property
@@ -56,7 +59,7 @@ class Sample:
 
     @property
     def itl_s(self) -> list[float]:
-        """Inter-token latencies: times between pieces of text, each of one token or more."""
+        """Inter-token latencies: the times between pieces of text. A piece has one token or more."""
         return [after - before for before, after in zip(self.stamps, self.stamps[1:], strict=False)]
 
     @property
@@ -68,9 +71,9 @@ class Sample:
 
 
 class LoadClient:
-    """Sends streaming requests to one endpoint, any number at a time, over kept connections.
+    """A client that sends streaming requests to one endpoint, any number at a time, over kept connections.
 
-    Connections are kept on Ramify's background loop alone (`ramify.loop`): run load tests there.
+    Connections are kept only on Ramify's background loop (`ramify.loop`), so load tests must run there.
     """
 
     def __init__(self, endpoint: Endpoint, timeout_s: float | None = 600.0) -> None:
@@ -102,7 +105,10 @@ class LoadClient:
 
 
 def read_chunks(sample: Sample) -> Sample:
-    """Parse the chunks of `sample` into its other fields, unless that was done before."""
+    """Parse the chunks of `sample` into the other fields of `sample`, and return it.
+
+    Does nothing if that was done before.
+    """
     if sample.stamps or sample.error is not None:
         return sample
     rest = b""

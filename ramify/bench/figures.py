@@ -11,11 +11,11 @@ from ramify.bench.load import Measured
 from ramify.errors import InvalidRequest
 
 BOUNDS = ("ttft", "tpot", "e2e")
-"""Quantities that goodput can bound: time to first text, time per output token, end-to-end time."""
+"""The latencies that a goodput bound can name: time to first text, time per output token, end-to-end time."""
 
 
 def read_bounds(text: str) -> dict[str, float]:
-    """Parse ``ttft=500,tpot=50`` (milliseconds) to seconds by name."""
+    """Parse bounds such as ``ttft=500,tpot=50``, in milliseconds; returns name → seconds."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -33,7 +33,7 @@ def read_bounds(text: str) -> dict[str, float]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean and nearest-rank percentiles; None for no values."""
+    """Mean and nearest-rank percentiles of `values`; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -51,7 +51,11 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def figures(measured: Measured, bounds: Mapping[str, float]) -> dict[str, Any]:
-    """The figures of one phase. Failed requests are counted and excluded from every other figure."""
+    """The figures of one phase.
+
+    Failed requests are counted. They lower the goodput and the share of valid answers; the other figures
+    exclude them.
+    """
     samples, seconds = measured.samples, measured.duration_s
     good = [sample for sample in samples if sample.error is None]
     prompt, output, cached = (
@@ -88,20 +92,20 @@ def figures(measured: Measured, bounds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def meets(sample: Sample, bounds: Mapping[str, float]) -> bool:
-    """True where the request stayed within every bound."""
+    """Whether the latencies of the request are within all bounds."""
     times = {"ttft": sample.ttft_s, "tpot": sample.tpot_s or 0.0, "e2e": sample.e2e_s}
     return all(times[name] <= limit for name, limit in bounds.items())
 
 
 def is_valid(sample: Sample) -> bool:
-    """True where the answer is JSON that satisfies its schema."""
+    """Whether the answer is JSON that satisfies its schema."""
     from ramify.grammar.schema.instance import validate_text
 
     return sample.error is None and not validate_text(sample.schema, sample.text)
 
 
 def median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each figure's median over several runs; counts of requests and failures are summed."""
+    """The median of each figure over several runs. Counts of requests and of failures are summed instead."""
     merged: dict[str, Any] = {"runs": len(runs)}
     for name in runs[0]:
         values = [run[name] for run in runs if run[name] is not None]

@@ -13,19 +13,20 @@ from ramify.bench.workloads import CHAT, Job, Phase
 
 @dataclass(frozen=True)
 class Measured:
-    """The requests of a phase in the order of the jobs, and the time of the phase."""
+    """The samples of a phase, in the order of its jobs, and the duration of the phase."""
 
     samples: list[Sample]
     duration_s: float
     client_cpu_s: float
-    """Processor seconds of the client alone."""
+    """CPU seconds that the client used."""
 
 
 async def measure_phase(client: LoadClient, phase: Phase, rate: float | None, seed: str) -> Measured:
-    """Send all jobs of `phase`: `concurrency` at a time, or, with a `rate`, as a Poisson process per second.
+    """Send all jobs of `phase`: `phase.concurrency` at a time, or with a `rate`, as a Poisson process of that
+    many jobs a second.
 
-    Arrivals at a rate do not wait for answers (an open loop) and are the same for the same seed. The latency
-    of a request that is sent late counts from when it was due.
+    With a rate, requests do not wait for earlier answers (an open loop), and the times of arrival depend only
+    on `seed`. The latency of a request that is sent late counts from the time at which it was due.
     """
     done: list[list[Sample]] = [[] for _ in phase.jobs]
     cpu, start = time.process_time(), time.perf_counter()
@@ -56,7 +57,10 @@ async def _arrive(client: LoadClient, job: Job, due: float, done: list[list[Samp
 
 
 async def _send_job(client: LoadClient, job: Job, due: float | None) -> list[Sample]:
-    """The requests of a job in sequence; a chat ends at its first failure."""
+    """Send the requests of a job one after the other; returns their samples.
+
+    A chat ends at its first failed request.
+    """
     sample = await client.send(job.path, job.body, due)
     sample.schema = job.schema
     samples = [sample]

@@ -1,4 +1,4 @@
-"""A load test from its options to its lines: endpoints in alternation, workloads, rates and repetitions."""
+"""The course of a load test: alternation between endpoints, workloads, rates and repetitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "e2e_p50": ("E2E p50", ("e2e_s", "p50")),
     "valid_per_s": ("valid/s", ("valid_per_s",)),
 }
-"""Figures that are compared between endpoints → the head of their column, and the path in a run's figures."""
+"""Figures that are compared between endpoints: name → (heading of the column, path of the figure in a run's
+figures)."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class Plan:
     """A load test."""
 
     endpoints: Sequence[Endpoint]
-    """Within a run all endpoints get the same prompts. Two names of one server would therefore share its
-    cache."""
+    """The endpoints under test. Within a run all endpoints get the same prompts, so two names of one server
+    would share its prefix cache."""
     workloads: Sequence[str]
     sizes: Sizes
     rates: Sequence[float | None] = (None,)
-    """Requests per second; None sends with the workload's concurrency."""
+    """Rates of arrival in requests per second. None: no rate, but the workload's concurrency."""
     runs: int = 1
     seed: str = "0"
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Plan:
 
 @dataclass
 class Series:
-    """All runs of one phase on one endpoint at one rate."""
+    """The runs of one phase on one endpoint at one rate."""
 
     workload: str
     endpoint: str
@@ -69,7 +70,10 @@ class Series:
 
 
 def check_workloads(names: Sequence[str], prompts: bool) -> None:
-    """Raise `InvalidRequest` for an unknown workload, or one whose requirements are missing."""
+    """Raise `InvalidRequest` for an unknown workload, and for a workload that lacks something it needs.
+
+    `prompts`: whether the user gave prompts.
+    """
     for name in names:
         if name not in WORKLOADS:
             raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
@@ -78,9 +82,11 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
 
 
 async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
-    """Carry `plan` out; `emit` is called with the line of each run as it is measured.
+    """Run the load test `plan`; returns the results of all phases.
 
-    Raises `BackendError` where no request succeeds.
+    `emit` gets the line of each run when it is measured.
+
+    Raises `BackendError` if no request of the load test succeeds.
     """
     found: dict[tuple[str, str, float | None], Series] = {}
     async with AsyncExitStack() as stack:
@@ -110,7 +116,10 @@ async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[S
 async def _turns(
     plan: Plan, clients: Sequence[LoadClient]
 ) -> AsyncIterator[tuple[str, float | None, int, LoadClient]]:
-    """Every repetition on every endpoint, in alternating order (A B, B A, …), so that drift cancels out."""
+    """Yield (workload, rate, repetition, client) for every run.
+
+    The order of the endpoints alternates (A B, B A, …), so that drift cancels out.
+    """
     for workload in plan.workloads:
         for rate in plan.rates:
             for number in range(plan.runs):
@@ -119,7 +128,7 @@ async def _turns(
 
 
 async def _warm_up(client: LoadClient) -> None:
-    """Send two short requests that are not measured: they open connections and warm the server up."""
+    """Send two short requests that are not measured, to open connections and to warm up the server."""
     for number in range(2):
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
         sample = read_chunks(await client.send(COMPLETIONS, body))
@@ -128,7 +137,10 @@ async def _warm_up(client: LoadClient) -> None:
 
 
 def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """First endpoint over second, per phase and rate: the median of the ratios of paired runs."""
+    """Ratios of the first endpoint's figures to the second's, for each phase and rate.
+
+    Each is the median over pairs of runs.
+    """
     lines = []
     names = list(dict.fromkeys(one.endpoint for one in series))
     if len(names) != 2:

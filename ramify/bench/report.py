@@ -45,7 +45,7 @@ svg { display: block; max-width: 100%; height: auto; }
 
 
 def check_matplotlib() -> None:
-    """Raise `InvalidRequest` where reports cannot be drawn."""
+    """Raise `InvalidRequest` if matplotlib, which draws the plots, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidRequest(
             "--html draws plots with matplotlib, which is not installed.",
@@ -55,7 +55,7 @@ def check_matplotlib() -> None:
 
 
 def report(series: Sequence[Series], plan: Plan) -> str:
-    """The HTML file of a plan that was carried out."""
+    """The text of the HTML file with the results `series` of `plan`."""
     names = [endpoint.name for endpoint in plan.endpoints]
     facts = [f"{endpoint.name}: {endpoint.model} at {endpoint.url}" for endpoint in plan.endpoints]
     facts.append(f"{plan.runs} run{'s' if plan.runs > 1 else ''} each, seed {plan.seed}")
@@ -92,10 +92,11 @@ def _table(table: Table) -> str:
 
 
 def _plots(series: Sequence[Series], names: Sequence[str]) -> str:
-    """An SVG element with throughput, or with figures by rate of arrivals, and distributions of times behind
-    it.
+    """An SVG element with plots: the throughput, or with several rates the figures at each rate; then
+    distributions of latencies.
 
-    With several rates the distributions are of the highest alone: those of all would cover each other.
+    With several rates only the distributions at the highest rate are shown, as those of all rates would cover
+    each other.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -122,7 +123,7 @@ def _plots(series: Sequence[Series], names: Sequence[str]) -> str:
 
 
 def _draw_throughput(axes: Axes, series: Sequence[Series], names: Sequence[str]) -> None:
-    """A bar for the median, a mark for each run."""
+    """Draw the throughput of each series: a bar for the median, and a mark for each run."""
     for index, name in enumerate(names):
         for one in (one for one in series if one.endpoint == name):
             axes.barh(name, one.median["output_tokens_per_s"], color=f"C{index}")
@@ -132,7 +133,7 @@ def _draw_throughput(axes: Axes, series: Sequence[Series], names: Sequence[str])
 
 
 def _draw_rates(axes: Sequence[Axes], series: Sequence[Series], names: Sequence[str]) -> None:
-    """Two latencies and the throughput at each rate of arrivals."""
+    """Draw two latencies and the throughput as functions of the rate of arrival."""
     for panel, (title, field) in zip(axes[:2], TIMES, strict=False):
         for rank, style in (("p50", "-"), ("p99", "--")):
             _draw_line(panel, series, names, rank, style, functools.partial(_milliseconds, field, rank))
@@ -154,14 +155,14 @@ def _draw_line(
     style: str,
     value: Callable[[dict[str, Any]], float],
 ) -> None:
-    """`value` of each median against the rate, for each endpoint."""
+    """Draw, for each endpoint, a line through `value(median)` at each rate."""
     for index, name in enumerate(names):
         lines = sorted((one.rate or 0.0, value(one.median)) for one in series if one.endpoint == name)
         axes.plot(*zip(*lines, strict=True), style, marker="o", color=f"C{index}", label=f"{name} {label}")
 
 
 def _milliseconds(field: str, rank: str, line: dict[str, Any]) -> float:
-    """A percentile; NaN, which is not drawn, where no request succeeded."""
+    """The percentile `rank` of the latency `field`. NaN, which is not drawn, if no request succeeded."""
     return math.nan if line[field] is None else 1000 * line[field][rank]
 
 

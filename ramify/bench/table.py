@@ -13,7 +13,10 @@ Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 @dataclass(frozen=True)
 class Table:
-    """`rows[0]` is the head; the first `left` columns are names, the others numbers."""
+    """A table of text.
+
+    `rows[0]` is the heading. The first `left` columns are names, aligned left; the others are numbers.
+    """
 
     rows: list[list[str]]
     left: int
@@ -34,7 +37,10 @@ def figures_table(series: Sequence[Series]) -> Table:
 
 
 def ratios_table(series: Sequence[Series]) -> Table | None:
-    """The first endpoint's figures over the second's, for each phase and rate; None of one endpoint."""
+    """The ratios of the first endpoint's figures to the second's, for each phase and rate.
+
+    None if there is only one endpoint.
+    """
     compared = ratios(series)
     if not compared:
         return None

@@ -1,8 +1,8 @@
 """Workloads of load tests: named ones, generated from a seed, and the user's own prompts.
 
-Prompts are common English words, about one token each in the usual vocabularies, so that their length is
-known without the model's tokenizer. Every run of a workload has its own seed, so that prompts share only the
-prefixes that the workload intends.
+Prompts are common English words, about one token each in the usual vocabularies. So the length of a prompt is
+known without the model's tokenizer. Every run of a workload has its own seed, so that prompts share no
+prefixes other than those that the workload intends.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ WORDS = _COMMON.split()
 
 @dataclass(frozen=True)
 class Job:
-    """A request. For a chat also the user's later messages, each sent after the answer to the previous
-    one."""
+    """A request.
+
+    For a chat, also the user's later messages. Each is sent after the answer to the message before it.
+    """
 
     path: str
     body: Mapping[str, Any]
@@ -50,46 +52,47 @@ class Phase:
     label: str
     jobs: list[Job]
     concurrency: int
-    """Jobs in flight, unless they arrive at a rate."""
+    """Number of jobs in flight, unless jobs arrive at a rate."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes set for all workloads; None keeps a workload's own."""
+    """Sizes that the user sets for all workloads. None: each workload keeps its own size."""
 
     requests: int | None = None
     concurrency: int | None = None
     prompt_tokens: int | None = None
     max_tokens: int | None = None
     exact: bool = True
-    """Request exactly max_tokens by ``ignore_eos``, which OpenAI's own endpoint rejects."""
+    """Whether answers have exactly max_tokens tokens. This needs ``ignore_eos``, which OpenAI's own endpoint
+    rejects."""
     prompts: list[dict[str, Any]] = field(default_factory=list)
-    """The user's own."""
+    """The request bodies of the user's own prompts."""
 
 
 def words(count: int, *key: object) -> str:
-    """`count` words, determined by `key`."""
+    """A text of `count` words. Equal keys give equal texts."""
     draw = random.Random("/".join(map(str, key)))
     return " ".join(draw.choices(WORDS, k=count))
 
 
 def phases(name: str, seed: str, sizes: Sizes) -> list[Phase]:
-    """The phases of the workload `name`, in their order."""
+    """The phases of the workload `name`, in the order in which they run."""
     return WORKLOADS[name](seed, sizes)
 
 
 def _single(seed: str, sizes: Sizes) -> list[Phase]:
-    """One request at a time: 4 of 128 tokens in, 128 out."""
+    """4 requests, one at a time: 128 prompt tokens and 128 output tokens each."""
     return [_texts("single", seed, sizes, requests=4, concurrency=1, prompt=128, output=128)]
 
 
 def _batch(seed: str, sizes: Sizes) -> list[Phase]:
-    """32 at once that share nothing: 256 tokens in, 128 out."""
+    """32 requests at once without a common prefix: 256 prompt tokens and 128 output tokens each."""
     return [_texts("batch", seed, sizes, requests=32, concurrency=32, prompt=256, output=128)]
 
 
 def _prefix(seed: str, sizes: Sizes) -> list[Phase]:
-    """64 requests, 16 at a time, that share 1,500 tokens and add 30 each, 16 out: first cold, then warm."""
+    """64 requests, cold, then 64 warm; 16 at a time: common prefix of 1,500 tokens, 30 more each, 16 out."""
     shared = words(sizes.prompt_tokens or 1500, seed, "prefix") + " "
     return [
         _texts(
@@ -122,7 +125,7 @@ def _texts(
 
 
 def _tree(seed: str, sizes: Sizes) -> list[Phase]:
-    """8 chats of 5 turns at once, over one system prompt of 600 tokens: 30 tokens a turn in, 48 out."""
+    """8 chats of 5 turns at once, one system prompt of 600 tokens: 30 prompt and 48 output tokens a turn."""
     system = {"role": "system", "content": words(sizes.prompt_tokens or 600, seed, "tree")}
     jobs = []
     for index in range(sizes.requests or 8):
@@ -222,7 +225,10 @@ WORKLOADS: dict[str, Callable[[str, Sizes], list[Phase]]] = {
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
-    """JSON lines: request bodies that have ``prompt`` or ``messages``, or bare strings, which are prompts."""
+    """Read request bodies from a file of JSON lines.
+
+    A line is a body with ``prompt`` or ``messages``, or a string, which is a prompt.
+    """
     file = Path(path)
     if not file.is_file():
         raise NotFound(f"There is no file {path}.", field="prompts")

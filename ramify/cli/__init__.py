@@ -1,1 +1,1 @@
-"""Subcommands of `ramify`, a module each: `add_arguments(parser)`, `run_command(options)` → exit status."""
+"""The subcommands of `ramify`. Each is a module with `add_arguments(parser)` and `run_command(options)`."""

@@ -56,7 +56,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _chosen(found: Sequence[cache.Entry], names: Sequence[str]) -> list[cache.Entry]:
-    """The entries that `names` mean. Raises `InvalidRequest` for a name that means none."""
+    """The entries of `found` that `names` select. Raises `InvalidRequest` for a name that selects none."""
     chosen = []
     for name in names:
         if not name:

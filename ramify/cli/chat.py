@@ -42,7 +42,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 async def _connect(url: str, api_key: str | None) -> Backend:
-    """The first model that the server lists. Any server with OpenAI's API will do."""
+    """A backend for the first model that the server lists. The server may be any with OpenAI's API."""
     from ramify.lang.backends.openai import OpenAI
 
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
@@ -67,7 +67,8 @@ def _converse(backend: Backend, sampling: SamplingParams, system: str | None) ->
 
 
 def _channels_of(info: ModelInfo) -> ChannelParser | None:
-    """The parser of a model that writes its thoughts in channels; later turns have the answers alone."""
+    """The parser for a model that writes its thoughts in channels, so that they are left out of later turns;
+    None for other models."""
     thinking = None if info.chat_format is None else info.chat_format.thinking
     return ChannelParser(calls=False) if thinking is not None and thinking.channels else None
 

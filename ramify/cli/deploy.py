@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "ramify"
 NO_CLUSTER = "Could not find any running Ray instance"
-"""A part of the text of Ray's error on a machine outside every cluster."""
+"""A part of the message of Ray's error on a machine that belongs to no cluster."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _cluster(ray: Any, address: str | None, *, start: bool) -> Iterator[bool]:
-    """Connected to a cluster; True where it was started here and ends here."""
+    """Connect to a Ray cluster for the block.
+
+    Yields True if this process started the cluster; the cluster then ends with the block.
+    """
     local = False
     try:
         ray.init(address=address or "auto", namespace="serve", log_to_driver=False)
@@ -108,9 +111,10 @@ def _unreachable(address: str | None, error: Exception) -> InvalidRequest:
 
 
 def _listen(serve: Any, wanted: Deployment, values: dict[str, Any]) -> tuple[str, int]:
-    """Start Ray Serve where it does not run. Returns the address on which it listens.
+    """Start Ray Serve, unless it runs already. Returns the host and the port on which it listens.
 
-    Raises `InvalidRequest` where that is another one than was asked for, or needs an API key.
+    Raises `InvalidRequest` if `values` asks for another host or port, or if the address needs an API key and
+    there is none.
     """
     serve.start(http_options={"host": wanted.server.host, "port": wanted.server.port})
     from ramify.ray.app import http_options, listening

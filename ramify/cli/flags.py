@@ -29,11 +29,12 @@ def add_config_flags(
     config: type[Any],
     names: Container[str] | None = None,
 ) -> None:
-    """One flag per field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``. `names` are
-    the fields that have one, all if None.
+    """Add a flag for each field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
 
-    The string below a field is its help. A flag that is not given leaves nothing in the namespace, so
-    that the default stands in the dataclass alone.
+    `names`: the fields that get a flag; None for all.
+
+    The docstring of a field is the help text of its flag. A flag that is not given sets nothing in the
+    namespace, so that defaults come only from the dataclass.
     """
     hints = typing.get_type_hints(config)
     docs = dict(field_docs(config))
@@ -54,12 +55,12 @@ def add_config_flags(
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model as an argument without a flag: ``--model`` for short."""
+    """Add a positional argument for the model, which may be given in place of ``--model``."""
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL_HELP)
 
 
 def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """The fields of `config` that the command line gave."""
+    """The fields of `config` that were given on the command line, by name."""
     return {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(config)
@@ -68,7 +69,10 @@ def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, An
 
 
 def configured(make: Callable[..., C], fields: Mapping[str, Any]) -> C:
-    """`make(**fields)`, a configuration or an engine; raises `InvalidRequest` for a wrong value."""
+    """Return `make(**fields)`, a configuration or an engine.
+
+    Raises `InvalidRequest` in place of ValueError.
+    """
     try:
         return make(**fields)
     except ValueError as error:
@@ -76,7 +80,7 @@ def configured(make: Callable[..., C], fields: Mapping[str, Any]) -> C:
 
 
 def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:
-    """(field, docstring) of a dataclass and its bases; a docstring is the string after the field."""
+    """Yield (field, docstring) for a dataclass and its bases. The docstring is the string below the field."""
     for kind in reversed(config.__mro__):
         if not dataclasses.is_dataclass(kind):
             continue
@@ -89,7 +93,7 @@ def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:
 
 
 class _Pairs(argparse.Action):
-    """Collects the values name=path of a flag that may be repeated in a dict."""
+    """An action for a repeatable flag: it collects the values, each name=path, in a dict."""
 
     def __call__(
         self,
@@ -124,7 +128,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _how_to_parse(hint: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for a field of this type."""
+    """The keyword arguments of `add_argument` for a field of the type `hint`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:

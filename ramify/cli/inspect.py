@@ -1,5 +1,7 @@
-"""`ramify inspect`: describes a model, its memory and the options that would be refused, without loading
-weights."""
+"""`ramify inspect`: describes a model, its memory and the options that would be refused.
+
+The weights are not loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ if TYPE_CHECKING:
     from ramify.runtime.inspect.report import Inspection
 
 UNFIT = 1
-"""Exit status for a model that would not run."""
+"""Exit status if the model would not run with these options."""
 _OPTIONS = (
     *("device", "dtype", "quantization", "model_impl"),
     *("context_length", "rope_scaling", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
     *("draft_model", "loras", "tensor_parallel"),
 )
-"""Fields of `EngineConfig` that the figures and refusals depend on."""
+"""Fields of `EngineConfig` on which the reported memory and refusals depend."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +60,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def report_lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
-    """(heading, text) of each line; an empty heading continues the one before."""
+    """(heading, text) of each line of the report.
+
+    A line with an empty heading continues the line before it.
+    """
     by = {"native": "Ramify's own code", "transformers": "the code in transformers", None: "none"}
     place = found.path if whole else "on the hub (its headers alone were fetched)"
     active = (

@@ -30,9 +30,9 @@ COMMANDS = {
 FAILED = 2
 """Exit status after a `RamifyError`, and after wrong arguments (argparse)."""
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit status after Ctrl-C: 128 + SIGINT, as in shells."""
 BROKEN_PIPE = 141
-"""Exit status where nobody reads the output: 128 + SIGPIPE."""
+"""Exit status if the reader of standard output is gone: 128 + SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_no_more() -> None:
-    """Drop what is left in the buffer of standard output, which is written at exit."""
+    """Redirect standard output to the null device, so that writing its buffer at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -81,7 +81,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _notes(error: BaseException | None) -> list[str]:
-    """The notes of an error, behind those of the errors that it came from."""
+    """The notes of an error and of the errors that caused it. Those of the first cause come first."""
     notes: list[str] = []
     while error is not None:
         notes[:0] = getattr(error, "__notes__", ())
@@ -90,13 +90,15 @@ def _notes(error: BaseException | None) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports wrong arguments in one line, without the usage that argparse prints before."""
+    """A parser that reports wrong arguments in one line, without the usage text that argparse prints before
+    it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def refuse(self, arguments: Sequence[str]) -> NoReturn:
-        """End with an error that names the right spelling of the first of `arguments`, which are unknown."""
+        """Exit with an error about the first of the unknown `arguments`, with a suggestion if a known flag is
+        similar."""
         from ramify.runtime.config import ELSEWHERE
 
         first = arguments[0].partition("=")[0]
@@ -111,7 +113,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
-    """The parser, and that of the chosen command, which alone is imported and has its arguments."""
+    """The main parser, and the parser of the command `chosen`.
+
+    Only that command is imported and has its arguments; without a command, both are the main parser.
+    """
     parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."
     )
@@ -127,7 +132,7 @@ def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only for ``--version``."""
+    """An action that looks the version up only if ``--version`` is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="show the version and exit")

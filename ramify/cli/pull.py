@@ -26,7 +26,7 @@ FORM_OPTIONS = (
     "kv_cache_dtype",
     "tensor_parallel",
 )
-"""Options of an engine on which the forms of its Triton kernels depend."""
+"""Options of an engine that determine which variants of the Triton kernels it needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,17 +63,17 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _capability(text: str) -> int:
-    """The number 90 for the text "9.0", as NVIDIA writes it."""
+    """Parse a compute capability as NVIDIA writes it: "9.0" gives 90."""
     if not re.fullmatch(r"\d+\.\d", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0 for an H100")
     return int(text.replace(".", ""))
 
 
 def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int | None:
-    """The compute capability of the GPU to compile for; None: the CPU.
+    """The compute capability of the GPU to compile for; None to compile for the CPU.
 
-    Raises `UnsupportedField` where a GPU is asked for and neither there nor described, and for options of
-    GPUs where the device is the CPU.
+    Raises `UnsupportedField` if a GPU is asked for, but none is present and no capability is given, and if an
+    option for GPUs is given while the device is the CPU.
     """
     given: int | None = options.capability
     if given is not None and config.device != "cpu":
@@ -110,9 +110,9 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
 
 
 def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *, asked: bool) -> int:
-    """The number of kernels that do not compile.
+    """Compile the model's Triton kernels; returns the number of kernels that failed to compile.
 
-    asked : for a GPU by an option; otherwise a model whose kernels cannot be compiled ahead is no error
+    asked : whether an option asks for a GPU. If not, it is no error that the kernels cannot be compiled ahead
     """
     import triton
 
@@ -136,7 +136,7 @@ def _compile_triton(config: EngineConfig, files: ModelFiles, capability: int, *,
 
 
 def _compile_numba(kernels: bool) -> None:
-    """The functions that constraints need, and with `kernels` the CPU's kernels."""
+    """Compile the functions that constraints need, and with `kernels` also the CPU kernels."""
     from ramify.runtime.compile_ahead import compile_grammars, compile_kernels
 
     if kernels:

@@ -1,4 +1,4 @@
-"""`ramify quantize`: writes a model with quantised weights, and reports the loss of quality."""
+"""`ramify quantize`: writes a copy of a model with quantised weights, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_command(options: argparse.Namespace) -> int:
             f"{options.model} is {kind}, and out is {target}.", field="out", remedy=f"Name {kind}."
         )
     if options.check:
-        read_config(files.weights)  # raises for what --check cannot compute, before anything is written
+        read_config(files.weights)  # raises, before anything is written, if --check is impossible
     target.parent.mkdir(parents=True, exist_ok=True)
     write = write_folder if is_folder else write_gguf
     _print(write(files.weights, target, options.to), target)

@@ -1,6 +1,7 @@
 """Files of rows: CSV, JSON lines and Parquet, from a path or a pipe.
 
-Each is checked as a whole before a row is used: its encoding, and what would lose or mix rows without a word.
+The whole file is checked before any row is used, for a wrong encoding and for faults that would silently lose
+or mix up rows.
 
     a,b                         a quote that is not closed is refused, with its line
     1,"x                        a header that names a column twice, or not at all, too
@@ -29,37 +30,39 @@ from ramify.lang.batch.keys import Unreadable
 from ramify.spelling import nearest
 
 PARQUET_ROWS = 1024
-"""Rows decoded at a time."""
+"""Number of rows that are decoded at a time."""
 DELIMITERS = ";\t|"
-"""Signs that separate the columns of files that are called CSV, beside the comma."""
+"""Characters, other than the comma, that may separate the columns in a file called CSV."""
 STANDARD = "-"
-"""The name of standard input and standard output."""
+"""The name that stands for standard input and standard output."""
 UTF_16_AND_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
-"""Byte order marks."""
+"""Byte order marks of UTF-16 and UTF-32."""
 ESCAPED = re.compile("[\udc80-\udcff]")
-"""Bytes that are not UTF-8, as Python's surrogateescape shows them."""
+"""The surrogates to which Python's surrogateescape decodes bytes that are not UTF-8."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a file, as its user wants them."""
+    """The use of a file's columns by the program and the command line."""
 
     only: frozenset[str] | None = None
     """The columns that are passed to the program; None: all."""
     key: str | None = None
-    """The column by which rows are known."""
+    """The key column; None for none."""
     needed: frozenset[str] = frozenset()
-    """Columns without which the program does not run."""
+    """Columns that the program requires."""
     taken: frozenset[str] | None = None
-    """Columns that the program takes; None: any."""
+    """Columns that the program accepts; None: any."""
 
     @property
     def used(self) -> frozenset[str] | None:
         return self.only if self.only is None or self.key is None else self.only | {self.key}
 
     def without(self, left_out: str, others: Sequence[str]) -> str:
-        """The end of a remedy: how to leave a column out and pass `others`. Empty where the program needs
-        it."""
+        """The end of a remedy that says how to leave the column `left_out` out and pass `others`.
+
+        Empty if the program needs `left_out`.
+        """
         passed = [one for one in others if self.taken is None or one in self.taken]
         if left_out == self.key or not passed or not self.needed <= set(passed):
             return ""
@@ -71,12 +74,13 @@ class RowFile:
     """A file that can be read several times."""
 
     name: str
-    """The path, as the user gave it."""
+    """The path as given by the user, or "standard input"."""
     path: str
     suffix: str
     columns: Columns
     copied: Any = None
-    """The copy of a pipe, which is removed with the last reference."""
+    """The temporary copy of a pipe; None for a file. The copy is removed when the last reference to it is
+    gone."""
 
     def rows(self, program: Any) -> Iterator[Any]:
         """The rows as arguments of `program`."""
@@ -84,15 +88,19 @@ class RowFile:
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of rows. Raises `InvalidRequest` for a file that cannot be read as rows, with the line."""
+        """Number of rows.
+
+        Raises `InvalidRequest`, with the line's number, if the file cannot be read as rows.
+        """
         return _FORMATS[self.suffix][1](self)
 
 
 def open_rows(name: str, columns: Columns) -> RowFile:
-    """The rows in the file `name`; "-" is standard input.
+    """Open and check the file of rows `name`; "-" is standard input.
 
-    What can be read only once is copied to a temporary file first; without a suffix its format is told by its
-    first bytes. Raises `NotFound` or `InvalidRequest` for what is no file of rows.
+    A pipe, which can be read only once, is first copied to a temporary file. If its name has no known suffix,
+    the first bytes tell the format. Raises `NotFound` or `InvalidRequest` if there is no such file, or it is
+    not a file of rows.
     """
     path = Path(name)
     if name != STANDARD and not path.exists():
@@ -160,8 +168,11 @@ def _told_suffix(path: Path) -> str:
 
 @contextmanager
 def _lines(rows: RowFile, newline: str | None = None) -> Iterator[Iterator[str]]:
-    """The lines of a text; reading raises `InvalidRequest` with the line where it is not UTF-8 or has a NUL
-    character."""
+    """The lines of a text file.
+
+    Reading them raises `InvalidRequest`, with the line's number, for a line that is not UTF-8 or has a NUL
+    character.
+    """
     with open(rows.path, newline=newline, encoding="utf-8-sig") as file:
         try:
             yield _checked(file, rows.name)
@@ -186,7 +197,7 @@ def _checked(file: IO[str], name: str) -> Iterator[str]:
 
 
 def _not_utf8(path: str) -> tuple[int, str]:
-    """The number of the first line that is not UTF-8, and the encoding that the file may have."""
+    """The number of the first line that is not UTF-8, and the encoding that the file probably has."""
     with open(path, "rb") as file:
         if file.read(4).startswith(UTF_16_AND_32):
             return 1, "utf-16"
@@ -199,7 +210,7 @@ def _not_utf8(path: str) -> tuple[int, str]:
 
 
 def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Number of the last line, and fields, of each record that is not empty."""
+    """Yield (number of the last line, fields) for each record that is not empty."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(lines, strict=True)
     while True:
@@ -221,7 +232,11 @@ def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[st
 
 
 def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
-    """Cells are read like command-line arguments; an empty cell takes the parameter's default."""
+    """Yield the rows of a CSV file.
+
+    Cells are parsed like command-line arguments. An empty cell means the default of the parameter, if it has
+    one.
+    """
     parameters = inspect.signature(program.body, eval_str=True).parameters
     used, key = rows.columns.used, rows.columns.key
     with _lines(rows, newline="") as lines:
@@ -245,8 +260,11 @@ def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
 
 
 def _key_cell(header: Sequence[str], record: Sequence[str], key: str | None) -> str:
-    """The key in a record of another length than the header; empty where fields before the key may have moved
-    it."""
+    """The key in a record that is longer or shorter than the header.
+
+    It is found if the key column is the first, or if it is the last and the record is longer; else the result
+    is empty.
+    """
     if header[0] == key:
         return record[0]
     return record[-1] if header[-1] == key and len(record) > len(header) else ""
@@ -278,7 +296,8 @@ def _check_delimiter(header: Sequence[str], name: str) -> None:
 
 
 def _check_names(header: Sequence[str], rows: RowFile) -> None:
-    """Refuse columns that are double, that cannot name an argument, or that are asked for and missing."""
+    """Raise `InvalidRequest` for a column that occurs twice, that cannot be the name of an argument, or that
+    is asked for and missing."""
     known: dict[str, int] = {}
     columns, used = rows.columns, rows.columns.used
     for place, name in enumerate(header, 1):
@@ -316,7 +335,7 @@ def _has_default(parameter: inspect.Parameter | None) -> bool:
 
 
 def json_or_text(value: str, parameter: inspect.Parameter | None) -> Any:
-    """`value` read as JSON, unless the parameter is a str or that fails."""
+    """`value` parsed as JSON; `value` itself if the parameter is a str, or if it is not JSON."""
     if parameter is None or parameter.annotation is str:
         return value
     try:
@@ -329,7 +348,7 @@ def json_or_text(value: str, parameter: inspect.Parameter | None) -> Any:
 
 
 class _Twice(ValueError):
-    """Error: an object has a key twice."""
+    """An object has the same key twice."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -365,7 +384,8 @@ def _jsonl(rows: RowFile, program: Any) -> Iterator[Any]:
 
 
 def _first_value(line: str, key: str | None) -> Any:
-    """The value of `key` in a line that is not JSON, where it is whole and comes first; else None."""
+    """The value of `key` in a line that is not valid JSON, if `key` comes first and its value is complete;
+    else None."""
     if key is None:
         return None
     begin = re.match(rf"{{\s*{re.escape(json.dumps(key, ensure_ascii=False))}\s*:\s*", line)
@@ -398,7 +418,8 @@ def _count_jsonl(rows: RowFile) -> int:
 
 
 def _is_array(first: str, count: int) -> bool:
-    """True where `count` lines are one array of rows: `first` opens it, or is all of it."""
+    """Whether a file of `count` lines is one JSON array: its first line, `first`, opens the array or contains
+    all of it."""
     if not first.startswith("[") or first[1:].lstrip()[:1] not in ("", "{", "[", "]"):
         return False
     try:
@@ -447,4 +468,4 @@ _FORMATS: dict[str, tuple[Callable[[RowFile, Any], Iterator[Any]], Callable[[Row
     ".jsonl": (_jsonl, _count_jsonl),
     ".parquet": (_parquet, _count_parquet),
 }
-"""Suffix → the rows, and their number, which checks the file."""
+"""Suffix → (function that reads the rows, function that checks the file and counts the rows)."""

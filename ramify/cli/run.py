@@ -104,7 +104,8 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
-    """The result of `work` on an engine that is started for it, or on a server."""
+    """Run `work` on an engine that is started for it, or on the server that --endpoint names; returns its
+    result."""
     engine = engine_of(options)
     if engine is not None:
         with engine:
@@ -129,7 +130,8 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
 
 
 def _rows(options: argparse.Namespace) -> tuple[Callable[[Any], int], str]:
-    """The function that runs rows on a backend, and the command that goes on with them."""
+    """A function that runs the rows on a backend, and the command line that continues the batch after an
+    interruption."""
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--input needs --output.", field="output")
     if options.output is not None:
@@ -185,8 +187,10 @@ def load(place: str) -> Any:
 
 
 def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:
-    """``key=value`` pairs as keyword arguments of `program`; with `complete` all required ones must be
-    given."""
+    """Parse ``key=value`` pairs to keyword arguments of `program`.
+
+    With `complete`, all required arguments must be given.
+    """
     parameters = inspect.signature(program.body, eval_str=True).parameters
     arguments: dict[str, Any] = {}
     for pair in pairs:
@@ -212,10 +216,13 @@ def _run_rows(
     price: tuple[float, float, float] | None,
     backend: Any,
 ) -> int:
-    """The exit status: 1 where a row failed, in this run or an earlier one, or was left out."""
+    """Run the rows and print the summary; returns the exit status.
+
+    It is 1 if a row failed, in this run or an earlier one, or if the batch was stopped.
+    """
     program = program.bind(**common)
     found = _run_batch(program, rows, options, backend)
-    # With the rows on standard output, what is said about them goes to standard error.
+    # If the rows go to standard output, messages about them go to standard error.
     said = functools.partial(
         print, file=sys.stderr if descriptor(options.output or "") == STANDARD_OUTPUT else None
     )
@@ -257,7 +264,7 @@ def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select")]
     for name in dict.fromkeys(names):
         if name not in state:
-            continue  # of a branch; the tree below shows it
+            continue  # a variable of a branch; the tree below shows it
         try:
             value = state[name]
         except ProgramError:  # raised below

@@ -14,9 +14,10 @@ from ramify.lang.batch.keys import Numbered, check_keys
 
 
 class InputRows:
-    """The rows of the file `path`, or with `limit` the first of them, or `sample` rows drawn with `seed`.
+    """The rows of the file `path`: all, or the first `limit` rows, or `sample` rows that are drawn with
+    `seed`.
 
-    Raises at once what `open_rows`, `read_rows` and `check_keys` raise.
+    The constructor raises the errors of `open_rows`, `read_rows` and `check_keys`.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class InputRows:
 
     @property
     def again(self) -> str | None:
-        """The command line's way to give the rows again where they came from a pipe; None for a file."""
+        """Text that says how to repeat the command if the rows came from a pipe; None for a file."""
         return (
             None
             if self._rows.copied is None
@@ -76,14 +77,18 @@ class InputRows:
 
     @property
     def note(self) -> str | None:
-        """The chosen rows, as text for the user; None where all are."""
+        """Text about the choice of rows by `limit` or `sample`, for the user; None if all rows are chosen."""
         if self._sample is not None:
             return f"a sample of {len(self)} of {self._total} rows (--sample-seed {self._seed})"
         return None if self._limit is None else f"the first {len(self)} of {self._total} rows"
 
 
 def columns_of(program: Any, common: Sequence[str], only: str | None, key: str | None) -> Columns:
-    """The columns that `program` takes beside `common`, of which `only`, separated by commas, are passed."""
+    """The `Columns` for `program`.
+
+    `common`: parameters given on the command line. `only`: the names of the columns to pass, separated by
+    commas; None for all.
+    """
     return Columns(
         only=None if only is None else frozenset(name.strip() for name in only.split(",")),
         key=key,
@@ -93,10 +98,10 @@ def columns_of(program: Any, common: Sequence[str], only: str | None, key: str |
 
 
 def read_rows(rows: RowFile, program: Any, common: Sequence[str], key: str | None) -> Iterator[Any]:
-    """The rows as arguments of `program`, except those in `common`, which are the same for all rows.
+    """Yield the rows as arguments of `program`. `common` names the arguments that all rows share.
 
-    Raises `InvalidRequest` where the first row has a column that the program does not take, or lacks a
-    required one. A row that cannot be read is passed on as `Unreadable`, and becomes a row with an error.
+    Raises `InvalidRequest` if the first row has a column that the program does not take, or lacks a required
+    argument. A row that cannot be read is passed on as an `Unreadable`, and its result is an error.
     """
     found = rows.rows(program)
     first = next(found, None)
@@ -136,7 +141,7 @@ def _takes_any(program: Any) -> bool:
 
 
 def required(program: Any) -> list[str]:
-    """The names of the parameters of `program` without defaults."""
+    """The names of those parameters of `program` that have no default."""
     parameters = inspect.signature(program.body).parameters
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

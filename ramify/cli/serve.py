@@ -21,7 +21,7 @@ def run_command(options: argparse.Namespace) -> int:
     config = configured(ServerConfig, given_fields(options, ServerConfig))
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
-    with PrestartedWorkers(config) as workers:  # before all that this process has to import
+    with PrestartedWorkers(config) as workers:  # started before the imports of this process
         from ramify.runtime.server.app.serve import serve
 
         return serve(config, _routes, workers)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 async def first_model(base_url: str, api_key: str | None, remedy: str | None = None) -> str:
-    """The id of the first model that an OpenAI-compatible endpoint lists; `remedy` is for one without."""
+    """The id of the first model that an OpenAI-compatible endpoint lists.
+
+    `remedy`: the remedy in the error for an endpoint without models.
+    """
     from ramify.lang.backends.http import HttpClient
 
     client = HttpClient(base_url, api_key)
@@ -28,14 +31,14 @@ async def first_model(base_url: str, api_key: str | None, remedy: str | None = N
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
-    """--endpoint and --endpoint-key, or the flags of an engine."""
+    """Add the flags --endpoint and --endpoint-key, and the flags of an engine."""
     parser.add_argument("--endpoint", metavar="URL", help="a running server, such as http://127.0.0.1:30000")
     parser.add_argument("--endpoint-key", metavar="KEY", help="the API key of that server")
     add_config_flags(parser.add_argument_group("without --endpoint, an engine is started with"), EngineConfig)
 
 
 def engine_of(options: argparse.Namespace) -> Engine | None:
-    """The engine that the flags describe, not started yet; None where --endpoint was given instead."""
+    """The engine that the flags describe, not started yet; None if --endpoint was given."""
     given: dict[str, Any] = given_fields(options, EngineConfig)
     if options.endpoint is not None:
         if given:

@@ -1,6 +1,6 @@
-"""Fragments of HTML for notebooks: escaped, of bounded size, without scripts or anything loaded.
+"""Fragments of HTML for notebooks: escaped, of bounded size, without scripts and external files.
 
-Colours are translucent over the page's own, so that they can be read on light and dark pages.
+Colours are translucent, so that text is readable on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from ramify.text import shortened
 
 FOLD = 1500
-"""Characters of a text that are shown; the rest is folded."""
+"""Number of characters of a text that are shown. Further characters are folded."""
 MOST = 8000
-"""Characters of a text that a fragment holds."""
+"""Most characters of a text in a fragment, folded ones included."""
 
 STYLE = (
     ".ramify{font:13px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;"
@@ -45,12 +45,12 @@ Run = tuple[str, bool]
 
 
 def fragment(parts: Iterable[str]) -> str:
-    """HTML that stands alone, of the given HTML."""
+    """One self-contained piece of HTML, with its style, made of `parts`, which are HTML."""
     return f'<div class="ramify"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 def tag(name: str, content: str, css: str = "") -> str:
-    """An element with HTML in it."""
+    """The HTML element `name` with the HTML `content`. `css`: its classes."""
     attribute = f' class="{html.escape(css)}"' if css else ""
     return f"<{name}{attribute}>{content}</{name}>"
 
@@ -61,7 +61,7 @@ def escaped(text: object, most: int = FOLD) -> str:
 
 
 def head(title: str, *facts: str) -> str:
-    """A line of a title and facts; empty facts are left out."""
+    """A line with a title and facts. Empty facts are left out."""
     return tag(
         "div",
         tag("b", escaped(title)) + "".join(tag("span", escaped(fact), "soft") for fact in facts if fact),
@@ -70,20 +70,23 @@ def head(title: str, *facts: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], names: Sequence[str] = ()) -> str:
-    """A table of cells of HTML."""
+    """A table. Its cells are HTML; `names` are the headings of the columns."""
     lines = [tag("tr", "".join(tag("th", escaped(name)) for name in names))] if names else []
     lines += [tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows]
     return tag("table", "".join(lines))
 
 
 def details(summary: str, content: str, *, open: bool = False) -> str:
-    """HTML that is folded under `summary`, a text."""
+    """The HTML `content`, folded under the text `summary`."""
     return f"<details{' open' if open else ''}><summary>{escaped(summary)}</summary>{content}</details>"
 
 
 def text(runs: Iterable[Run], *, end: bool = False) -> str:
-    """Text with generated parts marked. Characters beyond `FOLD` are folded; beyond `MOST` only their number
-    is shown. With `end` the beginning is left out instead."""
+    """Text in which generated parts are marked.
+
+    Characters beyond `FOLD` are folded; of those beyond `MOST` only the number is shown. With `end`, only the
+    last `FOLD` characters are shown, and the number of those before.
+    """
     listed = [run for run in runs if run[0]]
     total = sum(len(part) for part, _ in listed)
     if end and total > FOLD:
@@ -99,7 +102,7 @@ def text(runs: Iterable[Run], *, end: bool = False) -> str:
 
 
 def _cut(runs: Iterable[Run], start: int, end: int) -> Iterator[Run]:
-    """The characters from `start` to `end`."""
+    """Yield `runs`, cut to the characters from `start` to `end`."""
     place = 0
     for part, generated in runs:
         yield part[max(start - place, 0) : max(end - place, 0)], generated

@@ -1,4 +1,4 @@
-"""Fills HTML templates: title, included files of this folder, and data."""
+"""Fills HTML templates with a title, with files of this folder, and with data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ INCLUDE = re.compile(r"/\*include ([\w.]+)\*/")
 
 
 def fill(template: str, title: str, parts: Mapping[str, str] | None = None) -> str:
-    """`template` with its title, its ``/*include name*/`` files, and each placeholder in `parts` replaced."""
+    """`template` with the title inserted, each ``/*include name*/`` replaced by that file, and each key of
+    `parts` by its value."""
 
     def include(found: re.Match[str]) -> str:
         return files(__package__).joinpath(found[1]).read_text(encoding="utf-8")
@@ -25,5 +26,5 @@ def fill(template: str, title: str, parts: Mapping[str, str] | None = None) -> s
 
 
 def script(data: Any) -> str:
-    """JSON that is safe inside a script element: nothing in it can end the element."""
+    """`data` as JSON in which nothing can end the script element around it."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,1 +1,1 @@
-"""The HTTP route of programs: needs both `lang` and the server, so it lies above both."""
+"""The HTTP route of programs. It uses both `lang` and the server, so it is in a layer above both."""

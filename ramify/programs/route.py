@@ -1,21 +1,24 @@
-"""``POST /v1/programs``: a program as a graph, run beside the scheduler without a round trip between calls.
+"""``POST /v1/programs``: runs a program, given as a graph, on the server, without a round trip between calls.
 
 The body:
 
 - ``graph``: `ramify.graph.Graph`, as ``fn.compile().graph()`` gives it.
-- ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
+- ``arguments``: one object of arguments, or ``rows``: a list of such objects. Without either the graph runs
+  once.
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
 - ``cache_scope``, ``priority``: as in ``POST /generate``; ``lora``: the LoRA adapter of steps that set none.
-- ``timeout``, ``max_total_tokens``, ``max_calls``: what each run of the graph may spend, as for ``run``.
+- ``timeout``, ``max_total_tokens``, ``max_calls``: limits of each run of the graph, as for ``run``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
 - ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
   finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
-  for each request when it has ended, ``chunks`` the same as its text comes: for Ramify's own client.
+  for each request when it has ended; ``chunks`` sends such events while text is generated. Both are meant for
+  Ramify's own client.
 
 The last event of a row is ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is
-``{"rows": […]}`` of these. A node, request or row that failed has ``failed``: ``{code, message, …}``. If the
-only row fails before its first event was sent, the answer is that error, with its HTTP status.
+``{"rows": […]}``, a list of these objects. The event of a node, request or row that failed has ``failed``:
+``{code, message, …}``. If there is one row and it fails before its first event was sent, the answer is that
+error, with its HTTP status.
 """
 
 from __future__ import annotations
@@ -46,10 +49,11 @@ router = APIRouter()
 
 PATH = "/v1/programs"
 SILENCE_S = 10.0
-"""Seconds without an event after which a stream sends an empty comment, which keeps proxies from closing
-it."""
+"""Seconds without an event after which a stream sends an empty comment. It keeps proxies from closing the
+connection."""
 MAX_ROWS = 4096
-"""Most rows of one request. Only as many run at a time as fit into `max_running` requests."""
+"""Most rows of one HTTP request. The number that run at a time is bounded so that their requests fit into
+`max_running`."""
 
 
 @router.post(PATH)
@@ -78,7 +82,7 @@ async def programs(request: Request) -> Response:
 
 @router.post(PATH + "/{run}/results")
 async def results(run: str, request: Request) -> Response:
-    """The client's results of a turn of tool calls, for which a streamed program waits."""
+    """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     fields = await read_fields(request)
     place: str = fields.need("tools", str)
     row: int = fields.take("row", int, 0)
@@ -94,7 +98,10 @@ async def results(run: str, request: Request) -> Response:
 
 
 class _ProgramStream(EventStream):
-    """The events of a program. `results` finds the stream by the client's id `run` while the program runs."""
+    """The event stream of a program.
+
+    While the program runs, `results` finds the stream under `run`, the client's id of the program.
+    """
 
     def __init__(
         self, service: Service, run: str | None, job: Job, rows: list[dict[str, Any]], at_once: int
@@ -109,7 +116,7 @@ class _ProgramStream(EventStream):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._end()  # where the stream has not begun, or breaks off
+            self._end()  # in case the stream has not begun, or breaks off
 
     def _end(self) -> None:
         if self._run and self._programs.get(self._run) is self._tools:
@@ -163,7 +170,10 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
 
 
 async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
-    """The summary of each row."""
+    """Run all rows; returns the last event of each row.
+
+    Raises the error of a failed row if it is the only one.
+    """
     answers: list[dict[str, Any]] = [{}] * len(rows)
     async with aclosing(_row_events(job, rows, at_once, [ToolResults() for _ in rows])) as events:
         async for event in events:
@@ -192,12 +202,12 @@ async def _events(
                 _raise_failed(event.data)
             first = False
             yield sse_event({"row": event.row, **event.data})
-    end()  # before the client hears of it, and may use the id again
+    end()  # before the client learns of the end and may use the id again
     yield DONE
 
 
 def _raise_failed(answer: dict[str, Any]) -> None:
-    """Raise the error of a row or node that failed."""
+    """Raise the error in `answer`, if it is that of a failed row or node."""
     if "failed" in answer:
         raise from_info(answer["failed"])
 
@@ -206,16 +216,18 @@ class Event(NamedTuple):
     row: int
     data: dict[str, Any]
     last: bool
-    """The row has ended."""
+    """Whether this is the last event of the row."""
 
 
 async def _row_events(
     job: Job, rows: list[dict[str, Any]], at_once: int, tools: list[ToolResults]
 ) -> AsyncGenerator[Event | None, None]:
-    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one. `tools`
-    receives the results of tool calls, by row.
+    """Run the rows, `at_once` at a time, and yield their events.
 
-    Closing the generator cancels the rows.
+    Yields None after each `SILENCE_S` without an event. `tools` has, for each row, the object that receives
+    the results of its tool calls.
+
+    Closing the generator cancels the rows that still run.
     """
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
@@ -250,7 +262,7 @@ async def _row_events(
 
 
 class _Served:
-    """The server's model as a backend of programs."""
+    """The backend of programs that run in the server: the server's own model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -271,4 +283,4 @@ class _Served:
         await self._service.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the server outlives its programs."""
+        """Do nothing: the server outlives its programs."""

@@ -1,4 +1,7 @@
-"""Ramify on a Ray cluster: batches on Ray Data. `import ramify.ray` imports no Ray; the first use does."""
+"""Ramify on a Ray cluster: batches on Ray Data.
+
+Ray is imported at the first use, not by `import ramify.ray`.
+"""
 
 from __future__ import annotations
 

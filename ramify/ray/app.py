@@ -5,7 +5,7 @@
                               ▼
                            Model, Model, …: an engine core of processes each   an actor for each replica
 
-Ray places, starts, checks, scales and replaces the actors.
+Ray chooses the machines of the actors; it starts, checks, scales and replaces them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from ramify.runtime.fleet.kv_connector import EVACUATE_S
 from ramify.runtime.processes.shares import whole
 
 CLOSE_S = EVACUATE_S + 10.0
-"""Seconds beyond drain_s for prefixes and requests to move to other replicas, and for the engine core's
-processes to end."""
+"""Seconds, in addition to drain_s, in which prefixes and requests move to other replicas and the engine
+core's processes end."""
 SESSIONS = 1.1
-"""Calls that run on each replica while it has no request, which Serve counts: the frontend's session, and for
-moments its heartbeats. With 1, two idle replicas would need 1.01 replicas at a target of 1, so both."""
+"""Number of running calls that Serve counts on an idle replica: the frontend's session, and for moments a
+heartbeat. With 1, two idle replicas at a target of 1 would be computed to need 1.01 replicas, so that neither
+would be removed."""
 POLL_S = 0.5
-"""Seconds between checks of a stopping actor for running requests."""
+"""Seconds between two checks whether a stopping actor still has running requests."""
 
 
 class Model:
-    """A replica: one engine core of processes on the actor's machine."""
+    """A replica: one engine core, made of processes on the actor's machine."""
 
     async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
         self._version = deployment.version
@@ -55,12 +56,12 @@ class Model:
         if config.threads is None:
             cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
             config = dataclasses.replace(config, threads=max(1, int(cores)))
-        # Ray has set CUDA_VISIBLE_DEVICES; which cores are whose it does not say.
+        # Ray has set CUDA_VISIBLE_DEVICES, but does not assign particular cores to an actor.
         self._host = EngineHost(config, share=whole())
         await self._host.start()
 
     async def session(self, replica: str, session: str, version: str) -> AsyncIterator[bytes]:
-        """See `EngineHost.session`. Yields nothing if the call was meant for another replica or version."""
+        """See `EngineHost.session`. Yields nothing if the call is for another replica or version."""
         if (replica, version) == (self._name, self._version):
             async for item in self._host.session(session):
                 yield item
@@ -72,8 +73,11 @@ class Model:
     async def export(
         self, replica: str, session: str, message: bytes
     ) -> tuple[bytes, list[ray.ObjectRef]] | None:
-        """See `EngineHost.export`. The KV snapshot is an object in this machine's store, given as a list
-        of at most one reference: Ray would replace a bare reference by the object."""
+        """See `EngineHost.export`.
+
+        The KV snapshot is an object in this machine's store. It is returned as a list of at most one
+        reference, as Ray would replace a bare reference by the object.
+        """
         found = await self._host.export(session, message) if replica == self._name else None
         if found is None:
             return None
@@ -99,7 +103,7 @@ class Model:
 
 @serve.ingress()
 class Frontend:
-    """The HTTP surface of `ramify serve` over the replicas that Ray Serve lists."""
+    """The HTTP routes of `ramify serve`, served by the replicas that Ray Serve lists."""
 
     async def __init__(  # type: ignore[misc]
         self, deployment: Deployment, model: DeploymentHandle
@@ -132,7 +136,7 @@ class Frontend:
 
 
 class HandleTransport:
-    """Sessions over a handle of Ray Serve; a `Transport`."""
+    """A `Transport` over a handle of Ray Serve."""
 
     def __init__(self, handle: DeploymentHandle, version: str) -> None:
         self._version = version
@@ -174,13 +178,13 @@ class HandleTransport:
 def build(args: Mapping[str, Any]) -> serve.Application:
     """Build the application from `args`: options of `ramify serve` and of `ClusterConfig`.
 
-    Raises what `read_options` raises.
+    Raises the errors of `read_options`.
     """
     return application(read_options(args))
 
 
 def application(deployment: Deployment) -> serve.Application:
-    """The frontend and the replicas."""
+    """The application of the frontend and the replicas."""
     frontend = serve.deployment(Frontend, name="Frontend").options(
         num_replicas=1,
         **_stopping(deployment),
@@ -191,7 +195,7 @@ def application(deployment: Deployment) -> serve.Application:
 
 
 def replicas(deployment: Deployment) -> serve.Application:
-    """The replicas alone."""
+    """The application of the replicas, without the frontend."""
     server, cluster = deployment.server, deployment.cluster
     low, high = cluster.bounds
     scaling: dict[str, Any] = {"num_replicas": low}
@@ -206,8 +210,8 @@ def replicas(deployment: Deployment) -> serve.Application:
     model = serve.deployment(Model, name="Model").options(
         **scaling,
         **_stopping(deployment),
-        logging_config={"enable_access_log": False},  # it has a line for each message
-        # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
+        logging_config={"enable_access_log": False},  # it would have a line for each message
+        # The frontend limits requests (429). A limit here would delay messages about running requests, too.
         max_ongoing_requests=2 * deployment.most_requests,
         ray_actor_options={"num_cpus": cluster.cpus_per_replica, "num_gpus": cluster.gpus(server)},
         request_router_config=RequestRouterConfig(
@@ -225,8 +229,8 @@ def _stopping(deployment: Deployment) -> dict[str, float]:
 
 
 def refuse_several(frontends: int) -> None:
-    """Raise `UnsupportedField` for more than one frontend. Each would know only its own reservations, token
-    counts and adapters.
+    """Raise `UnsupportedField` for more than one frontend, as each would know only its own reservations,
+    token counts and adapters.
     """
     if frontends > 1:
         raise UnsupportedField(
@@ -237,8 +241,9 @@ def refuse_several(frontends: int) -> None:
 
 
 def listening(config: ServerConfig, host: str | None) -> ServerConfig:
-    """The configuration with the address on which Ray Serve listens. Raises ValueError if other machines
-    can reach it and no API key is set.
+    """`config` with the host on which Ray Serve listens; `config` itself if `host` is None.
+
+    Raises ValueError if other machines can reach that host and no API key is set.
     """
     return config if host is None else dataclasses.replace(config, host=host)
 

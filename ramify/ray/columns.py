@@ -19,15 +19,16 @@ from ramify.lang.batch.table import common_type, stored_type, to_array
 from ramify.lang.typed.typed_dict import modern
 
 FIXED = ("row_id", "returned", "error", "usage")
-"""Columns added to the dataset's and the variables'. A variable with the name of one of these, or of a
-column of the dataset, becomes ``outputs.NAME``."""
+"""Names of the columns that are added to those of the dataset and of the variables. A variable that has the
+name of one of these, or of a column of the dataset, gets the column ``outputs.NAME``."""
 
 
 class Columns:
-    """Makes tables of results; remembers the types of columns, so that all tables of an actor agree.
+    """A maker of tables of results. It remembers the types of columns, so that all tables of an actor agree.
 
     Args:
-        declared: Variable → Python type or Arrow type. Other columns get the type of their values.
+        declared: Variable → Python type or Arrow type. The column of any other variable gets the type of its
+            values.
     """
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
@@ -36,7 +37,8 @@ class Columns:
         self._pa = pa
         self._declared = {name: arrow_type(kind) for name, kind in declared.items()}
         self._found: dict[str, Any] = {}
-        """Undeclared column → the common type of its values so far; None for JSON texts."""
+        """Column that was not declared → common type of its values so far; None if they are stored as JSON
+        text."""
         text, number = pa.string(), pa.int64()
         errors = dict.fromkeys(("type", "message", "variable", "line", "traceback", "partial"), text)
         counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
@@ -47,7 +49,10 @@ class Columns:
         }
 
     def table(self, rows: Any, ids: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Any:
-        """The Arrow table `rows` with the columns of its results. `lines` are lines of a results file."""
+        """The Arrow table `rows` extended by the columns of the results.
+
+        `lines`: the rows' lines of a results file.
+        """
         given = set(rows.column_names)
         for name in FIXED:
             if name in given:
@@ -66,7 +71,7 @@ class Columns:
         for name in variables:
             column = f"outputs.{name}" if name in given or name in FIXED else name
             columns[column] = [line["outputs"].get(name) for line in lines]
-        for name in self._found:  # of earlier batches
+        for name in self._found:  # columns of earlier batches
             columns.setdefault(name, [None] * len(lines))
         for name, values in columns.items():
             rows = rows.append_column(name, self._array(name, values))
@@ -96,7 +101,10 @@ def _texts(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def arrow_type(kind: Any) -> Any:
-    """The Arrow type of a Python type, of a JSON schema, or of an Arrow type itself; None for JSON text."""
+    """The Arrow type for `kind`: a Python type, a JSON schema, or an Arrow type, which is returned itself.
+
+    None if values have to be stored as JSON text.
+    """
     import pyarrow as pa
     from pydantic import PydanticUserError, TypeAdapter
 
@@ -114,8 +122,10 @@ def arrow_type(kind: Any) -> Any:
 
 
 def _of_schema(pa: Any, schema: Mapping[str, Any], known: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
-    """The Arrow type of a JSON schema as pydantic writes it; None if its values have no common type.
-    `inside` holds the definitions that are being followed, which ends recursion."""
+    """The Arrow type for a JSON schema in pydantic's form; None if values have to be stored as JSON text.
+
+    `inside` names the definitions that are being followed, so that recursion is found.
+    """
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return None if name in inside else _of_schema(pa, known[name], known, (*inside, name))

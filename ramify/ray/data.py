@@ -21,12 +21,13 @@ from ramify.ray.map_actor import Engine, ProgramActor, Work, make_backend
 from ramify.ray.parts import Parts
 
 BATCHES_IN_TASK = 4
-"""Number of a task's batches that Ray Data 2.60 gives to an async actor at once."""
+"""Number of batches of one task that Ray Data 2.60 gives to an async actor at once."""
 TASKS_IN_ACTOR = 2
-"""Number of tasks that an actor runs at once: its engine has rows while a task ends and the next begins."""
+"""Number of tasks that an actor runs at once. With two, its engine has rows while one task ends and the next
+begins."""
 MAX_RESTARTS = 10
-"""Most replacements of an actor by Ray, unless `ray_remote_args` has another number. Ray's own default
-has no limit, so a row that kills the engine would run again for ever."""
+"""Most times that Ray restarts an actor, unless `ray_remote_args` sets another number. Ray's default is no
+limit, with which a row that kills the engine would run again for ever."""
 
 
 def map_program(
@@ -50,39 +51,44 @@ def map_program(
 ) -> Any:
     """Run a program once for each row of a `ray.data.Dataset`; returns a dataset with its results.
 
-    Columns with the names of the program's parameters are its arguments. All columns of the dataset stay,
-    and there is a new one for each variable of the program. ``returned`` is what the body returned;
-    ``error`` is null or a struct, ``usage`` a struct of the row's tokens, both as in a results file.
-    ``row_id`` has 128 bits of the row's key and arguments, or without `key` of all its columns, as 32
-    hexadecimal digits. Nothing runs before the dataset is written or read.
+    The columns with the names of the program's parameters give its arguments. All columns of the dataset are
+    kept, and a column is added for each variable of the program. Further columns are added: ``returned``, the
+    return value of the body; ``error``, null or a struct; and ``usage``, a struct of the row's tokens; the
+    last two as in a results file. ``row_id`` is a 128-bit hash, as 32 hexadecimal digits, of the row's key
+    and arguments, or without `key`, of all its columns. No row runs before the returned dataset is written or
+    read.
 
     Args:
-        engine: Options of `Engine`, which each actor starts; or a function that makes a backend in the actor,
-            such as ``lambda: rm.RuntimeEndpoint("http://…")``.
-        concurrency: Actors, or their least and greatest number, between which Ray scales with the work.
-        rows_per_batch: Rows that Ray hands to an actor together. An actor has up to 8 batches at once, whose
-            rows share one window, so that rows with a common prefix run together.
+        engine: Options of the `Engine` that each actor starts; or a function that is called in the actor and
+            returns a backend, such as ``lambda: rm.RuntimeEndpoint("http://…")``.
+        concurrency: Number of actors; or the least and the greatest number, between which Ray scales with the
+            work.
+        rows_per_batch: Number of rows that Ray hands to an actor as one batch. An actor has up to 8 batches
+            at once. Their rows share one window, so that rows with a common prefix run together.
         rows_in_flight: Most rows that run at once in an actor; at most 8 times `rows_per_batch`.
-        on_error: ``"column"``: the error of a row is in its column ``error``, and the variables that were not
+        on_error: ``"column"``: the error of a row is put in the column ``error``, and variables that were not
             set are null. ``"raise"``: the first failed row fails the job.
-        key: A column that identifies a row, beside the arguments. Without it rows that are equal in all
-            columns have one ``row_id``, and one result where they are taken from a `checkpoint`.
-        columns: Variable → type, for columns that have a type whatever the values are: a Python type that
+        key: A column that identifies a row, together with the arguments. Without a key, rows that are equal
+            in all columns have the same ``row_id``, and get the same result if it is taken from a
+            `checkpoint`.
+        columns: Variable → type, for columns whose type is not to depend on the values: a Python type that
             pydantic knows, or an Arrow type. Other columns get the type of their values.
-        checkpoint: A folder that all machines see. Finished rows are written there at once, and are not run
-            again when an actor or the job has died and the same is run again.
+        checkpoint: A folder that all machines see. Each finished row is written there at once. If an actor or
+            the job dies and is run again, these rows do not run again.
         rerun: With `checkpoint`, as in `run_batch`: ``"changed"``, ``"missing"``, ``"failed"``.
-        give_up_after: Seconds without any answer after which an actor gives its engine up, or, with a backend
-            of a function, the job fails; None for no limit.
+        give_up_after: Seconds without any answer after which an actor gives up its engine and ends. If
+            `engine` is a function, the job fails instead. None for no limit.
         num_cpus, num_gpus: What Ray reserves for an actor. The engine computes with `num_cpus` threads,
             unless `engine` has ``threads``.
-        ray_remote_args: Further options of Ray's for actors, such as ``resources``. ``max_restarts`` is 10.
+        ray_remote_args: Further options of Ray for actors, such as ``resources``. The default of
+            ``max_restarts`` is 10.
         **options: Sampling options and arguments that all rows share, as in `run_batch`.
 
-    A row that fails transiently runs again, as in `run_batch`. An actor whose engine is gone ends its
-    process, and Ray makes another one. `fn` and `engine` reach the actors by Ray's cloudpickle.
+    A row that fails transiently runs again, as in `run_batch`. If the engine of an actor is gone, the actor
+    ends its process, and Ray starts another actor. `fn` and `engine` are sent to the actors by Ray's
+    cloudpickle.
 
-    Raises `InvalidRequest` for a wrong argument, for a missing Ray, and where `checkpoint` has results of
+    Raises `InvalidRequest` for a wrong argument, if Ray is not installed, and if `checkpoint` has results of
     another program.
     """
     data = require("ray.data")
@@ -135,7 +141,7 @@ def map_program(
         min_size=least, max_size=most, max_concurrent_calls_per_actor=TASKS_IN_ACTOR
     )
     with warnings.catch_warnings():
-        # Ray 2.64 is going to take max_restarts in another way; VERSION is pinned.
+        # Ray 2.64 will take max_restarts in another way. VERSION is pinned to 2.60.
         warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
         return dataset.map_batches(
             ProgramActor,
@@ -150,7 +156,7 @@ def map_program(
 
 
 def _with_threads(engine: Engine, num_cpus: float) -> Engine:
-    """`engine` with its number of threads. Raises `Engine`'s errors for wrong options."""
+    """`engine` with its number of threads set. Raises the errors of `Engine` for wrong options."""
     if not isinstance(engine, Mapping):
         if not callable(engine):
             raise InvalidRequest(
@@ -166,8 +172,10 @@ def _with_threads(engine: Engine, num_cpus: float) -> Engine:
 def _record(
     fn: Program[..., Any], options: Mapping[str, Any], common: Mapping[str, Any], engine: Engine
 ) -> Record:
-    """Record of the batch. The caller makes it, as the caller has the program's source: an actor has its
-    bytecode."""
+    """Record of the batch.
+
+    It is made in the caller's process, which has the program's source; an actor has only the bytecode.
+    """
     model = str(engine.get("model", "")) if isinstance(engine, Mapping) else ""
     info = structs.replace(NO_MODEL, name=model)
     record = record_of(fn, options, common, None, info, {})

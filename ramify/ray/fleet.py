@@ -1,4 +1,4 @@
-"""The fleet of the replicas that Ray Serve lists: they join, drain and leave with its list."""
+"""The fleet of the replicas that Ray Serve lists. Replicas join, drain and leave as the list changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ log = logging.getLogger("ramify")
 
 
 class ListedFleet(ReplicaFleet):
-    """A replica for each one of Ray Serve's list.
+    """A fleet with a replica for each entry of Ray Serve's list.
 
-    drain_s : seconds that requests may take on a replica that has left the list; then they go on elsewhere
+    drain_s : seconds that requests may continue on a replica that has left the list; then they are moved to
+    other replicas
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ListedFleet(ReplicaFleet):
         self._tell_needed()
 
     async def _leave(self, name: str) -> None:
-        """Ray Serve stops a replica: when it is scaled down, replaced, unhealthy or dead."""
+        """Remove a replica that Ray Serve stops, because it is scaled down, replaced, unhealthy or dead."""
         try:
             await self.drain(name, self._drain_s, last=True)
         except RamifyError as error:

@@ -1,4 +1,4 @@
-"""A replica's side of the sessions: one engine core, and the frontends that use it."""
+"""The replica's side of sessions: one engine core, shared by the frontends that use it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SUPERSEDED = "The frontend has a newer session."
 
 
 class _Asked(NamedTuple):
-    """The sending session, and the request's or call's id in it."""
+    """The session that sent a request or call, and the id that the session gave it."""
 
     session: Session
     rid: str
@@ -64,7 +64,7 @@ class _Adapter:
 
 
 class Session:
-    """One frontend's outgoing messages and running requests."""
+    """A session: the messages to one frontend, and its running requests."""
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
@@ -73,7 +73,7 @@ class Session:
         """Request id → future that is resolved when the request has ended."""
         self.next_number = 1
         self.early: dict[int, ToTokenizer | Failed] = {}
-        """Message number → message that came before its predecessors."""
+        """Message number → message that arrived before its predecessors."""
         self._queue: deque[ToSession] = deque()
         self._wake = asyncio.Event()
         self._ended = False
@@ -83,7 +83,7 @@ class Session:
         self._wake.set()
 
     def end(self, reason: str) -> None:
-        """End the session. The frontend's last message is `Goodbye` with the `reason`."""
+        """End the session. The last message to the frontend is `Goodbye` with the `reason`."""
         for future in self.running.values():
             if not future.done():
                 future.set_result(None)
@@ -91,7 +91,7 @@ class Session:
         self.put(Goodbye(reason=reason))
 
     async def items(self) -> AsyncIterator[bytes]:
-        """Yield items, each with all messages since the item before."""
+        """Yield items until the session ends. An item has all messages since the previous item."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -103,8 +103,10 @@ class Session:
                 return
 
     def engine_id(self, rid: str) -> str:
-        """Id of a request or control call in the engine core, unique among sessions, which may give equal
-        ids."""
+        """Id in the engine core for a request or control call with the id `rid` in this session.
+
+        It is unique, while two sessions may give equal ids.
+        """
         return f"{self.name}/{rid}"
 
     def forget(self, rid: str) -> None:
@@ -114,9 +116,10 @@ class Session:
 
 
 class EngineHost:
-    """Owns an engine core and shares it among the frontends that open sessions.
+    """An owner of an engine core, which is shared by all frontends that open sessions.
 
-    `options` go to `EngineSupervisor`, which `make_engine` may replace in tests. `clock` gives seconds.
+    `options` are passed to `make_engine`, which is `EngineSupervisor` except in tests. `clock` returns
+    seconds.
     """
 
     def __init__(
@@ -138,17 +141,17 @@ class EngineHost:
         )
         self._sessions: dict[str, Session] = {}
         self._asked: dict[str, _Asked] = {}
-        """Id in the engine core → request or control call."""
+        """Id in the engine core → request or control call in a session."""
         self._loading: dict[str, tuple[str, LoadLora]] = {}
-        """Id in the engine core → session and its order to load an adapter."""
+        """Id in the engine core → (session, its order to load an adapter)."""
         self._adapters: dict[str, _Adapter] = {}
-        """Loaded adapters by name; a restarted frontend registers the same ones again."""
+        """Name → loaded adapter. A restarted frontend registers the same adapters again."""
         self._snapshots = ReplicaSnapshots(self._engine.send)
         self._up = asyncio.Event()
         self._gone: EngineError | None = None
 
     async def start(self) -> None:
-        """Start the engine core. Raises what keeps it from starting."""
+        """Start the engine core. Raises the error that keeps it from starting."""
         await self._engine.start()
         if not self._engine.restarting:
             self._up.set()
@@ -168,11 +171,13 @@ class EngineHost:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def session(self, name: str) -> AsyncIterator[bytes]:
-        """The items of a new session, which begins when the engine core is up. Closing the iterator ends it.
+        """Begin a session when the engine core is up, and yield its items.
 
-        A frontend has one live session: its newest. A stream may break on the frontend's side alone, and
-        calls may overtake one another. So a session ends the frontend's older ones, and ends itself if it
-        finds a newer one.
+        Closing the iterator ends the session.
+
+        A frontend has at most one live session, its newest. As a stream may break only on the frontend's
+        side, and calls may overtake one another, a new session ends older sessions of the frontend, and ends
+        itself if there is a newer one.
         """
         frontend, number = session_parts(name)
         await self._up.wait()
@@ -203,11 +208,12 @@ class EngineHost:
             self._close(name)
 
     async def send(self, name: str, number: int, message: bytes) -> bool:
-        """Take message `number` of a session. Returns at once, but for a `Generate` when the request has
-        ended.
+        """Take message `number` of a session.
 
-        Calls may overtake one another: a message waits for those before it. Returns False if there is no
-        such session.
+        Returns at once, except for a `Generate`: then it returns when the request has ended.
+
+        As calls may overtake one another, a message that arrives early is kept until those before it have
+        come. Returns False if there is no such session.
         """
         session = self._sessions.get(name)
         if session is None:
@@ -226,8 +232,11 @@ class EngineHost:
         return True
 
     async def export(self, name: str, message: bytes) -> tuple[bytes, bytes | None] | None:
-        """The answer to an `ExportPrefix` of a session, and the KV snapshot, if there is one. None if there
-        is no such session. Raises `msgspec.ValidationError`."""
+        """Handle an `ExportPrefix` of a session.
+
+        Returns (answer, KV snapshot or None), or None if there is no such session. Raises
+        `msgspec.ValidationError` for a malformed message.
+        """
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
@@ -236,8 +245,11 @@ class EngineHost:
         return encode_answer(answer), snapshot
 
     async def import_(self, name: str, message: bytes, snapshot: object) -> bytes | None:
-        """The answer to an `ImportPrefix` of a session; None if there is no such session. Raises
-        `msgspec.ValidationError`."""
+        """Handle an `ImportPrefix` of a session.
+
+        Returns the answer; None if there is no such session. Raises `msgspec.ValidationError` for a malformed
+        message.
+        """
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ImportPrefix)
@@ -253,7 +265,7 @@ class EngineHost:
             session.put(Reply(rid=rid, lora=adapter.revision))
         elif isinstance(message, UnloadLora) and self._leave_adapter(name, message.name):
             session.put(Reply(rid=rid))
-        elif rid != HEARTBEAT:  # the engine core has heartbeats of its own, whose answers go to all
+        elif rid != HEARTBEAT:  # answers to the engine core's own heartbeats go to all sessions
             if rid:
                 engine_id = session.engine_id(rid)
                 message = msgspec.structs.replace(message, rid=engine_id)
@@ -268,7 +280,8 @@ class EngineHost:
         return adapter is not None and adapter.path == message.path
 
     def _leave_adapter(self, session: str, name: str) -> bool:
-        """Drop the session's use of an adapter; returns whether other sessions still use it."""
+        """Remove `session` from the users of an adapter; returns whether other sessions still use the
+        adapter."""
         adapter = self._adapters.get(name)
         if adapter is None:
             return False
@@ -278,7 +291,7 @@ class EngineHost:
         return bool(adapter.users)
 
     def _close(self, name: str) -> None:
-        """Remove a session: abort its requests, and unload the adapters that it alone used."""
+        """Remove a session: abort its requests, and unload the adapters that no other session uses."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
@@ -291,7 +304,10 @@ class EngineHost:
                 self._engine.send(UnloadLora(rid="", name=adapter))
 
     def _end_silent(self) -> None:
-        """End the sessions of silent frontends: one that died with its machine closes nothing."""
+        """End the sessions of silent frontends.
+
+        A frontend that died with its machine does not close its session.
+        """
         now = self._clock()
         for name, session in list(self._sessions.items()):
             if now - session.heard_at > SILENT_S:
@@ -360,11 +376,11 @@ class EngineHost:
     def _gave_up(self, error: EngineError) -> None:
         self._gone = error
         self._end_all(error.message)
-        self._up.set()  # who waits for the engine core hears of it
+        self._up.set()  # wakes the sessions that wait, which then raise
 
 
 def _decoded(message: bytes) -> ToTokenizer | Failed:
-    """Decode a message; a malformed one becomes the `Failed` that answers it."""
+    """Decode a message. For a malformed message, returns the `Failed` that answers it."""
     try:
         return decode_message(message)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Ray, if it is installed in the version that this package is tested with."""
+"""The import of Ray, which has to be installed in the version that this package is tested with."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from ramify.errors import InvalidRequest
 
 VERSION = "2.60"
-"""Minor version of Ray that is used: interfaces of Serve's request routers and Data's actors differ
-between minor versions."""
+"""Minor version of Ray that is required, as the interfaces of Serve's request routers and of Data's actors
+differ between minor versions."""
 REMEDY = "pip install 'ramify-llm[ray]'"
 
 
 def require(module: str = "ray") -> Any:
     """Import a module of Ray, such as ``ray.data`` or ``ray.serve``.
 
-    Raises `InvalidRequest` where Ray, or a package that this part of Ray needs, is not installed, and where
-    the version is not `VERSION`.
+    Raises `InvalidRequest` if Ray, or a package that this part of Ray needs, is not installed, and if Ray's
+    version is not `VERSION`.
     """
     try:
         import ray

@@ -1,4 +1,4 @@
-"""The replicas that Ray Serve lists: its router writes the list, and the fleet listens to it."""
+"""The list of replicas that Ray Serve has. Serve's router updates the list, and the fleet listens to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Listener = Callable[[list[str]], object]
 
 
 class ListedReplicas:
-    """Names of replicas, passed to one listener. Thread-safe: Serve's router has a thread of its own."""
+    """A list of replica names, which is passed to one listener.
+
+    It is thread-safe, as Serve's router has a thread of its own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,8 +22,10 @@ class ListedReplicas:
         self._needed: frozenset[str] = frozenset()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with the names now, and again at each change, in order. The listener must not
-        call this object."""
+        """Call `listener` with the names now, and again after each change, in order.
+
+        The listener must not call this object.
+        """
         with self._lock:
             self._listener = listener
             listener(list(self._names))
@@ -32,17 +37,20 @@ class ListedReplicas:
                 self._listener(list(names))
 
     def need(self, names: Collection[str]) -> None:
-        """Set the fleet's replicas. Calls may name one that drains, although Serve no longer lists it."""
+        """Set the names of the fleet's replicas.
+
+        A replica that drains is needed for further calls, although Serve no longer lists it.
+        """
         self._needed = frozenset(names)
 
     def kept(self, before: Collection[Any], names: Collection[str]) -> list[Any]:
-        """Replicas of `before` that the fleet still has and `names` lacks."""
+        """The replicas in `before` that the fleet still needs and that are not in `names`."""
         needed = self._needed
         return [one for one in before if name_of(one) in needed and name_of(one) not in names]
 
 
 here = ListedReplicas()
-"""The list of this process: Ray Serve gives each frontend a process of its own."""
+"""The list of this process. One is enough, as Ray Serve gives each frontend a process of its own."""
 
 
 class ReplicaGone(Exception):
@@ -55,5 +63,5 @@ def name_of(replica: Any) -> str:
 
 
 def choose(name: str, candidates: Sequence[Any]) -> Any | None:
-    """The candidate of this name; None if there is none."""
+    """The candidate called `name`; None if there is none."""
     return next((one for one in candidates if name_of(one) == name), None)

@@ -1,4 +1,7 @@
-"""The actor of `map_program`: one engine, which runs the rows of all batches that Ray gives the actor."""
+"""The actor of `map_program`.
+
+It has one engine, which runs the rows of all batches that Ray gives the actor.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ from ramify.ray.row_feed import RowFeed
 log = logging.getLogger(__name__)
 
 Engine = Mapping[str, Any] | Callable[[], Backend]
-"""Options of `ramify.Engine`, or a function that makes a backend, which is called in the actor."""
+"""Options of `ramify.Engine`; or a function that is called in the actor and returns a backend."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of an actor: program, engine and options. Ray ships it to the actors."""
+    """The work of an actor: program, engine and options. Ray sends it to the actors."""
 
     program: Program[..., Any]
     engine: Engine
     options: Mapping[str, Any]
     """Options of `run_batch`: sampling options, and arguments that all rows share."""
     window: int
-    """Most rows that an actor is given at once."""
+    """Most rows that an actor has at once."""
     rows_in_flight: int
     give_up_after: float | None
     raises: bool
@@ -48,7 +51,8 @@ class Work:
 
 
 class ProgramActor:
-    """Called by Ray with an Arrow table of rows; the result is the table with the columns of the results."""
+    """The actor's callable: Ray calls it with an Arrow table of rows, and it returns the table with the
+    columns of the results added."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -63,17 +67,17 @@ class ProgramActor:
         self._feed = RowFeed(work.program, batch, work.window, self._line, self._lost)
 
     async def __call__(self, rows: Any) -> Any:
-        """The lines of all rows, in the order of the rows.
+        """Run the rows; returns the table with the columns of the results, in the order of the rows.
 
-        Ray replays a task whose actor has died, and takes from the second run the blocks that it lacks. So
-        the rows of a batch are returned in the order in which they came, not in that in which they finished.
+        If an actor dies, Ray runs its task again, and takes from the second run the blocks that it lacks. So
+        the order must be the same in both runs, and rows are not returned in the order in which they finish.
         """
         names = self._arguments(rows.column_names)
         ids, lines = [], []
         for values in rows.to_pylist():
             arguments = {name: values[name] for name in names}
             key = None if self._work.key is None else values[self._work.key]
-            # Without a key all columns tell rows apart, not only those that the program takes.
+            # Without a key, a row is identified by all columns, not only by those that the program takes.
             ids.append(self._id(values if self._work.key is None else arguments, key))
             found = None if self._finished is None else self._finished.find(ids[-1])
             lines.append(found or asyncio.wrap_future(self._feed.run(arguments, (ids[-1], key))))
@@ -84,7 +88,10 @@ class ProgramActor:
         return self._columns.table(rows, ids, done)
 
     def _arguments(self, columns: list[str]) -> list[str]:
-        """Row values that the program takes as arguments."""
+        """The columns whose values the program takes as arguments.
+
+        Raises `InvalidRequest` if a required column is missing.
+        """
         parameters = self._work.program._signature.parameters.values()
         for parameter in parameters:
             named = parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -108,7 +115,10 @@ class ProgramActor:
             raise InvalidRequest(f"{error}", field="dataset", remedy=remedy) from None
 
     def _line(self, row: Row, state: ProgramState) -> dict[str, Any]:
-        """Result line of a row that has ended; it is written to the checkpoint first."""
+        """The result line of a row that has ended.
+
+        If there is a checkpoint, the line is written there first.
+        """
         error, fields = outcome(state)
         if self._owns_engine and any(map(is_gone, _causes(error))):
             self._lost(error)
@@ -119,8 +129,9 @@ class ProgramActor:
         return line
 
     def _lost(self, error: BaseException | None) -> None:
-        """End the actor's process, so that Ray makes a new actor with a new engine. An actor that raises
-        stays, and Ray sends the same task to it again."""
+        """If the actor started its engine itself, end the actor's process, so that Ray starts a new actor
+        with a new engine. Raising would not do: the actor would stay, and Ray would send the same task to it
+        again."""
         if self._owns_engine:
             log.error("The engine is gone, so this actor ends: %s", error)
             if self._finished is not None:
@@ -137,7 +148,7 @@ def make_backend(engine: Engine) -> Backend:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether `error` means that the engine will not answer any more."""
+    """Whether `error` means that the engine will never answer again."""
     return isinstance(error, EngineClosed) or (isinstance(error, WorkerDied) and not error.transient)
 
 

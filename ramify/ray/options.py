@@ -20,7 +20,7 @@ OF_SERVE = {
     "host": "Ray Serve listens: give http_options.host in its config file, or `ramify deploy --host`.",
     "port": "Ray Serve listens: give http_options.port in its config file, or `ramify deploy --port`.",
 }
-"""Options of `ramify serve` that an application of Ray Serve cannot have."""
+"""Options of `ramify serve` that an application of Ray Serve cannot have → remedy."""
 
 ONE_SERVER = (
     "Gateways that read KV events route to servers of one replica each; Ray Serve's frontend routes itself."
@@ -29,10 +29,10 @@ NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), O
     "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
     "prefill_replicas": "Replicas on a Ray cluster have no roles: use `ramify serve`.",
 }
-"""Options that a deployment on a Ray cluster cannot have."""
+"""Options that a deployment on a Ray cluster cannot have → reason."""
 
 REQUESTS_PER_REPLICA = 0.25
-"""Share of `max_running` at which Ray Serve adds replicas."""
+"""Requests per replica that scaling aims at, as a share of `max_running`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class ClusterConfig:
     """Options of the replicas on a Ray cluster."""
 
     replicas: str = "1"
-    """Number of replicas: N, or LOW..HIGH, between which Ray Serve scales by the requests that run and
-    wait."""
+    """Number of replicas: N, or a range LOW..HIGH. In a range, Ray Serve scales by the number of requests
+    that run and wait."""
     cpus_per_replica: float = 1.0
-    """Cores that Ray reserves for a replica. Unless threads is given, a replica computes with that
-    number of threads, at least one."""
+    """Cores that Ray reserves for each replica. Unless threads is given, a replica computes with as many
+    threads, at least one."""
     gpus_per_replica: float | None = None
-    """GPUs that Ray reserves for a replica. None: 1 where device is cuda, else 0."""
+    """GPUs that Ray reserves for each replica. None: 1 if device is cuda, else 0."""
     requests_per_replica: float | None = None
-    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running;
-    without max_running 32 on the CPU and 64 with GPUs."""
+    """Number of running and waiting requests per replica that scaling aims at. None: a quarter of
+    max_running. If max_running is not given either: 32 on the CPU, and 64 with GPUs."""
 
     def __post_init__(self) -> None:
         self.bounds  # noqa: B018 - raises where it is no number or range
@@ -79,7 +79,7 @@ class ClusterConfig:
         return 1.0 if server.device == "cuda" else 0.0
 
     def target(self, server: ServerConfig) -> float:
-        """Requests per replica that scaling aims at."""
+        """Number of requests per replica that scaling aims at."""
         if self.requests_per_replica is not None:
             return self.requests_per_replica
         # The smallest GPU's value, as the replicas' GPU is not known.
@@ -92,14 +92,16 @@ class Deployment:
     """The configurations of an application of Ray Serve: the server's and the cluster's."""
 
     server: ServerConfig
-    """`replicas` is the greatest number of replicas, and at least 2, so that schedulers publish their
-    trees."""
+    """The server's configuration. Its `replicas` is the greatest number of replicas, but at least 2, so that
+    schedulers publish their prefix trees."""
     cluster: ClusterConfig
 
     @property
     def most_requests(self) -> int:
-        """Most requests in all batches and in the queue. If the configuration leaves it to the device,
-        the value for the largest GPUs."""
+        """Most requests in all batches and in the queue together.
+
+        If max_running is not given, that of the largest GPUs is assumed.
+        """
         return self.server.most_requests(self.server.max_running or ON_CUDA[0][1].max_running)
 
     def replica(self) -> Deployment:
@@ -111,16 +113,18 @@ class Deployment:
 
     @property
     def version(self) -> str:
-        """Text that differs between deployments whose replicas cannot stand in for each other."""
+        """Text that differs between two deployments if a replica of one cannot take over requests of the
+        other."""
         replica = self.replica()
         text = json.dumps([dataclasses.asdict(one) for one in (replica.server, replica.cluster)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_options(given: Mapping[str, Any]) -> Deployment:
-    """The options that ``serve run`` or its config file gives: texts, or values of the right type.
+    """Read the options from ``serve run`` or its config file: texts, or values of the right type.
 
-    Raises `UnsupportedField` for an unknown one, naming the nearest, and `InvalidRequest` for a wrong value.
+    Raises `UnsupportedField` for an unknown option, with the most similar known one, and `InvalidRequest` for
+    a wrong value.
     """
     names = [field.name for field in dataclasses.fields(ServerConfig)]
     names += [field.name for field in dataclasses.fields(ClusterConfig)]
@@ -141,8 +145,9 @@ def read_options(given: Mapping[str, Any]) -> Deployment:
 
 
 def deployment(values: Mapping[str, Any]) -> Deployment:
-    """Make the configurations from values of the right types. Raises `InvalidRequest`. The address to
-    listen on is checked later, when it is known.
+    """Make the configurations from values of the right types.
+
+    Raises `InvalidRequest` for a wrong value. The address to listen on is checked later, when it is known.
     """
     of_cluster = {field.name for field in dataclasses.fields(ClusterConfig)}
     try:
@@ -157,7 +162,7 @@ def deployment(values: Mapping[str, Any]) -> Deployment:
 
 
 def _value(hint: Any, given: Any, name: str) -> Any:
-    """Convert `given` to the type of a field."""
+    """Convert `given` to `hint`, the type of the field `name`."""
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if optional:
         if given is None or given == "none":
@@ -183,7 +188,7 @@ def _value(hint: Any, given: Any, name: str) -> Any:
 
 
 def _object(given: Any, name: str) -> dict[str, Any]:
-    """A mapping, given as such or as JSON text."""
+    """Convert `given`, a mapping or JSON text, to a mapping."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -194,7 +199,7 @@ def _object(given: Any, name: str) -> dict[str, Any]:
 
 
 def _pairs(given: Any, name: str) -> dict[str, str]:
-    """A mapping, given as such or as text name=path,name=path."""
+    """Convert `given`, a mapping or text of the form name=path,name=path, to a mapping."""
     if isinstance(given, Mapping):
         return {str(key): str(value) for key, value in given.items()}
     pairs = [part.partition("=") for part in str(given).split(",") if part]

@@ -1,10 +1,10 @@
-"""The checkpoint of a batch on several actors: a folder of results files, one for each actor that has run.
+"""The checkpoint of a batch that runs on several actors: a folder with a results file for each actor.
 
     FOLDER/batch.jsonl                   the header alone: what is run
     FOLDER/9f21c0de55aa4e10.jsonl        a header, and a line for each row that this actor has finished
 
-The files have the form of `ramify.lang.batch.checkpoint`. The digest of a line is the row's 128-bit id. An
-actor writes its own file and reads all others once, when it starts.
+The files have the form of `ramify.lang.batch.checkpoint`. The digest in a line is the row's 128-bit id. An
+actor reads all files once, when it starts, and writes only its own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Parts:
-    """A checkpoint folder, which every machine of the cluster sees under `path`.
+    """A checkpoint folder. Every machine of the cluster must see it under `path`.
 
-    `record` is the record of this batch (`ramify.lang.batch.fingerprint`); `rerun` has words of
+    `record` is the record of this batch (`ramify.lang.batch.fingerprint`); `rerun` contains words of
     `ramify.lang.batch.checkpoint.RERUN`.
     """
 
@@ -64,9 +64,9 @@ class Parts:
         return keyed(self.record, self.key)
 
     def begin(self) -> None:
-        """Make the folder, or check that it belongs to this batch.
+        """Make the folder; if it exists, check that it belongs to this batch.
 
-        Raises `InvalidRequest` where it has results of another program, or with other options, and `rerun`
+        Raises `InvalidRequest` if the folder has results of another program or of other options, and `rerun`
         does not say what is to happen.
         """
         if "://" in self.path:
@@ -105,7 +105,7 @@ class Parts:
         return sorted(Path(self.path).glob("*.jsonl"))
 
     def lines(self) -> Iterator[tuple[Path, int, str]]:
-        """File, offset in bytes and row id of each line whose row need not run again."""
+        """Yield (file, offset in bytes, row id) for each line whose row need not run again."""
         for file in self._files():
             current: dict[str, bool] = {}
             offset = 0
@@ -114,7 +114,7 @@ class Parts:
                     if text.startswith(HEADER):
                         header = read_header(text)
                         current[str(header.get("header"))] = difference(header, self._recorded) is None
-                    elif text.startswith(LINE) and text.endswith(b"\n"):  # else the actor died while writing
+                    elif text.startswith(LINE) and text.endswith(b"\n"):  # else torn: the actor has died
                         line = msgspec.json.decode(text, type=_Line)
                         if self._stands(line, current.get(line.header, False)):
                             yield file, offset, line.digest
@@ -127,7 +127,7 @@ class Parts:
 
 
 class Finished:
-    """The finished rows of a checkpoint, and the file of the rows that this actor finishes.
+    """The finished rows of a checkpoint, and the file to which this actor writes the rows that it finishes.
 
     A finished row takes 24 bytes of memory.
     """
@@ -159,7 +159,7 @@ class Finished:
         wanted = np.uint64(int(row_id[:16], 16))
         first = int(np.searchsorted(self._ids, wanted))
         last = int(np.searchsorted(self._ids, wanted, side="right"))
-        for at in range(last - 1, first - 1, -1):  # the ids of an entry are 64 bits; the line has all 128
+        for at in range(last - 1, first - 1, -1):  # `_ids` has 64 bits of an id, the line 128
             with self._paths[int(self._files[at])].open("rb") as file:
                 file.seek(int(self._offsets[at]))
                 line: dict[str, Any] = msgspec.json.decode(file.readline())
@@ -168,7 +168,7 @@ class Finished:
         return None
 
     def append(self, row_id: str, key: Any, line: Mapping[str, Any]) -> None:
-        """Write the line of a row that has finished now."""
+        """Write the line of a row that this actor has finished."""
         if self._file is None:
             name = f"{uuid.uuid4().hex[:16]}.jsonl"
             self._file = ResultsFile(Path(self._parts.path) / name, self._parts.record, self._parts.key)
@@ -183,9 +183,12 @@ class Finished:
 
 
 def row_id(values: Mapping[str, Any], key: Any = None) -> str:
-    """32 hexadecimal digits: 128 bits of BLAKE2b of a row's key and values. Equal rows have equal ids.
+    """The 128-bit BLAKE2b hash of a row's key and values, as 32 hexadecimal digits.
 
-    Raises TypeError for a value that has no form of its own in JSON, and whose bytes cannot be read.
+    Equal rows have equal ids.
+
+    Raises TypeError for a value that is neither JSON nor convertible to bytes that are the same in every
+    process.
     """
     try:
         data = msgspec.json.encode([key, values], enc_hook=_stable, order="deterministic")
@@ -197,11 +200,14 @@ def row_id(values: Mapping[str, Any], key: Any = None) -> str:
 
 
 class _NoId(TypeError):
-    """A value has a type without bytes that are the same in every process."""
+    """A value cannot be converted to bytes that are the same in every process."""
 
 
 def _stable(value: Any) -> Any:
-    """Bytes of an array for a row's id, the same in every process."""
+    """Substitute for an array in a row's id: the array's type, shape and bytes.
+
+    Raises `_NoId` for a value of any other type.
+    """
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         return [str(value.dtype), list(value.shape), value.tobytes()]
     raise _NoId(f"A row with a value of type {type(value).__qualname__} has no id.")

@@ -1,4 +1,4 @@
-"""An engine core on another machine, with the methods of `EngineSupervisor`."""
+"""An engine core on another machine, under the interface of `EngineSupervisor`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, EngineEvents
 log = logging.getLogger("ramify")
 
 RETRY_S = 0.5
-"""Seconds between two attempts to open a session with a replica that Ray still lists."""
+"""Seconds between two attempts to open a session with a replica."""
 
 
 class RemoteEngine:
-    """The engine core of one replica; an `EngineCore`. The callbacks run on the event loop of `start`.
+    """An `EngineCore`: the engine core of one replica. The callbacks run on the event loop of `start`.
 
-    The end of a session counts as the engine core's death, and the next session as its return, until
-    `aclose`. `snapshots` holds the KV snapshots on their way between all engine cores of the fleet.
+    Until `aclose`, the end of a session is reported as the death of the engine core, and the beginning of the
+    next session as its restart. `snapshots` has the KV snapshots that are on their way between any two engine
+    cores of the fleet.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class RemoteEngine:
         self._number = 0
         self._last_message = time.monotonic()
         self._context = contextvars.copy_context()
-        """Context without an HTTP request. If a request's client goes away, Ray Serve cancels the calls
-        made in the request's context, but messages about it must still arrive."""
+        """The context, outside any HTTP request, in which messages are sent. When the client of a request
+        disconnects, Ray Serve cancels the calls that were made in the request's context. But messages about
+        the request must still arrive."""
         self._started: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: asyncio.Task[str] | None = None
@@ -70,7 +72,7 @@ class RemoteEngine:
         self.page_bytes = 0
 
     async def start(self) -> None:
-        """Wait for the first session. Raises `EngineClosed` where the engine core is closed before."""
+        """Wait for the first session. Raises `EngineClosed` if `aclose` is called before."""
         self._started = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
         await self._started
@@ -80,7 +82,7 @@ class RemoteEngine:
         await asyncio.gather(*self._tasks, *self._sending, return_exceptions=True)
 
     def close_now(self) -> None:
-        """The part of `aclose` that needs no running event loop."""
+        """Close without waiting. Needs no running event loop."""
         self._up = False
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             for task in (*self._tasks, *self._sending):
@@ -90,7 +92,7 @@ class RemoteEngine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Empty: the processes are another machine's."""
+        """Always empty, as the processes are on another machine."""
         return {}
 
     @property
@@ -105,7 +107,7 @@ class RemoteEngine:
     # --- messages ---------------------------------------------------------------------------------
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message; dropped while there is no session."""
+        """Send a message. While there is no session, it is dropped."""
         encoded = encode_message(message)
         if not self._up:
             return
@@ -128,8 +130,11 @@ class RemoteEngine:
                 self._listening.cancel()
 
     async def _transfer(self, session: str, message: ExportPrefix | ImportPrefix, encoded: bytes) -> None:
-        """Export or import a KV snapshot. It has no number: requests that need it are sent when it has
-        come."""
+        """Export or import a KV snapshot.
+
+        The message has no number, as its order does not matter: requests that need the snapshot are sent only
+        after it has arrived.
+        """
         name = message.path
         answer: Reply | Failed
         try:
@@ -142,7 +147,7 @@ class RemoteEngine:
             answer = decode_answer(found)
         except (
             Exception
-        ) as error:  # the KV snapshot is lost; where the replica is lost too, the session tells
+        ) as error:  # the KV snapshot is lost; the loss of a replica is reported by the session
             answer = Failed(rid=message.rid, error=EngineError(_reason(error)).to_info())
         if session == self._session and self._up:
             self._last_message = time.monotonic()
@@ -169,7 +174,7 @@ class RemoteEngine:
             await asyncio.sleep(self._retry_s)
 
     def _ended(self, reason: str) -> None:
-        """Note that a session has ended, or could not begin."""
+        """Note that the session has ended, or could not begin."""
         was_up, self._up = self._up, False
         for task in list(self._sending):
             task.cancel()
@@ -181,7 +186,7 @@ class RemoteEngine:
             log.debug("replica %s has no session: %s", self._name, reason)
 
     async def _listen(self, session: str) -> str:
-        """Receive until the session ends. Returns the reason that the replica gave."""
+        """Receive messages until the session ends. Returns the reason that the replica gives."""
         async with contextlib.aclosing(self._transport.open(self._name, session)) as items:
             async for item in items:
                 self._last_message = time.monotonic()
@@ -204,7 +209,7 @@ class RemoteEngine:
             self._events.restarted()
         else:
             self._started.set_result(None)
-        self.send(GetTree())  # of an engine core that others have used, too
+        self.send(GetTree())  # the tree is not empty if other frontends have used the engine core
 
 
 def _reason(result: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Ray Serve's request router: a call goes to the replica that it names.
+"""A request router for Ray Serve that sends each call to the replica that the call names.
 
-Serve's own routers choose when a call is sent, from the lengths of queues. Here `Placement` has chosen
-before, from what the replicas' trees hold, and has reserved the work.
+Serve's own routers choose a replica by the lengths of queues when a call is sent. Here `Placement` has chosen
+the replica before, by the contents of the replicas' prefix trees, and has reserved the work there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from ramify.ray import listed  # the module: Ray Serve sends this class, with co
 
 
 class PlacedRequestRouter(RequestRouter):  # type: ignore[misc]
-    """Sends each call to the replica that its first argument names."""
+    """A router that sends each call to the replica named in the call's first argument."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose the named replica. If it has ended, the call fails with `ReplicaGone`."""
+        """Choose the replica that the call names.
+
+        If the replica has ended, the call fails with `ReplicaGone`.
+        """
         if pending_request is None:
             return [candidate_replicas]
         name = str(pending_request.args[0])
@@ -26,10 +29,10 @@ class PlacedRequestRouter(RequestRouter):  # type: ignore[misc]
             return [[found]]
         if not pending_request.future.done():
             pending_request.future.set_exception(listed.ReplicaGone(name))
-        return [candidate_replicas]  # any of them: Serve sees first that the call is done
+        return [candidate_replicas]  # the choice has no effect: the call is already done
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take Serve's new list. Draining replicas stay, for messages about their requests."""
+        """Take Serve's new list. Replicas that drain are kept, for messages about their requests."""
         names = [listed.name_of(one) for one in replicas]
         super().update_replicas([*replicas, *listed.here.kept(self.curr_replicas.values(), names)])
         listed.here.update(names)

@@ -1,9 +1,9 @@
-"""Runs the rows of several batches together: one window, one circuit breaker and one set of threads an actor.
+"""A feed that runs the rows of several batches together, with one window, one breaker and one thread pool.
 
     batch 1   a1 b1 a2      in flight, at most 2   a1 a2
     batch 2   b2 a3         then, by prefix        a3 b1, then b2
 
-A batch is complete when its last row is, so batches 1 and 2 run at the same time.
+A batch is complete when its last row has ended. So batches 1 and 2 run at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ramify.loop import wait
 
 
 class _Inbox:
-    """The rows that have arrived, as an iterator that may go on after its end when more rows arrive."""
+    """An iterator over the rows that have arrived. After StopIteration, it continues if more rows arrive."""
 
     def __init__(self) -> None:
         self.rows: deque[Row] = deque()
@@ -46,19 +46,19 @@ class _Inbox:
 
 
 class RowFeed:
-    """Runs rows as they arrive, in a thread of its own.
+    """A thread that runs rows as they arrive.
 
     Args:
         program: The program that runs for each row.
-        batch: Its arguments; `limit` rows run at once.
-        size: Rows that the window holds; more rows wait in the order in which they came.
-        finish: Called in the feed's thread with each row that has ended. Its result, or the error that it
-        raises, becomes the result of `run`.
-        lost: Called with the error when the backend has given no answer for `give_up_after` seconds. Rows
-            that were not answered fail with it.
+        batch: The arguments of the batch; `limit` rows run at once.
+        size: Number of rows in the window. Further rows wait in the order in which they came.
+        finish: Called in the feed's thread with each row that has ended. The value that it returns, or the
+            error that it raises, becomes the result of `run`.
+        lost: Called with an error when the backend has given no answer for `give_up_after` seconds. Rows that
+            have not been answered fail with the same error.
 
-    Raises what the backend raises when it is asked for its model. Where the feed's thread ends by an error,
-    all rows fail with it, those that come later too.
+    The constructor raises the error of the backend if its `info` fails. If the feed's thread ends by an
+    error, all rows fail with that error, also rows that come later.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class RowFeed:
         self._wake: Callable[[], None] = lambda: None
         self._closed = False
         self._failure: BaseException | None = None
-        """Error that has ended the thread."""
+        """The error that has ended the thread; None while the thread runs."""
         threading.Thread(target=self._run, name="ramify-rows", daemon=True).start()
 
     def run(self, values: Any, identity: Any = None) -> Future[Any]:
-        """Have a row run. From any thread."""
+        """Add a row to run; returns a future for its result. May be called in any thread."""
         future: Future[Any] = Future()
         number = next(self._numbers)
         with self._lock:
@@ -96,13 +96,16 @@ class RowFeed:
             self._futures[number] = future
         self._inbox.rows.append(Row(number, values, identity))
         self._arrived.set()
-        with contextlib.suppress(RuntimeError):  # the loop of the last rows has just closed
+        with contextlib.suppress(RuntimeError):  # the event loop of the last rows has just closed
             self._wake()
         return future
 
     def close(self) -> None:
-        """Start no row any more. Rows that run are abandoned when the next of them has ended; they fail then,
-        as those that wait do."""
+        """Start no further rows.
+
+        When the next of the running rows ends, the others are abandoned. They fail then, as do the waiting
+        rows.
+        """
         self._closed = True
         self._arrived.set()
 

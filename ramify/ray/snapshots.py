@@ -1,12 +1,12 @@
-"""Cached pages between machines: objects of Ray's store, which the frontend names, but never reads.
+"""KV snapshots on their way between machines, as objects in Ray's store. The frontend never reads them.
 
-    frontend ──▶ source    export: its engine core writes a file, which becomes an object      ─▶ a
-    reference to it
-    frontend ──▶ target    import: the object is pulled to its machine, and is a file there for its engine
-    core
+    frontend ──▶ source    export: the engine core writes a file, the replica makes an object of the bytes,
+                           and the frontend gets a reference to the object
+    frontend ──▶ target    import: Ray copies the object to the replica's machine, the replica writes a file,
+                           and the engine core reads the file
 
-The object is the KV snapshot's bytes as they are (`ramify.runtime.kv_transfer.snapshot`); Ray pickles no
-bytes. The engine core that takes it checks it as it checks a file on its own machine.
+The object is exactly the bytes of the KV snapshot (`ramify.runtime.kv_transfer.snapshot`), which Ray does not
+pickle. The importing engine core checks them as it checks a file of its own machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from ramify.runtime.frontend.tasks import Tasks
 
 
 class RemoteSnapshots:
-    """A frontend's references to the KV snapshots on their way, by name; a `SnapshotStore`. Ray frees a KV
-    snapshot when the last reference to it is gone."""
+    """A `SnapshotStore` of a frontend: name → reference to a KV snapshot on its way between replicas.
+
+    Ray frees a KV snapshot when the last reference to it is gone.
+    """
 
     def __init__(self) -> None:
         self._snapshots: dict[str, Any] = {}
@@ -36,16 +38,16 @@ class RemoteSnapshots:
         return name
 
     def has_room(self, size: int) -> bool:
-        """Always true: the replicas check the room on their own machines."""
+        """Always True, as the replicas check the room on their own machines."""
         return True
 
     def put(self, name: str, snapshot: Any) -> None:
-        """Keep the transport's handle of a KV snapshot, unless the snapshot is no longer needed."""
+        """Keep the transport's handle of a KV snapshot, unless the name has been removed meanwhile."""
         if name in self._snapshots:
             self._snapshots[name] = snapshot
 
     def get(self, name: str) -> Any:
-        """The transport's handle of a KV snapshot. Raises KeyError."""
+        """The transport's handle of a KV snapshot. Raises KeyError for an unknown name."""
         return self._snapshots[name]
 
     def remove(self, snapshot: str) -> None:
@@ -56,10 +58,11 @@ class RemoteSnapshots:
 
 
 class ReplicaSnapshots:
-    """A replica's exports and imports. They run to their end even if the caller goes away, so that no file
-    stays.
+    """The exports and imports of a replica.
 
-    send : sends a message into the engine core
+    An export or import runs to its end even if the caller is cancelled, so that no file is left behind.
+
+    send : sends a message to the engine core
     """
 
     def __init__(self, send: Callable[[ExportPrefix | ImportPrefix], None]) -> None:
@@ -73,11 +76,13 @@ class ReplicaSnapshots:
     async def export(
         self, message: ExportPrefix, page_bytes: int, page_size: int
     ) -> tuple[Reply | Failed, bytes | None]:
-        """Export: the answer to `message`, and the KV snapshot, or None if it failed.
+        """Export a prefix.
 
-        page_bytes, page_size : bytes and tokens of a page of this engine core
+        Returns the answer to `message` and the KV snapshot, which is None if the export failed.
+
+        page_bytes, page_size : bytes, and tokens, of a page of this engine core
         """
-        # Twice: as a file, and as an object in the same shared memory.
+        # Twice the size: a file, and an object in the same shared memory.
         room = 2 * page_bytes * max(0, len(message.ids) - message.skip) // page_size
         try:
             work = self._snapshots.export(message.ids, message.scope, message.skip, room=room)
@@ -87,7 +92,10 @@ class ReplicaSnapshots:
         return Reply(rid=message.rid, transferred=done), snapshot
 
     async def import_(self, message: ImportPrefix, snapshot: object) -> Reply | Failed:
-        """Import: the answer to `message`, whose path is the sender's and replaced here."""
+        """Import `snapshot`; returns the answer to `message`.
+
+        The path in `message` is the frontend's and is not used.
+        """
         try:
             if not isinstance(snapshot, bytes):
                 raise InvalidRequest(
@@ -99,7 +107,7 @@ class ReplicaSnapshots:
         return Reply(rid=message.rid, transferred=done)
 
     def answered(self, answer: Reply | Texts | Failed) -> bool:
-        """Take an answer of the engine core. Returns False if it answers another message."""
+        """Take an answer of the engine core. Returns False if it does not answer a message of this object."""
         found = self._asked.pop(answer.rid, None)
         if found is None:
             return False
@@ -111,7 +119,7 @@ class ReplicaSnapshots:
         return True
 
     def engine_lost(self, reason: str) -> None:
-        """Fail all exports and imports: the engine core is lost and answers none."""
+        """Fail all exports and imports, as the engine core is lost and will not answer."""
         asked, self._asked = self._asked, {}
         for future in asked.values():
             if not future.done():

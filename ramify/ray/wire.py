@@ -5,9 +5,10 @@
     both ways               a call for each KV snapshot of cached pages, with its answer
     (`ramify.ray.snapshots`)
 
-A session is one life of an engine core as one frontend sees it: it begins with `Hello`, and its stream ends
-when the engine core dies, or with the frontend's next session. The calls carry texts, numbers, bytes, and
-references to objects of Ray's store, which Ray pickles.
+A session connects one frontend with one engine core; a restarted engine core needs a new session. The stream
+of a session begins with `Hello`. It ends when the engine core dies, or when the frontend begins its next
+session. The arguments of calls, which Ray pickles, are texts, numbers, bytes, and references to objects in
+Ray's store.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Hello(Message, frozen=True, kw_only=True):
     info: ModelInfo
     max_prompt_tokens: int
     page_bytes: int
-    """Bytes of a KV page; 0 if pages are not transferred."""
+    """Size of a KV page in bytes; 0 if pages are not transferred."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -40,13 +41,15 @@ ToSession = ToFrontend | Hello | Goodbye
 
 
 def session_id(frontend: str, number: int) -> str:
-    """Id of a frontend's session with a replica. Of one frontend's sessions only the one with the highest
-    number lives."""
+    """Id of a frontend's session with a replica.
+
+    Of the sessions of one frontend, only that with the highest number is live.
+    """
     return f"{frontend}.{number}"
 
 
 def session_parts(session: str) -> tuple[str, int]:
-    """The frontend and the number in a session id."""
+    """(frontend, number) of a session id."""
     frontend, _, number = session.rpartition(".")
     return frontend, int(number)
 
@@ -66,13 +69,16 @@ def decode_item(item: bytes) -> list[ToSession]:
 
 
 def encode_message(message: ToTokenizer) -> bytes:
-    """Encode a message. Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError
-    for a number of more than 64 bits."""
+    """Encode a message.
+
+    Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError for a number of more than
+    64 bits.
+    """
     return _encoder.encode(message)
 
 
 def decode_message(message: bytes) -> ToTokenizer:
-    """Raises `msgspec.ValidationError`."""
+    """Decode a message. Raises `msgspec.ValidationError` if it is malformed."""
     return _messages.decode(message)
 
 
@@ -85,26 +91,34 @@ def decode_answer(answer: bytes) -> Reply | Failed:
 
 
 class NoSession(Exception):
-    """The replica does not have this session, or has it no longer."""
+    """The replica does not have this session, or does not have it any more."""
 
 
 class Transport(Protocol):
-    """A frontend's connection to replicas: over Ray Serve's handle, or within a process in tests."""
+    """A frontend's connection to replicas: over a handle of Ray Serve, or in tests within a process."""
 
     def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
-        """Yield the items of a new session. Closing the iterator ends the session. Raises the replica's
-        failure."""
+        """Begin a session and yield its items.
+
+        Closing the iterator ends the session. Raises the replica's error.
+        """
 
     async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
-        """Send a message. Returns when the replica has it; for a `Generate` when the request has ended.
+        """Send message `number`.
 
-        Raises `NoSession`, and the replica's failure."""
+        Returns when the replica has received it; for a `Generate`, when the request has ended. Raises
+        `NoSession`, and the replica's error.
+        """
 
     async def export(self, replica: str, session: str, message: bytes) -> tuple[bytes, Any]:
-        """The answer to an `ExportPrefix`, and the KV snapshot for `import_`, or None.
+        """Send an `ExportPrefix`.
 
-        Raises `NoSession`, and the replica's failure."""
+        Returns the answer, and the KV snapshot for `import_`, None if there is none. Raises `NoSession`, and
+        the replica's error.
+        """
 
     async def import_(self, replica: str, session: str, message: bytes, snapshot: Any) -> bytes:
-        """The answer to an `ImportPrefix`. Raises `NoSession`, and the failure of the replica or the
-        snapshot."""
+        """Send an `ImportPrefix` with its KV snapshot; returns the answer.
+
+        Raises `NoSession`, and the error of the replica or of fetching the snapshot.
+        """

@@ -1,1 +1,1 @@
-"""Tool calls: the formats of models, grammars for them, a streaming parser, and prompts."""
+"""Tool calls: the formats of models, grammars and a streaming parser for these formats, and prompts."""

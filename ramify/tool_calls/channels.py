@@ -1,4 +1,4 @@
-"""Parses turns of messages in channels, as gpt-oss writes them (harmony), while they are generated."""
+"""A streaming parser for turns that consist of messages in channels, as gpt-oss writes them (harmony)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Event = Reasoning | Content | CallBegins | Arguments
 
 
 class ChannelParser:
-    """Takes a turn of messages in channels piece by piece and returns events.
+    """A parser that takes a turn of messages in channels piece by piece and returns events.
 
     Example, each line a message; the first begins where the prompt has ended, in ``<|start|>assistant``:
 
@@ -26,32 +26,37 @@ class ChannelParser:
         <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}  CallBegins, …
         <|start|>assistant<|channel|>final<|message|>Four.                                  Content('Four.')
 
-    The marks are control tokens. Text with the same spelling is part of a message, as in a quoted turn.
-    A recipient may also stand before the channel. The turn is in its reasoning until a message that is none.
+    The marks are control tokens. Ordinary text with the same spelling, as in a quoted turn, is part of a
+    message. A recipient may also come before the channel. The turn begins with its reasoning, which ends at
+    the first message that is not reasoning.
 
-    calls : messages to recipients are calls; else they are content
-    reasoning : the event that reasoning becomes, or None to leave it out
+    calls : whether messages to recipients are calls; else they are content
+    reasoning : the class of the events for reasoning; None to leave reasoning out
     """
 
     def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
         self._with_calls, self._reasoning = calls, reasoning
-        self._text = ""  # in no event yet
-        self._controls: list[int] = []  # where control tokens begin in it
+        self._text = ""  # text that is in no event yet
+        self._controls: list[int] = []  # positions in it at which control tokens begin
         self._kind: Literal["header", "reasoning", "content", "call"] = "header"
         self._json = JsonEnd()
         self._calls = 0
         self.reasoning = True
         """True until a message begins that is not reasoning."""
         self.answered = 0
-        """Number of characters from the beginning of that message on, in the push that began it."""
+        """Set when `reasoning` becomes False: the number of characters, at the end of the pushed text, that
+        come after the header of the message that begins then."""
 
     @property
     def called(self) -> bool:
-        """There are calls, and the last one is complete."""
+        """Whether there are calls, and the last one is complete."""
         return self._calls > 0 and self._json.ended
 
     def push(self, text: str, controls: Sequence[int]) -> list[Event]:
-        """The events for `text`, in which control tokens begin at `controls` (`TextChunk.controls`)."""
+        """Take the next piece `text`, in which control tokens begin at `controls` (`TextChunk.controls`).
+
+        Returns the events that are now certain.
+        """
         self._controls += [len(self._text) + place for place in controls]
         self._text += text
         events: list[Event] = []
@@ -74,18 +79,18 @@ class ChannelParser:
         return events
 
     def _take(self, length: int) -> str:
-        """The first `length` characters of the text that is in no event yet."""
+        """Remove and return the first `length` characters of the text that is in no event yet."""
         taken, self._text = self._text[:length], self._text[length:]
         self._controls = [place - length for place in self._controls if place >= length]
         return taken
 
     def close(self) -> list[Event]:
-        """The events for the text that was held back; the output has ended."""
+        """End the output. Returns the events for text that was held back."""
         rest, self._text = self._text, ""
         return [] if self._kind == "header" else self._write(rest)
 
     def _begin_message(self, header: str) -> list[Event]:
-        """Begin the message whose header has been read, up to the channel's name and the recipient."""
+        """Begin the message with the header `header`, which names the channel and the recipient."""
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient and self._with_calls:
             self._kind, self._json = "call", JsonEnd()

@@ -1,7 +1,7 @@
-"""The formats in which models write tool calls, and which of them a chat template uses.
+"""The formats in which models write tool calls, and the recognition of the format that a chat template uses.
 
-A format is data. The modules that constrain, parse and prompt for calls (`grammar`, `parser`, `prompt`)
-contain no special case for any format.
+A format is only data. The modules that constrain, parse and prompt for calls (`grammar`, `parser`, `prompt`)
+contain no special cases for formats.
 """
 
 from __future__ import annotations
@@ -22,39 +22,44 @@ class ToolFormat:
 
     name: str
     trigger: str
-    """The first characters of ``begin + call[0]``. Calls begin where the output contains this text."""
+    """The first characters of ``begin + call[0]``. Where this text occurs in the output, the calls begin."""
     call: tuple[str, str, str]
-    """The texts before a call's name, between the name and the arguments (JSON), and after the arguments."""
+    """The texts of a call: before the name, between the name and the arguments (JSON), and after the
+    arguments."""
     begin: str = ""
     separator: str | None = None
     """The text between two calls of a turn. None: a turn has at most one call."""
     end: str = ""
     control: bool = False
-    """The trigger is a special token of the tokenizer, which a grammar over text cannot produce."""
+    """Whether the trigger is a special token of the tokenizer, which a grammar over text cannot produce."""
     resume: str = ""
-    """The text between the end of the reasoning and a call or the content: a message of its own."""
+    """The text between the end of the reasoning and the message that follows, which is a call or the
+    content."""
     answer: str = ""
-    """The text that begins the content, if calls and content are told apart by how they begin."""
+    """The text that begins the content, in formats where only the beginning tells a call from content; else
+    empty."""
     also: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Other texts, in place of those of `call`, before a call's name, and between it and the arguments."""
+    """Alternatives to `call[0]`, and alternatives to `call[1]`."""
     words: tuple[str, str] | None = None
-    """The texts around content before a call, if that is a message of its own; `resume` follows."""
+    """The texts around content before a call, in formats where this content is a message of its own. `resume`
+    follows it."""
     shown: str = ""
-    """The texts around the name in past calls, where templates do not write them as the model does: `shown`,
-    the name, `between`."""
+    """`shown` and `between`: the texts before and after the name in past calls, if chat templates render
+    calls in another way than the model writes them."""
     between: str = ""
     id_prefix: str = "call_"
     id_length: int = 24
-    """Letters and digits in a call's id after the prefix."""
+    """Number of letters and digits after the prefix in the id of a call."""
     instructions: str = ""
-    """Instructions for the model, for templates without tools. ``$tools`` is replaced by the tools, one a
-    line."""
+    """Instructions for the model, for chat templates that render no tools. ``$tools`` is replaced by the
+    tools, one in a line."""
     result: tuple[str, str] = ("", "")
-    """The texts around a tool's result, which is sent as a user turn; for templates without tools."""
+    """The texts around a tool's result, which becomes a user turn; for chat templates that render no
+    tools."""
 
     @property
     def native(self) -> bool:
-        """The chat template itself renders tools, calls and results."""
+        """Whether the chat template itself renders tools, calls and results."""
         return not self.instructions
 
     @property
@@ -80,7 +85,7 @@ LLAMA3 = ToolFormat(
     trigger='{"name": "',
     call=('{"name": "', '", "parameters": ', "}"),
 )
-"""Llama 3.1, 3.2 and 3.3 with JSON calls. Their template renders one call a turn."""
+"""Llama 3.1, 3.2 and 3.3 with JSON calls. Their template renders one call in a turn."""
 
 MISTRAL = ToolFormat(
     name="mistral",
@@ -110,8 +115,8 @@ GENERIC = replace(
     ),
     result=("<tool_response>\n", "\n</tool_response>"),
 )
-"""The format for chat templates that render no tools, or render them in another format: calls as Hermes
-writes them."""
+"""The format for chat templates that render no tools, or that render them in a format unknown to Ramify.
+Calls are written as in Hermes."""
 
 HARMONY = ToolFormat(
     name="harmony",
@@ -129,8 +134,8 @@ HARMONY = ToolFormat(
     between="<|channel|>commentary json<|message|>",
 )
 """gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. The recipient of a
-call stands behind the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so
-a turn has one."""
+call comes after the channel's name, or before the channel. A call ends with the stop token ``<|call|>``, so a
+turn has at most one call."""
 
 FORMATS: dict[str, ToolFormat] = {
     row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, HARMONY, GENERIC)
@@ -138,8 +143,8 @@ FORMATS: dict[str, ToolFormat] = {
 
 
 def format_in(conversation: str, name: str) -> ToolFormat:
-    """The format of the call of `name` in a rendered `conversation`; `GENERIC` if it is in none of the
-    others."""
+    """The format in which a rendered `conversation` has a call of `name`; `GENERIC` if that is no other
+    format."""
     for row in FORMATS.values():
         written = ((row.opening, row.call[1]), (row.shown, row.between))
         if row.native and any(before + name + after in conversation for before, after in written if before):

@@ -1,4 +1,4 @@
-"""Tools, and the constraint on a model's calls of them."""
+"""Tools, and the constraints on a model's calls of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from ramify.messages import Enforcement, Preamble
 from ramify.tool_calls.formats import ToolFormat
 
 FREE: dict[str, Any] = {"type": "any_text"}
-"""The structural tag format of content without a constraint."""
+"""The structural tag format of unconstrained content."""
 
 _ARGUMENTS = re.compile(r"/elements/(\d+)(?:/content|/elements/2)/json_schema(.*)", re.DOTALL)
-"""The pointer of a tool's parameters in the constraint on calls: the tool's index, and the pointer inside."""
+"""Matches a pointer into the parameters of a tool, in a constraint on calls. Groups: the tool's index, and
+the pointer inside its parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that the model may call. `parameters` is the JSON text of an object schema.
 
-    Without `strict`, keywords of it that cannot be enforced are left out and told (`Enforcement.unenforced`).
+    Without `strict`, keywords of the schema that cannot be enforced are ignored and reported
+    (`Enforcement.unenforced`).
     """
 
     name: str
@@ -35,12 +37,12 @@ class Tool:
 
 
 def tools_json(tools: Sequence[Tool]) -> str:
-    """The tools as chat templates take them: JSON text of OpenAI's list."""
+    """The tools in the form that chat templates take: OpenAI's list, as JSON text."""
     return msgspec.json.encode([described(tool) for tool in tools]).decode()
 
 
 def described(tool: Tool) -> dict[str, Any]:
-    """One entry of OpenAI's list of tools; its schema is raw JSON."""
+    """The entry of a tool in OpenAI's list. Its schema is raw JSON."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -48,8 +50,10 @@ def described(tool: Tool) -> dict[str, Any]:
 
 
 def preamble_of(tool_format: ToolFormat, *, required: bool) -> Preamble:
-    """The text before the calls: with `required` only their trigger, else any text, with or without a
-    trigger."""
+    """The preamble before the calls.
+
+    With `required` it is only the trigger; else it is any text, which may end without a trigger.
+    """
     if required:
         return Preamble(end=tool_format.trigger, max_tokens=0)
     return Preamble(end=tool_format.trigger, optional=True)
@@ -58,7 +62,8 @@ def preamble_of(tool_format: ToolFormat, *, required: bool) -> Preamble:
 def calls_after_trigger(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, most: int | None = None
 ) -> Constraint:
-    """The constraint on the text after the trigger: one call of `tools`, or with `parallel` up to `most`."""
+    """The constraint on the text after the trigger: one call of `tools`, or with `parallel` up to `most`
+    calls (None: any number)."""
     return _structural_tag(
         _calls(tool_format, tools, parallel, tool_format.opening.removeprefix(tool_format.trigger), most)
     )
@@ -72,7 +77,7 @@ def calls_or_content(
     content: dict[str, Any],
     most: int | None = None,
 ) -> Constraint:
-    """The constraint on a whole output: calls, or the structural tag format `content`."""
+    """The constraint on a whole output: calls, or content in the structural tag format `content`."""
     calls = _calls(tool_format, tools, parallel, tool_format.opening, most)
     return _structural_tag({"type": "or", "elements": [calls, content]})
 
@@ -85,11 +90,11 @@ def calls_or_answer(
     content: dict[str, Any] | None,
     words: bool = False,
 ) -> Constraint:
-    """The constraint of `calls_or_content` for a format with an `answer`: one call, or where `content` is
-    given the content.
+    """The constraint on a whole output for a format with an `answer`: one call, or content if `content` is
+    given.
 
-    `thought`: the text follows the end of the reasoning. `words`: content may come before a call, and before
-    the answer where that is free text.
+    `thought`: whether the output follows the end of the reasoning. `words`: whether content may come before a
+    call. If `content` is free text, such content may also come before the answer.
     """
     answer = None
     if content is not None:
@@ -110,7 +115,7 @@ def calls_or_answer(
 
 
 def _call(tool_format: ToolFormat, tools: Sequence[Tool]) -> dict[str, Any]:
-    """One call, in each way in which it may be written."""
+    """The structural tag format of one call, with all alternatives of the tool format."""
     opening, between, after = tool_format.call
     others_before, others_between = tool_format.also
     elements = [
@@ -138,7 +143,7 @@ def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema_format(tool: Tool) -> dict[str, Any]:
-    """The arguments of a call."""
+    """The structural tag format of the arguments of a call."""
     form = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
     return form if tool.strict else {**form, "strict": False}
 
@@ -177,8 +182,8 @@ def _structural_tag(structure: dict[str, Any]) -> Constraint:
 
 
 def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | None:
-    """(Index of a tool, pointer into its parameters) for a `pointer` into the constraint on calls of `tools`;
-    None for a pointer to another place."""
+    """Translate `pointer`, into the constraint on calls of `tools`, to (index of a tool, pointer into its
+    parameters). None if `pointer` does not lead into a tool's parameters."""
     found = _ARGUMENTS.search(pointer or "")
     if found is None or int(found[1]) >= len(tools):
         return None
@@ -186,11 +191,11 @@ def tool_at(pointer: str | None, tools: Sequence[Tool]) -> tuple[int, str] | Non
 
 
 def naming_tools(enforcement: Enforcement, tools: Sequence[Tool]) -> Enforcement:
-    """`enforcement` of a constraint on calls, whose left-out keywords have the tool's name and the pointer
-    into its parameters."""
+    """`enforcement` of a constraint on calls, with each unenforced keyword located by its tool: the tool's
+    name, and a JSON pointer into the tool's parameters."""
     told = []
     for left in enforcement.unenforced:
         found = tool_at(left.schema, tools)
         told.append(left if found is None else replace(left, tool=tools[found[0]].name, schema=found[1]))
-    # The schema of a tool stands in the constraint twice where there may be several calls.
+    # If several calls are allowed, the constraint contains the schema of a tool twice.
     return replace(enforcement, unenforced=tuple(dict.fromkeys(told)))

@@ -1,4 +1,4 @@
-"""Parses tool calls in a model's output while it is generated."""
+"""A streaming parser for tool calls in a model's output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """Call number `index` of this turn has begun: of the tool `name`."""
+    """The beginning of call number `index` of this turn, a call of the tool `name`."""
 
     index: int
     name: str
@@ -32,7 +32,7 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The next piece of the JSON text of the arguments of call `index`."""
+    """The next piece of the arguments of call number `index`, which are JSON text."""
 
     index: int
     text: str
@@ -42,10 +42,10 @@ Event = Content | CallBegins | Arguments
 
 
 class CallParser:
-    """Takes the output piece by piece and returns events, each as soon as it is certain.
+    """A parser that takes the output piece by piece and returns each event as soon as it is certain.
 
-    Text that may be the beginning of a trigger is held back. Where the output ends inside a call, the call's
-    arguments end where the output does.
+    Text that may be the beginning of a trigger is held back. If the output ends inside a call, the arguments
+    of that call end there, too.
 
     Example, in the Hermes format:
 
@@ -57,19 +57,19 @@ class CallParser:
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self._format = tool_format
-        self._text = ""  # in no event yet
+        self._text = ""  # text that is in no event yet
         self._state: Callable[[], Iterator[Event]] | None = self._content
-        """Consumes text; None after the end of the calls."""
+        """The method that consumes the next text; None after the end of the calls."""
         self._literal = ""
         self._after_literal: Callable[[], Iterator[Event]] = self._content
         self._json = JsonEnd()
         self.calls = 0
-        """Calls begun."""
+        """Number of calls that have begun."""
         self.inside = False
-        """The last call is not complete."""
+        """Whether the output is inside a call."""
 
     def push(self, text: str) -> list[Event]:
-        """The events for `text`."""
+        """Take the next piece of the output; returns the events that are now certain."""
         self._text += text
         events: list[Event] = []
         while True:
@@ -79,9 +79,9 @@ class CallParser:
                 return events
 
     def close(self) -> list[Event]:
-        """The event for the text that was held back; the output has ended.
+        """End the output. Returns the event for text that was held back.
 
-        After a call that text is the beginning of another call, which is dropped.
+        After a call, the held-back text is the beginning of a further call, and is dropped.
         """
         rest, self._text = self._text, ""
         return [Content(rest)] if rest and self._state == self._content else []
@@ -106,7 +106,7 @@ class CallParser:
             yield Content(before)
 
     def _expect(self, literal: str, then: Callable[[], Iterator[Event]]) -> None:
-        """Skip `literal`, which comes next."""
+        """Skip `literal`, which is the next text; then continue in the state `then`."""
         self._literal, self._after_literal, self._state = literal, then, self._skip
 
     def _skip(self) -> Iterator[Event]:
@@ -153,7 +153,7 @@ class CallParser:
 
 
 def overlap(text: str, pattern: str) -> int:
-    """Length of the longest suffix of `text` that is a prefix of `pattern`, and not all of it."""
+    """Length of the longest suffix of `text` that is a prefix of `pattern`, but not the whole `pattern`."""
     for length in range(min(len(text), len(pattern) - 1), 0, -1):
         if pattern.startswith(text[-length:]):
             return length
@@ -161,14 +161,14 @@ def overlap(text: str, pattern: str) -> int:
 
 
 def common_start(texts: Sequence[str]) -> str:
-    """The longest text that all of `texts` begin with."""
-    low, high = min(texts), max(texts)  # what these two share, all share
+    """The longest common prefix of `texts`."""
+    low, high = min(texts), max(texts)  # the common prefix of these two is that of all
     length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
     return low[:length]
 
 
 class JsonEnd:
-    """Finds where a JSON object or array ends, by its brackets and strings."""
+    """A scanner that finds the end of a JSON object or array by counting brackets outside strings."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -177,7 +177,8 @@ class JsonEnd:
         self.ended = False
 
     def push(self, text: str) -> int:
-        """The number of characters of `text` that belong to the value."""
+        """Take the next piece `text`; returns the number of its characters that belong to the object or
+        array."""
         for i, char in enumerate(text):
             if self._in_string:
                 if self._escaped:

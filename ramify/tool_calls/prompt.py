@@ -14,10 +14,11 @@ from ramify.tool_calls.grammar import Tool, described
 def plain_turns(
     tool_format: ToolFormat, tools: Sequence[Tool], messages: Sequence[ChatMessage], *, system_role: bool
 ) -> tuple[ChatMessage, ...]:
-    """`messages` as messages of text alone, with instructions for the tools.
+    """`messages` as messages that contain only text, with instructions for the tools.
 
-    The instructions are appended to the system message. If the template has no system role (`system_role`),
-    they begin the first user message. The results of the calls of one turn become one user message.
+    The instructions are appended to the system message, which is added if there is none. If the template has
+    no system role (`system_role` is False), the first user message begins with the instructions. The results
+    of the calls of one turn become one user message.
     """
     turns: list[ChatMessage] = []
     results_open = False

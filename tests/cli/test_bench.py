@@ -22,7 +22,7 @@ from ramify.bench.report import report
 from ramify.bench.workloads import COMPLETIONS, Job, Phase, Sizes
 from ramify.cli import main
 from ramify.errors import InvalidRequest, Overloaded
-from tests.server import fake_frontend
+from tests.server import byte_model
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def instance(schema: Any) -> Any:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
-    monkeypatch.setattr(fake_frontend, "_instance", instance)
+    monkeypatch.setattr(byte_model, "_instance", instance)
     with LiveServer(FakeFrontend()) as server:
         yield server
 

@@ -210,7 +210,7 @@ def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.Monk
         return chunks
 
     async def all_up() -> None:
-        while any(one.state != "up" for one in engine.replicas()):
+        while any(one.state != "up" for one in engine._frontend.replicas.statuses()):
             await asyncio.sleep(0.05)
 
     unbroken = wait(streams(None))

@@ -53,7 +53,7 @@ class ToyHybrid(CausalLM):
         self.key, self.query = weight(8, HIDDEN), weight(8, HIDDEN)
         self.runner: ToyRunner | None = None
 
-    def use(self, ops: Any) -> None:
+    def use_kernels(self, ops: Any) -> None:
         pass
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
