@@ -1,4 +1,5 @@
-"""Kinds of characters of which states often read all: those that runs are made of (`construction.runs`)."""
+"""Kinds of characters, such as ASCII letters and digits. Many states read every character of a kind
+(`construction.runs`)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ and digits, lower-case ASCII letters."""
 
 
 def kind_lengths(text: bytes) -> tuple[int, int, int]:
-    """Number of characters of `text` for each of `KINDS`; 255 if it has other characters, or more than
-    254."""
+    """For each of `KINDS`, the number of characters of `text`; 255 if some character is not of that kind, or
+    if there are more than 254."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:
