@@ -71,8 +71,8 @@ class Retokenizer:
         return any(tokens_beginning_with(self._tokens[token], self._vocabulary))
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:
-        # The longest context comes first, because it gives the most reliable token borders. If a context begins
-        # inside a word, its encoding may differ from the output's tokens; the fixed tokens then do not match.
+        # The longest context comes first, because it gives the most reliable token borders. If a context
+        # begins inside a word, its encoding may differ from the output's tokens, so that `fixed` is not met.
         for skipped in range(len(context) - loose + 1):
             kept = context[skipped:]
             fixed = kept[: len(kept) - loose]

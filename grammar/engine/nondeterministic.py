@@ -45,7 +45,7 @@ class BranchingMatcher(ConfigurationMatcher[C]):
         branches = [(configuration, False) for configuration in configurations]
         while branches:
             here, entered = branches.pop()
-            # A rule called for this byte must read it. If the rule is empty, edges of the caller itself apply.
+            # A rule called for this byte must read it. If the rule is empty, the caller's edges apply.
             back = None if entered else self._returned(here)
             if back is not None:
                 branches.append((back, False))

@@ -126,8 +126,8 @@ class PrefixMatcher:
         inside = np.empty_like(row)
         if not self._inner.fill_mask(inside, budget):
             inside[:] = -1
-        # The remainder of a token after the prefix is mostly a token itself. The inner mask then tells whether
-        # the remainder may come.
+        # The remainder of a token after the prefix is mostly a token itself, and the inner mask then tells
+        # whether the remainder may come.
         beyond = _beyond(rest, self._vocabulary)
         allow(row, beyond.tokens[allows(inside, beyond.alone)])
         allow(row, [token for text, token in beyond.others if self._takes(text, budget)])

@@ -134,7 +134,7 @@ def compile_grammar(
 
     With `counting`, raises `NotCounted` if a repetition of more than `LONGEST_UNCOUNTED` cannot be counted by
     rules. The caller may then lower the maximum length of strings. Raises also what `compile_rules` raises,
-    and `InvalidConstraint` if the same text can be read as two different unique items.
+    and `InvalidConstraint` if unique items cannot be told from other text that may come in their place.
     """
     called = called_rules(rules)
     recursive = called[1]
