@@ -235,8 +235,8 @@ class SchemaFormulas:
 
     def _items(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
         pointer = where.rpartition("/")[0]
-        # Up to draft 2019-09, items could be an array, with the meaning of today's prefixItems; additionalItems
-        # then had the meaning of today's items.
+        # Up to draft 2019-09, items could be an array, with the meaning of today's prefixItems, and
+        # additionalItems had the meaning of today's items.
         older = isinstance(keywords.get("items"), list)
         prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         return Items(
