@@ -103,7 +103,7 @@ def single_token(row: np.ndarray) -> int | None:
 
 
 def allowed_among(row: np.ndarray, tokens: Collection[int]) -> list[int] | None:
-    """Those of the distinct `tokens` that the mask `row` allows; None if the mask also allows other
+    """The tokens among the distinct `tokens` that the mask `row` allows; None if the mask also allows other
     tokens."""
     words = row.view(np.uint32)
     found = [token for token in tokens if int(words[token >> 5]) >> (token & 31) & 1]

@@ -18,7 +18,7 @@ and digits, lower-case ASCII letters."""
 
 
 def kind_lengths(text: bytes) -> tuple[int, int, int]:
-    """For each of `KINDS`, the number of characters of `text`; 255 if some character is not of that kind, or
+    """Number of characters of `text`, once for each of `KINDS`; 255 if some character is not of that kind, or
     if there are more than 254."""
     try:
         characters = text.decode()

@@ -40,7 +40,7 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most unused processor time that counts towards SHARE."""
+"""Most processor time of SHARE that is saved up while no job runs."""
 WALL_FACTOR = 4.0
 """A job may run for WALL_FACTOR times its limit of processor time by the clock, since a job that sleeps uses
 no processor time. A job of the slow lane is not ended while it waits for a core."""
@@ -312,8 +312,8 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
 
 
 def die_with(parent: int, timeout_s: float, platform: str = sys.platform) -> None:
-    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). Where
-    there is no such signal, the process ends after the processor time that the parent would allow."""
+    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). On
+    platforms without such a signal, limit the processor time of this process to `timeout_s` instead."""
     if platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

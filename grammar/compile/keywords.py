@@ -30,7 +30,7 @@ from ramify.messages import Unenforced
 
 FILE = Path(__file__).with_name("backend_keywords.json")
 PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
-"""By backend, the Python package of its library."""
+"""The Python package of each backend's library."""
 
 WIDENING = frozenset(["nullable", "minContains"])
 """Keywords that allow more values, not fewer. `Feature.narrowed` tells whether a backend supports them."""

@@ -18,7 +18,7 @@ from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
-    """For each position in `data`, the end included, the fewest tokens that spell `data` from there on.
+    """The fewest tokens that spell `data` from a position on, for each position, the end included.
 
     The list of a position is empty if no tokens spell the rest.
     """

@@ -257,7 +257,7 @@ class _End:
         self._completing: dict[int, dict[bytes, list[int]]] = {}
         self.ordinary = _mask_of_text(vocabulary)
         self.next_id: dict[int, int] = {}
-        """By `matched`, the next token of the end as the tokenizer itself would spell it."""
+        """The next token of the end as the tokenizer itself would spell it, by `matched`."""
         self._left: dict[int, int] = {}
         matched = 0
         for i, token in enumerate(ids):

@@ -111,7 +111,7 @@ def derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set
 
 
 def components(rules: Mapping[str, Expression]) -> dict[str, str]:
-    """For each rule the name of its strongly connected component in the graph of calls (Tarjan 1972).
+    """The name of each rule's strongly connected component in the graph of calls (Tarjan 1972).
 
     Two rules have the same component if each calls the other, directly or indirectly.
     """

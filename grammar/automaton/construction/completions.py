@@ -130,7 +130,7 @@ class CompletionGraph:
         more: list[tuple[int, int, int, int, int]] = []
         rows = self._end + 1
         self._members: dict[int, int] = {}
-        """By mark, the state from which a comma and then the member of that mark are read."""
+        """States, by mark, from which a comma and then the member of that mark are read."""
         for each in self._objects:
             for number, mark in each.marks.items():
                 if number != END:

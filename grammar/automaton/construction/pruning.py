@@ -66,7 +66,7 @@ def _renumbered(
 
 
 def _counting(degrees: np.ndarray) -> np.ndarray:
-    """0, 1, …, d - 1 for each degree d, in one array."""
+    """The concatenation of 0, 1, …, d - 1 for each degree d."""
     ends = np.cumsum(degrees)
     counted: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - degrees, degrees)
     return counted

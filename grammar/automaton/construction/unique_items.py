@@ -133,8 +133,8 @@ class _Analysis:
         return found
 
     def _items(self) -> dict[int, int]:
-        """For each state, the start state of the unique items that may follow in the same rule. Raises
-        `TooLarge` if a state has two."""
+        """The start state of the unique items that may follow in the same rule, by state. Raises `TooLarge`
+        if a state has two."""
         items: dict[int, set[int]] = {}
         changed = True
         while changed:
@@ -154,7 +154,7 @@ class _Analysis:
         return {state: start for state, starts in items.items() for start in starts}
 
     def _need(self) -> list[int]:
-        """For each state, the least number of unique items that must still be read. Raises `TooLarge` if the
+        """The least number of unique items that must still be read, by state. Raises `TooLarge` if the
         shortest completion reads more unique items."""
         need = [0] * len(self._final)  # 0 in states from which no item may come
         on_shortest = list(need)
@@ -211,8 +211,9 @@ class _Analysis:
                 raise TooLarge
 
     def _words(self, inside: set[int]) -> list[int]:
-        """For each state of `inside` (the states inside items), the number of texts from there to the end of
-        its rule; ENDLESS_WORDS if a part of these repeats. All other states have ENDLESS_WORDS."""
+        """The number of texts from a state to the end of its rule, by state. It is computed for the states in
+        `inside`, those inside items. All other states, and those from which a loop can be reached, have
+        ENDLESS_WORDS."""
         users: dict[int, list[int]] = {state: [] for state in inside}
         missing = dict.fromkeys(inside, 0)
         for state in inside:

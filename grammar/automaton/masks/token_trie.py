@@ -77,9 +77,9 @@ class Walk(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Tokens grouped by their characters of one kind. ``masks[n]``, (MAX_GROUP + 1, words), allows the tokens
-    of up to n such characters; ``tries[n]``, for 0 and the lengths of `LONG`, holds all other tokens, which
-    must be walked."""
+    """The tokens, divided for runs of one kind of characters. ``masks[n]``, (MAX_GROUP + 1, words), allows
+    the tokens of up to n such characters. ``tries[n]``, for n = 0 and the lengths of `LONG`, has all other
+    tokens, which must be walked."""
 
     masks: np.ndarray
     tries: dict[int, Trie]

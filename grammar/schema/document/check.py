@@ -49,7 +49,7 @@ class SchemaDocument:
         self.root = root
         self._drafts = {"": _draft(root)}
         self.unread: dict[str, str] = {}
-        """By pointer, the keywords that are newer than the draft and therefore have no effect."""
+        """Keywords, by pointer, that are newer than the draft and therefore have no effect."""
         self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}

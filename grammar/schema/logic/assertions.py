@@ -137,7 +137,8 @@ def within(count: int, low: int, high: int | None) -> bool:
 
 @term
 class LowerBound(_OfKinds):
-    """minimum and exclusiveMinimum: at least `value`, or more than it."""
+    """minimum and exclusiveMinimum: the number is at least `value` or, if `inclusive` is False, greater than
+    `value`."""
 
     value: Decimal
     inclusive: bool
@@ -152,7 +153,8 @@ class LowerBound(_OfKinds):
 
 @term
 class UpperBound(_OfKinds):
-    """maximum and exclusiveMaximum: at most `value`, or less than it."""
+    """maximum and exclusiveMaximum: the number is at most `value` or, if `inclusive` is False, less than
+    `value`."""
 
     value: Decimal
     inclusive: bool

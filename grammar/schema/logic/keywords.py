@@ -214,7 +214,7 @@ class SchemaFormulas:
         return in_enum([value])
 
     def _nothing(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        """TRUE, for annotations and for keywords that another keyword reads."""
+        """The formula TRUE, for annotations and for keywords that the handler of another keyword reads."""
         return TRUE
 
     def _multiple(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:

@@ -391,8 +391,8 @@ class NormalForm:
         return Disjunct(disjunct.types, (*disjunct.assertions, assertion))
 
     def _decided(self, disjunct: Disjunct, assertion: Properties) -> bool | None:
-        """True if `assertion` holds for all objects of `disjunct`, False if it holds for none, as the enum of
-        a property shows; None if neither is known.
+        """Whether `assertion` holds for all objects of `disjunct` (True) or for none (False), if the enum of
+        a property shows this; else None.
 
         Of 50 if/then that depend on the value of one property, only the one for the given value remains.
         """

@@ -291,7 +291,7 @@ class MemberSequence:
 
 
 def _not_implied(conditions: Conditions, members: list[Member], others: list[Member]) -> Conditions:
-    """Those of `conditions` that neither always hold nor follow from another of them."""
+    """The `conditions` that neither always hold nor follow from another one of them."""
     always: set[int] = set()
     meeting: list[Conditions] = []
     for member in (*members, *others):

@@ -314,7 +314,7 @@ _UNCOUNTED = -1
 
 
 def _ways_to_end(automaton: CharAutomaton) -> tuple[list[int], list[int | None]]:
-    """For each state, the least and the greatest number of characters to a final state; None means no
+    """The least and the greatest number of characters from each state to a final state; None means no
     limit."""
     sources: list[set[int]] = [set() for _ in automaton.edges]
     left = []
