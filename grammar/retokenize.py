@@ -72,7 +72,7 @@ class Retokenizer:
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:
         # The longest context comes first, because it gives the most reliable token borders. If a context
-        # begins inside a word, its encoding may differ from the output's tokens, so that `fixed` is not met.
+        # begins inside a word, its encoding may differ from the output's tokens, at `fixed` already.
         for skipped in range(len(context) - loose + 1):
             kept = context[skipped:]
             fixed = kept[: len(kept) - loose]

@@ -36,7 +36,7 @@ NO_LIMIT = 1 << 30
 class Members(NamedTuple):
     """Arrays of int32, by state (states,), way (ways,), mark (marks,), object (objects,), filler (fillers,).
 
-    mark            by state, the mark that was read just before it, or -1
+    mark            by state, the mark that was read just before the state, or -1
     start           by state, the object whose rule begins in the state, or -1
     ways            (states + 1,): the ways of state s are ``[ways[s], ways[s + 1])``
     always          by state, 1 if any number of unnamed members may come, so that some way is always left

@@ -40,7 +40,7 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most processor time of SHARE that is saved up while no job runs."""
+"""Most processor time of SHARE that can be saved up for later jobs."""
 WALL_FACTOR = 4.0
 """A job may run for WALL_FACTOR times its limit of processor time by the clock, since a job that sleeps uses
 no processor time. A job of the slow lane is not ended while it waits for a core."""

@@ -1,8 +1,8 @@
 """Constraints compiled by other libraries: XGrammar, llguidance and outlines-core.
 
 The libraries are used unchanged. This module checks that the constraint is valid, and reports the keywords
-that the library is not known to enforce (`keywords`). A schema with such keywords is refused if its `strict`
-is True.
+that the library is not known to enforce (`keywords`). A schema with such keywords is refused if the
+constraint's `strict` is True.
 """
 
 from __future__ import annotations

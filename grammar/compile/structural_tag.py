@@ -56,8 +56,8 @@ _FIELDS: dict[str, frozenset[str]] = {
 T = TypeVar("T")
 
 Ends = tuple[str, ...]
-"""The strings of which any closes the tag around a format, and so ends the format's free text. Empty at the
-top level."""
+"""The closing strings of the tag around a format. Any of them ends the format's free text. Empty at the top
+level."""
 
 
 def compile_tag(tag: Any, *, counted: bool = True) -> CompiledSchema:

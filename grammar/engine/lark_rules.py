@@ -1,9 +1,10 @@
 """Rules of a Lark grammar that no text satisfies.
 
-llguidance accepts ``start: "x" start`` and then forces x without end. With ``start: "x" | "y" b`` and ``b:
-"z" b``, the output never ends once y is chosen. This module parses the rules only as far as needed to find
-such rules: literals, patterns and terminals count as texts, and llguidance's additions to Lark's notation
-(parameters, conditions, JSON schemas) are skipped. The grammar must be one that llguidance accepts.
+llguidance accepts ``start: "x" start`` and then forces x without end. With the two rules
+``start: "x" | "y" b`` and ``b: "z" b``, the output never ends once y is chosen. This module parses the rules
+only as far as needed to find such rules: literals, patterns and terminals count as texts, and llguidance's
+additions to Lark's notation (parameters, conditions, JSON schemas) are skipped. The grammar must be one that
+llguidance accepts.
 """
 
 from __future__ import annotations
@@ -200,8 +201,8 @@ class _Reader:
         return found
 
     def _line_ends(self) -> bool:
-        """Whether a line ends here and the next line does not begin with "|". If it does, the line end is
-        skipped, and the rule continues."""
+        """Whether a line ends here and the next line does not begin with "|". If the next line does, the line
+        end is skipped, and the rule continues."""
         if self._tokens[self._at].kind != "line":
             return False
         following = self._tokens[self._at + 1 : self._at + 2]

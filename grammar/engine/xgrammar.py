@@ -131,8 +131,8 @@ def _telling(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class XGrammarMatcher:
-    """A matcher that uses XGrammar's. XGrammar cannot tell how many tokens complete the text, so a budget has
-    no effect."""
+    """A matcher that wraps XGrammar's own matcher. XGrammar cannot tell how many tokens complete the text, so
+    a budget has no effect."""
 
     completion_tokens = None
 

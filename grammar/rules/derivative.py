@@ -124,7 +124,7 @@ class Derivatives:
 @lru_cache(maxsize=4096)
 def _divided(sets: tuple[Ranges, ...]) -> list[tuple[Ranges, tuple[int, ...]]]:
     """Divide the characters in `sets` by the sets that contain them: (characters, indices of the sets that
-    contain these)."""
+    contain them)."""
     opening: dict[int, list[int]] = {}
     closing: dict[int, list[int]] = {}
     for i, ranges in enumerate(sets):
@@ -154,8 +154,8 @@ class Product:
         self._derivatives = Derivatives({})
 
     def steps(self, state: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
-        """(characters, next state) of `state`. States in which some positive condition can no longer be met
-        are left out."""
+        """The transitions of `state`, as (characters, next state). Next states in which some positive
+        condition can no longer be met are left out."""
         return [
             (ranges, after)
             for ranges, after in self._derivatives.product_transitions(state)

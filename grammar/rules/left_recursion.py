@@ -68,8 +68,8 @@ def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:
 
 
 def _leading(expression: Expression, empty: set[str]) -> set[str]:
-    """The rules that `expression` may begin with a call of. Parts that match the empty text may come before
-    the call; `empty` has the nullable rules."""
+    """The rules whose calls may begin `expression`. Parts that match the empty text may come before the call;
+    `empty` has the nullable rules."""
     match expression:
         case Call(rule):
             return {rule}

@@ -55,7 +55,8 @@ _Edge = tuple[int, int, int, int]
 
 
 def to_bytes(states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> Edges:
-    """Turn `states` into an automaton over bytes. It reads only characters whose bytes are all in `alphabet`.
+    """Turn `states` into an automaton over bytes. The automaton reads only characters whose bytes are all in
+    `alphabet`.
 
     `bodies` has the node of each rule's body.
     """

@@ -99,8 +99,8 @@ NODES = tuple_type(Nodes, array_dtypes(Nodes) | _RECORDS)
 
 class Atoms(NamedTuple):
     """Disjoint ranges of characters, from ``cuts[i]`` up to ``cuts[i + 1]``, and their atoms. `of_range`,
-    (ranges,), has the atom of each range. The atoms of set s of characters are ``members[begin[s] : begin[s +
-    1]]``."""
+    (ranges,), has the atom of each range. The atoms of set s of characters are `members` from ``begin[s]`` up
+    to ``begin[s + 1]``."""
 
     cuts: np.ndarray
     of_range: np.ndarray

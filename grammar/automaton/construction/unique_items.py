@@ -287,7 +287,7 @@ class _Analysis:
             if self._best[state] >= 0 and self._length[state]
         ]
         changed = True
-        while changed:  # at a tail call, caller and called rule may be in either order: equal completions
+        while changed:  # the caller and the rule of a tail call have equal lengths: either may come first
             changed = False
             for state, edge in steps:
                 found = extra[edge.into] + (extra[edge.push] if edge.push >= 0 else 0)

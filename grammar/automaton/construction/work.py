@@ -40,7 +40,7 @@ class Work(NamedTuple):
     the record was met.
 
     then            continuations: a node, how many of its repetitions are over, and what follows
-    at              positions: the node, and for TEXT the index in `letters`; one text's are consecutive
+    at              positions: the node, and for TEXT the index in `letters`, consecutive within a text
     sets            sets of positions, sorted, from `begin` in `set_items` up to the next one's
     inlines         the calls to inline in a state, as a linked list
     first           by node, the mask of its first bytes; `atom_first` and `class_first` likewise

@@ -1,5 +1,5 @@
-"""Prefix trees of tokens as arrays in depth-first order: the subtree of node i is the nodes ``[i,
-end[i])``."""
+"""Prefix trees of tokens as arrays in depth-first order: the subtree of node i consists of the nodes
+from i up to ``end[i]``."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _digits_and_exponent(number: Decimal) -> tuple[int, int, int]:
 def place_of_long_number(source: str) -> str | None:
     """The JSON pointer of the first number in the text `source` that has too many digits.
 
-    None if no number has, or if `source` is not JSON.
+    None if there is no such number, or if `source` is not JSON.
     """
     try:
         value = json.loads(

@@ -1,8 +1,8 @@
 """The assertions that formulas about JSON values are made of. Each is about values of one or a few types.
 
 ``"minimum": 8`` is ``LowerBound(Decimal(8), inclusive=True)``: a number satisfies this assertion if it is at
-least 8; any value of another type satisfies it. Its negation is ``And((Types(NUMBERS), UpperBound(Decimal(8),
-inclusive=False)))``.
+least 8; any value of another type satisfies it. Its negation is
+``And((Types(NUMBERS), UpperBound(Decimal(8), inclusive=False)))``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 "not".
 
 A `Subschema` stands for the conjunction of its keywords. A subschema is expanded only when its content is
-needed, so a schema that refers to itself has a finite formula: ``{"anyOf": [{"type": "null"}, {"$ref":
-"#"}]}`` is
+needed, so a schema that refers to itself has a finite formula. The formula of
+``{"anyOf": [{"type": "null"}, {"$ref": "#"}]}`` is
 
     Or((Types({"null"}), Subschema("")))
 

@@ -66,7 +66,7 @@ def _sequence(
     comma = grammar.marks.comma
     length = len(prefix)
     if NOTHING in prefix or rest == NOTHING:
-        # No array can have the first item that has no value, nor any later item.
+        # The first item that has no value cannot occur, nor can any later item.
         length = prefix.index(NOTHING) if NOTHING in prefix else length
         high = length if high is None else min(high, length)
     if high is not None and high < low:
