@@ -1,5 +1,4 @@
-"""Tokenization of forced text (jump-forward decoding), with the tokens that the tokenizer itself would
-choose.
+"""Forced text as tokens (jump-forward decoding): the tokens that the tokenizer itself would choose.
 
 After the output ``{"na`` (tokens ``{"`` and ``na``) the grammar forces ``me": ``. The tokenizer spells the
 whole text as ``{"``, ``name``, ``":`` and a space, so the token ``na`` is replaced.

@@ -1,5 +1,4 @@
-"""Vocabularies: the bytes of every token and the stop tokens. Grammar engines need nothing else of a
-tokenizer."""
+"""Vocabularies, all that grammar engines need of a tokenizer: the bytes of every token, the stop tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Kinds of characters, such as ASCII letters and digits. Many states read every character of a kind
-(`construction.runs`)."""
+"""Kinds of characters of which many states can read every character (see `construction.runs`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""outlines-core: turns a schema into a regular expression, and the regular expression into an automaton over
-bytes.
+"""outlines-core: turns a schema into a regular expression, and this into an automaton over bytes.
 
 outlines-core indexes a regular expression by state and token. For a string of at most 200 characters and 49k
 tokens, that index takes 57 MB, and it does not support budgets. We therefore request the index over a

@@ -1,5 +1,4 @@
-"""Control tokens in grammars. Grammars describe text, so a private-use character stands for each control
-token.
+"""Control tokens in grammars, in which a private-use character stands for each of them.
 
 Example, a turn of gpt-oss whose grammar is ``S assistant C final M`` and then a JSON schema, S, C and M being
 the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:

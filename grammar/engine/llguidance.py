@@ -1,5 +1,4 @@
-"""llguidance: an Earley parser over a lexer of derivatives, for schemas, regular expressions, and grammars in
-Lark's notation.
+"""llguidance: an Earley parser over a lexer, for schemas, regular expressions and Lark grammars.
 
 In Lark's notation, constructs that name tokens and attributes that set sampling are refused: a constraint
 describes text.

@@ -1,5 +1,4 @@
-"""A pushdown automaton in a form for reading byte by byte in Python: edges as lists, and stacks as linked
-lists."""
+"""A pushdown automaton for reading byte by byte in Python: edges as lists, stacks as linked lists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Grammars as rules over characters, the form into which constraints are compiled; parsers of regexes and of
-GBNF.
+"""Grammars as rules over characters, into which constraints are compiled; parsers of regexes and GBNF.
 
 A grammar is a dictionary from rule names to expressions, with the start rule ``root``. The grammar
 ``root ::= "a" root "b" | [0-9]+`` is

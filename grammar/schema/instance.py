@@ -1,5 +1,4 @@
-"""The validator: whether a JSON value satisfies a schema, and if not, where and why. JSON Schema 2020-12 and
-older.
+"""The validator: whether a JSON value satisfies a schema (2020-12 or older), and if not, where and why.
 
 >>> validate({"properties": {"n": {"minimum": 3}}, "required": ["m"]}, {"n": 1})
 [Failure(instance='/n', schema='/properties/n/minimum', message='1 is not at least 3'),

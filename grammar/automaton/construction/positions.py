@@ -1,5 +1,7 @@
-"""Positions and continuations in a grammar (`subset_construction`), and the sets of positions that follow
-them. Equal positions have one number, and so have equal continuations."""
+"""Positions and continuations in a grammar, and the sets of positions that follow them.
+
+Equal positions have one number, and so have equal continuations. `subset_construction` explains the terms.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs: the number of characters of one kind that a state can read in a row, whichever characters of the kind
-they are.
+"""Runs: the number of characters of one kind that a state can read in a row, whichever they are.
 
 Inside a JSON string any number of plain characters may come; in ``[a-z]{3,8}`` eight lower-case letters may
 come from the first state on, seven from the second. `token_trie` allows all tokens within a run together.

@@ -1,5 +1,4 @@
-"""Unique items at compile time (`expression.UniqueItem`): their number, the number that is needed, and their
-costs.
+"""Unique items (`expression.UniqueItem`) at compile time: their number, how many are needed, their costs.
 
 An *array rule* is a rule with unique items. While the rule is read, the matcher keeps the items used so far.
 The number of possible items tells whether enough unused items remain. The lengths of the shortest items bound

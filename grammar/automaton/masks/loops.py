@@ -1,5 +1,4 @@
-"""Loops: states from which many characters lead back to the same state, and the tokens that such a state can
-read.
+"""Loops: states that many characters lead back to, and the tokens that such a state can read.
 
 After the opening quotation mark of a JSON string, every character but the quotation mark and the backslash
 leads back to the same state. So a token consists of two parts: the characters before the first one that

@@ -1,5 +1,7 @@
-"""Prefix trees of tokens as arrays in depth-first order: the subtree of node i consists of the nodes
-from i up to ``end[i]``."""
+"""Prefix trees of tokens as arrays in depth-first order.
+
+The subtree of node i consists of the nodes from i up to ``end[i]``.
+"""
 
 from __future__ import annotations
 

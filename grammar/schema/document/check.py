@@ -1,5 +1,4 @@
-"""Check that a document is a JSON Schema: keywords have values of the right type, and the targets of
-references exist.
+"""Check that a document is a JSON Schema: the types of keywords, and the targets of references.
 
 The check supports draft 2020-12 and older drafts back to draft-04. Keywords that no draft defines are
 annotations, as the specification says. The meaning of keywords is not considered here.

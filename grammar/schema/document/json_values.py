@@ -1,5 +1,4 @@
-"""JSON values: parsing with numbers of bounded size, the types of values, and equality as JSON Schema defines
-it.
+"""JSON values: parsing with numbers of bounded size, types, and equality as JSON Schema defines it.
 
 1 equals 1.0, and does not equal true.
 """

@@ -1,5 +1,4 @@
-"""Schemas as logic: keywords become formulas of assertions, and formulas are put into disjunctive normal
-form.
+"""Schemas as logic: formulas of assertions, one for each keyword, and their disjunctive normal forms.
 
 formula      assertions and subschemas under "and", "or" and "not"
 assertions   the assertions, such as `Types` and `LowerBound`, and their negations

@@ -1,5 +1,4 @@
-"""Formulas, which express what a schema asserts: assertions and subschemas, combined by "and", "or" and
-"not".
+"""Formulas, which express what a schema asserts: assertions and subschemas under "and", "or" and "not".
 
 A `Subschema` stands for the conjunction of its keywords. A subschema is expanded only when its content is
 needed, so a schema that refers to itself has a finite formula. The formula of

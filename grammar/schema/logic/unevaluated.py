@@ -1,5 +1,4 @@
-"""unevaluatedProperties and unevaluatedItems, which apply to the parts that no adjacent keyword has
-evaluated.
+"""unevaluatedProperties and unevaluatedItems, for the parts that no adjacent keyword has evaluated.
 
 The evaluated parts depend on the options that a value satisfies. So a schema is split into cases; each has a
 formula, and the parts that are evaluated if the formula holds. For
