@@ -77,8 +77,8 @@ def usage_of(pid: int, proc: Path = PROC) -> Usage | None:
 
 
 def run_on_idle_cores(pid: int, policy: int | None = IDLE) -> None:
-    """Let the process run on idle cores only, by the scheduling policy `policy`. If that is None, give the
-    process the lowest priority.
+    """Let the process run on idle cores only, by the scheduling policy `policy`. If `policy` is None, give
+    the process the lowest priority.
 
     The lowest priority (nice 19) alone is not enough: while 100 hostile constraints compiled, a model on two
     threads took 1.34 times as long for a token with nice 19, and 1.04 times as long with SCHED_IDLE.

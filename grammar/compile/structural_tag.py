@@ -98,8 +98,7 @@ def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
 
 class _TagRules:
     """The rules of a tag: each format becomes an expression over `rules`. Free text inside a tag ends at the
-    first occurrence of a closing string of the tag. The expression of the free text includes the closing
-    string."""
+    first closing string of the tag. The expression of the free text includes this closing string."""
 
     def __init__(self, options: Options) -> None:
         self.rules = Rules()

@@ -24,7 +24,7 @@ from ramify.grammar.automaton.masks.trie import TRIE, Trie
 from ramify.grammar.automaton.numba_types import BOOLS, INTS
 
 UNREACHABLE = 1 << 30
-"""Distance of a state from which the end cannot be reached."""
+"""Length for a state from which the end of its rule cannot be reached."""
 
 
 @numba.njit((EDGES,), cache=True, nogil=True)

@@ -65,9 +65,9 @@ class Nodes(NamedTuple):
     CHARS               the atoms of the set are ``set_atoms[first:last]``
     SEQUENCE, OPTIONS   the parts are the nodes ``parts[first:last]``
     REPEAT              the node `first`, ``bounds[last].low`` to ``high`` times; -1 is no limit
-    ACCEPTED            ``parts[first]`` says whether it may be empty. After it, up to `last`, are pairs of a
+    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs of a
                         node, a set of characters, and the node that follows it, or -1 at the end
-    CALL                of the rule `first`
+    CALL                a call of the rule `first`
     MARKED              the empty text; `first` is the mark
     INLINED             the empty text, where an inlined recursive rule has ended: node 0
 

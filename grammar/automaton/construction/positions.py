@@ -173,7 +173,7 @@ def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None
 
 @part
 def _sort(values: np.ndarray) -> None:
-    """Shell's sort with the gaps of Ciura (2001), nearly sorted values in linear time."""
+    """Sort in place by Shell's sort with the gaps of Ciura (2001), which is fast for nearly sorted values."""
     for gap in (701, 301, 132, 57, 23, 10, 4, 1):
         for i in range(gap, values.size):
             value = values[i]
@@ -238,7 +238,8 @@ def note_set(work: Work, number: int) -> None:
 
 @part
 def closure(nodes: Nodes, work: Work, continuation: int) -> int:
-    """The set of positions where `continuation` begins, END among them if it may be empty."""
+    """The set of positions at which `continuation` may begin. END is among them if `continuation` may be
+    empty."""
     if work.then[continuation].set >= 0:
         return int(work.then[continuation].set)
     begun = work.counts[FOUND]

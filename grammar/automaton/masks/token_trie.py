@@ -44,7 +44,8 @@ from ramify.grammar.matcher import allow, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_GROUP = 32
-"""Characters of the longest tokens that are allowed together; the mask of each length takes 6 to 32 KB."""
+"""Number of characters of the longest tokens that are allowed together. Each length has a mask of 6 to 32
+KB."""
 
 LONG = (10, MAX_GROUP)
 """Run lengths that have a smaller trie of their own: for runs of at least n characters, a trie without the

@@ -45,7 +45,7 @@ class Spellings(NamedTuple):
     ids: np.ndarray
 
     def only(self, chosen: np.ndarray) -> Spellings:
-        """The tokens where `chosen`, (tokens,) bool, is True."""
+        """The tokens for which `chosen`, (tokens,) bool, is True."""
         return Spellings(self.data[np.repeat(chosen, self.sizes)], self.sizes[chosen], self.ids[chosen])
 
 

@@ -237,7 +237,7 @@ class StringFormat(NamedTuple):
     whole: str
     """All strings of the format; for some formats a superset (`beyond_patterns`)."""
     written: str
-    """The common subset of the format, which a grammar writes."""
+    """The common strings of the format; grammars write only these."""
     counted: str
     """A pattern with fewer states, for strings whose characters are counted. Its matches of up to 250
     characters are of the format. Empty if there is no such pattern."""
