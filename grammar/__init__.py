@@ -5,9 +5,9 @@
     automaton    rules as a pushdown automaton over bytes, and the walk over all tokens that fills a mask
     engine       matchers: one for each request, on a compiled grammar; they fill its token masks
     compile      a constraint in, a compiled grammar as bytes out; the processes that do it
-    matcher      what the scheduler may ask of an engine, and helpers for masks
-    vocabulary   the bytes of every token, which is all that the engines need of a tokenizer
-    retokenize   forced text as the tokens that the tokenizer itself would choose
+    matcher      the interface of an engine for the scheduler, and helpers for masks
+    vocabulary   the bytes of every token, the only part of a tokenizer that the engines need
+    retokenize   forced text as tokens, tokenized as the model's tokenizer would
 
 Imports go one way, and only `compile` may import all the others:
 

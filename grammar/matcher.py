@@ -22,32 +22,33 @@ class Matcher(Protocol):
         ...
 
     def accept_bytes(self, data: bytes) -> bool:
-        """Advance over text, which counts as one token for `rollback`. Returns False, and changes nothing, if
-        the grammar does not allow it here."""
+        """Advance over the bytes `data`, which count as one token for `rollback`. Returns False, and changes
+        nothing, if the grammar does not allow them here."""
         ...
 
     def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
         """Write the tokens that may come next into `row`, a contiguous (ceil(vocab / 32),) int32 array.
 
         Token t is bit ``t % 32`` of word ``t // 32``. Returns False, and leaves `row` untouched, if all
-        tokens are allowed. All stop tokens are allowed where the text is complete, and nowhere else; other
-        special tokens are never allowed. A finished matcher allows nothing.
+        tokens are allowed. All stop tokens are allowed where the text is complete, and nowhere else. Other
+        special tokens are not allowed, except control tokens that the constraint contains. A finished matcher
+        allows nothing.
 
-        `budget` is the number of tokens that may still come, not counting stop tokens. Only tokens are
-        allowed after which `completion_tokens` is less than the budget, so that the text can be completed
-        within it. Where `completion_tokens` is None the budget has no effect.
+        `budget` is the number of tokens that may still come, not counting stop tokens. A token is allowed
+        only if `completion_tokens` after it is less than `budget`, so that the text can be completed within
+        the budget. If `completion_tokens` is None, the budget has no effect.
         """
         ...
 
     @property
     def completion_tokens(self) -> int | None:
-        """Upper bound of the tokens that complete the text, without a stop token: some token that may come
-        next lowers it. 0 if the text is complete; None if the engine cannot say."""
+        """Upper bound of the number of tokens that complete the text, without a stop token. Some token that
+        may come next always lowers the bound. 0 if the text is complete; None if the engine does not know."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """Bytes that must come next, in whatever tokens; empty where there is a choice or the text may end.
-        The last character may be incomplete."""
+        """The bytes that must come next, however they are split into tokens; empty if there is a choice or
+        the text may end. The last character may be incomplete."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -78,11 +79,12 @@ class Grammar(Protocol):
         ...
 
     enforcement: Enforcement
-    """The parts of the constraint that the grammar leaves out, and what else it does not allow."""
+    """The keywords of the constraint that the grammar does not enforce, and the valid texts that it does not
+    allow."""
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        """A matcher at the beginning of the text. Its first tokens must spell `prefix`; the last of them may
-        go on with text that the grammar allows."""
+        """A matcher at the beginning of the text. Its first tokens must spell `prefix`; the last of these may
+        contain further text that the grammar allows."""
         ...
 
 
@@ -101,7 +103,8 @@ def single_token(row: np.ndarray) -> int | None:
 
 
 def allowed_among(row: np.ndarray, tokens: Collection[int]) -> list[int] | None:
-    """The tokens among the distinct `tokens` that the mask `row` allows; None where it allows any other."""
+    """The tokens among the distinct `tokens` that the mask `row` allows; None if the mask also allows other
+    tokens."""
     words = row.view(np.uint32)
     found = [token for token in tokens if int(words[token >> 5]) >> (token & 31) & 1]
     return found if int(np.bitwise_count(words).sum()) == len(found) else None
@@ -113,7 +116,7 @@ def tokens_of(row: np.ndarray) -> list[int]:
 
 
 def allow(row: np.ndarray, tokens: Sequence[int] | np.ndarray, allowed: bool = True) -> None:
-    """Allow `tokens` in the mask `row`, or rule them out."""
+    """Set in the mask `row` whether `tokens` are `allowed`."""
     ids = np.asarray(tokens, np.int64)
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
     if allowed:
@@ -123,7 +126,7 @@ def allow(row: np.ndarray, tokens: Sequence[int] | np.ndarray, allowed: bool = T
 
 
 def allows(row: np.ndarray, tokens: int | np.ndarray) -> np.ndarray:
-    """Whether the mask `row` allows `tokens`: bool, of their shape."""
+    """Whether the mask `row` allows each of `tokens`: an array of bool of the same shape."""
     ids = np.asarray(tokens, np.int64)
     found: np.ndarray = (row.view(np.uint32)[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)
     return found

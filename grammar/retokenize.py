@@ -1,7 +1,7 @@
-"""Forced text as tokens (jump-forward): the tokens that the tokenizer itself would choose.
+"""Forced text as tokens (jump-forward decoding): the tokens that the tokenizer itself would choose.
 
-After the output ``{"na`` (tokens ``{"`` and ``na``) the grammar forces ``me": ``. The tokenizer spells all of
-it as ``{"``, ``name``, ``":`` and a space, so the token ``na`` is replaced.
+After the output ``{"na`` (tokens ``{"`` and ``na``) the grammar forces ``me": ``. The tokenizer spells the
+whole text as ``{"``, ``name``, ``":`` and a space, so the token ``na`` is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 CONTEXT_TOKENS = 8
-"""Output tokens that are encoded again together with the new text; merges reach no further back."""
+"""Number of output tokens that are encoded again together with the new text. Merges reach no further back."""
 MAX_REMEMBERED = 4096
 
 
@@ -33,10 +33,10 @@ class Extension(NamedTuple):
 
 
 class Retokenizer:
-    """Retokenising by `encode`, the tokenizer's own, without special tokens.
+    """Retokenization by `encode`, the tokenizer's function without special tokens.
 
     The tokens of ``a + b`` are not the tokens of ``a`` followed by those of ``b``. So the end of the output
-    is encoded again together with the text that follows it.
+    is encoded again together with the forced text.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]], vocabulary: Vocabulary) -> None:
@@ -48,8 +48,8 @@ class Retokenizer:
     def extend(self, before: Sequence[int], loose: int, data: bytes) -> Extension | None:
         """The tokens for `data` after the output tokens `before`, of which the last `loose` may be replaced.
 
-        An incomplete character at the end of `data` is left out. Returns None where the tokenizer would have
-        spelled the end of `before` in another way, or its tokens do not spell the text.
+        An incomplete character at the end of `data` is left out. Returns None if the tokenizer would have
+        spelled the fixed tokens at the end of `before` differently, or if its tokens do not spell the text.
         """
         context = tuple(before[-CONTEXT_TOKENS - loose :])
         # No text crosses a control token.
@@ -70,8 +70,8 @@ class Retokenizer:
         return any(tokens_beginning_with(self._tokens[token], self._vocabulary))
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:
-        # The longest context first, because it gives the most reliable token borders. A context that begins
-        # inside a word may be encoded differently than in its place; its fixed tokens then do not match.
+        # The longest context comes first, because it gives the most reliable token borders. If a context
+        # begins inside a word, its encoding may differ from the output's tokens, at `fixed` already.
         for skipped in range(len(context) - loose + 1):
             kept = context[skipped:]
             fixed = kept[: len(kept) - loose]

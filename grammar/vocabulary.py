@@ -1,5 +1,4 @@
-"""Vocabularies: the bytes of every token and the stop tokens, which is all that grammar engines need of a
-tokenizer."""
+"""Vocabularies, all that grammar engines need of a tokenizer: the bytes of every token, the stop tokens."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ from ramify.errors import EngineError
 class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True):
     """Token bytes by id.
 
-    `tokens[t]` is empty for control tokens and for the padding between the tokenizer's vocabulary and the
-    width of the model's logits; no mask allows these. It is empty for stop tokens as well, which masks allow
-    where a text is complete.
+    `tokens[t]` is empty for control tokens, for stop tokens, and for the padding between the tokenizer's
+    vocabulary and the width of the model's logits. Masks allow a stop token only where a text is complete, a
+    control token only in place of its stand-in (`controls`) or as the end of a preamble, and padding never.
     """
 
     tokens: tuple[bytes, ...]
     """Bytes of each token, one entry per logit."""
     stop_ids: tuple[int, ...]
     controls: tuple[tuple[int, bytes], ...] = ()
-    """Control tokens that a grammar can mean, each with the stand-in for it (`constraint.with_controls`)."""
+    """Control tokens that a grammar can contain, each with its stand-in (`constraint.with_controls`)."""
 
     @property
     def size(self) -> int:
-        """Width of the logits, hence of the masks."""
+        """Width of the logits and of the masks."""
         return len(self.tokens)
 
     @cached_property
@@ -129,7 +128,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes(_BYTE_OF[char] for char in text)
-    except KeyError:  # a merged-in token that is not in the alphabet stands for its own text
+    except KeyError:  # an added token that is not in the alphabet stands for its own text
         return text.encode()
 
 

@@ -1,8 +1,8 @@
 """From rules to pushdown automata over bytes, and from a state of the automaton to a token mask.
 
     pushdown       the result of compiling: `PushdownAutomaton`, a state machine with a stack
-    members        tables of objects whose members come in any order; `registers` say what was read of one
-    characters     kinds of characters that many states read
+    members        tables of objects whose members come in any order; `registers` record the members read
+    characters     kinds of characters that many states read completely
     numba_types    types of the arrays in compiled code
     construction   from rules to automata
     masks          from a state to the tokens that may come next

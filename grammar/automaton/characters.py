@@ -1,4 +1,4 @@
-"""Kinds of characters of which states often read all: those that runs are made of (`construction.runs`)."""
+"""Kinds of characters of which many states can read every character (see `construction.runs`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ and digits, lower-case ASCII letters."""
 
 
 def kind_lengths(text: bytes) -> tuple[int, int, int]:
-    """Number of characters of `text` for each of `KINDS`; 255 if it has other characters, or more than
-    254."""
+    """Number of characters of `text`, once for each of `KINDS`; 255 if some character is not of that kind, or
+    if there are more than 254."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Objects whose members come in any order: their states do not tell which members were read.
+"""Objects whose members come in any order: the state alone does not tell which members were read.
 
 The rule of such an object has one loop over all its members. Its states inside names are those of a trie of
 all names; a *mark* after each name says which member it was. The members read so far are in a *register*
-beside the state (`masks.registers`), which also counts those that must and may still come. For ``a``
+beside the state (`masks.registers`), which also counts the members that must and may still come. For ``a``
 (required) and ``ab`` the rule has the states
 
     0   {  → 1
@@ -13,8 +13,9 @@ beside the state (`masks.registers`), which also counts those that must and may 
     …   values; after them: "," → 7 and "}" → 8 (mark: end)
     7   " → 2                       ways: a, ab
 
-A state with *ways* can only be left through the mark of one of them. It is alive while one is left: state 5
-is dead once ab was read. The mark of a member that was read is dead, and so is the end while a is missing.
+From a state with *ways*, the text can only go on to the mark of one of these ways. The state is alive as long
+as one of its ways is: state 5 is dead once ab was read. The mark of a member that was read is dead, and the
+mark of the end is dead while a is missing.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ NO_LIMIT = 1 << 30
 class Members(NamedTuple):
     """Arrays of int32, by state (states,), way (ways,), mark (marks,), object (objects,), filler (fillers,).
 
-    mark            by state, the mark that is read on the way into it, or -1
-    start           by state where a rule begins, the object that the rule reads, or -1
+    mark            by state, the mark that was read just before the state, or -1
+    start           by state, the object whose rule begins in the state, or -1
     ways            (states + 1,): the ways of state s are ``[ways[s], ways[s + 1])``
-    always          by state, 1 where any number of members without a name may come: some way is always left
+    always          by state, 1 if any number of unnamed members may come, so that some way is always left
     way_mark        by way, its mark
-    way_tokens      by way, tokens to the end of the value of that member
+    way_tokens      by way, tokens to the end of the value of its member
     object          by mark
     number          by mark, the member's number in its object, `UNNAMED`, or END
     required        by mark, 1 for a required member
-    tokens          by mark, tokens of that member and a comma before it
+    tokens          by mark, tokens of its member and a comma before it
     missing         by object, the number of required members
-    room            by object, the most members, or NO_LIMIT
-    fill            by object, members that must come beyond the required ones
-    owed            by object, tokens of what a new object must have, its closing brace included
+    room            by object, the largest number of members, or NO_LIMIT
+    fill            by object, the number of members that must come beyond the required ones
+    owed            by object, tokens of the members that a new object must have, and of its closing brace
     fillers         (objects + 1,): the members to fill object o with, in this order, are
                     ``[fillers[o], fillers[o + 1])``
     filler_number   by filler, the member's number, or `UNNAMED` for any number of members
@@ -75,7 +76,7 @@ class Members(NamedTuple):
 
     @property
     def seen_words(self) -> int:
-        """int32 words of a bit for each member."""
+        """Number of int32 words that hold one bit for each member."""
         return (int(self.number.max(initial=0)) >> 5) + 1
 
 

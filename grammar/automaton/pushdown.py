@@ -30,15 +30,15 @@ from ramify.grammar.automaton.members import Members
 from ramify.grammar.automaton.numba_types import array_dtypes, pack, unpack
 
 ENDLESS = 255
-"""`Arrays.run` of a state after which any number of characters may come."""
+"""`Arrays.run` of a state from which any number of characters of a kind may come."""
 
 
 MANY_BYTES = 20
-"""Bytes that a state reads from which on it is looked at for loops (`loops`): that takes 2 us."""
+"""Least number of bytes that a state must read to be searched for loops (`loops`), which takes 2 us."""
 
 
 ENDLESS_WORDS = 1 << 30
-"""`UniqueItems.words` of this number of texts and more."""
+"""`UniqueItems.words` for this number of texts or more."""
 
 COUNTED_LENGTHS = 256
 """Most lengths in `UniqueItems.lengths`."""
@@ -48,9 +48,9 @@ class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
     """Tables of a grammar in which items must be unique (`rules.expression.UniqueItem`).
 
     need       by state, the unique items that must still be read before the rule ends
-    item       by state, the start state of those items, or -1
-    words      by state, the number of texts from there to the end of its rule
-    lengths    by start state of an item: pairs of a length in bytes and the number of items up to that length
+    item       by state, the start state of the unique items that may follow, or -1
+    words      by state, the number of texts from the state to the end of its rule
+    lengths    by start state of an item, pairs of a length in bytes and the number of items up to that length
     """
 
     need: list[int]
@@ -64,18 +64,19 @@ class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
 
 
 def surcharge(lengths: list[tuple[int, int]], used: int, need: int) -> int:
-    """Tokens of `need` unique items beyond `need` times the shortest item, where at worst the `used` shortest
-    items are used. Counted in bytes, since a byte takes at most one token."""
+    """Upper bound of the tokens that `need` unique items take beyond `need` times the shortest item. Assumes
+    the worst case, that the `used` items already used are the shortest ones, and one token for each byte."""
     return sum(_length_of(lengths, used + i) - 1 for i in range(need) if used + i)
 
 
 def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
-    """Bytes of the item at index `rank` in the order of length."""
+    """Number of bytes of the item at index `rank`, with the items sorted by length."""
     for length, texts in lengths:
         if texts > rank:
             return length
     length, texts = lengths[-1]
-    return length + (rank - texts + 1) * COUNTED_LENGTHS  # not counted, but there is one at least
+    # Longer items were not counted. Each further COUNTED_LENGTHS lengths have at least one.
+    return length + (rank - texts + 1) * COUNTED_LENGTHS
 
 
 class Arrays(NamedTuple):
@@ -83,8 +84,8 @@ class Arrays(NamedTuple):
 
     final          the rule may end here
     run            number of characters of one kind that may come next, whichever they are (`runs`)
-    run_kind       that kind, an index into `runs.KINDS`
-    run_cost       upper bound of `cost` after such characters
+    run_kind       the kind of these characters, an index into `characters.KINDS`
+    run_cost       upper bound of `cost` after any of these characters
     cost           tokens of the shortest completion of the rule (`costs`)
     after_item     a unique item has just ended
     before_item    a unique item may still come in the same rule
@@ -112,9 +113,12 @@ DTYPES = array_dtypes(
 
 @dataclasses.dataclass
 class PushdownAutomaton:
-    """A compiled grammar. `items` is None where no items must be unique, `members` where no object has its
-    members in any order. `most_pushed`: most states pushed for one byte. `packed`, by `numba_types.pack`, has
-    `arrays` as its views; empty where the automaton has just been compiled."""
+    """A compiled grammar.
+
+    `items` is None if no items must be unique; `members` is None if no object has its members in any order.
+    `most_pushed` is the largest number of states pushed for one byte. `packed` is made by `numba_types.pack`,
+    and `arrays` are views of it; `packed` is empty in an automaton that was compiled in this process.
+    """
 
     arrays: Arrays
     most_pushed: int

@@ -1,15 +1,16 @@
-"""Compile jobs, each in a child process of its own, which may hang, crash or run out of memory.
+"""Compile jobs, each in a child process of its own, since a job may hang, crash or run out of memory.
 
 There are two lanes with one running job each:
 
     quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish here
-    slow    jobs that did not finish; one runs, on idle cores only, and the others wait, oldest first: stopped
-            (SIGSTOP), or where too many are, to be started again
+    slow    jobs that did not finish there; one runs, on idle cores only. The others wait, oldest first: they
+            are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
 
-No job is refused for waiting: it waits until it has run, or nobody wants its answer any more (`drop`).
+No job is refused because it waited for long. It waits until it has run, or until nobody wants its answer any
+more (`drop`).
 
-The model comes first. Compiling may take SHARE of one core. Jobs that start while that share is used up run
-on idle cores from the beginning.
+The model has priority: compiling may take SHARE of one core. Jobs that start while this share is used up run
+on idle cores only, from the beginning.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most unused processor time that counts towards SHARE."""
+"""Most processor time of SHARE that can be saved up for later jobs."""
 WALL_FACTOR = 4.0
-"""A job may run this many times its limit of processor time by the clock: one that sleeps uses none. In the
-slow lane, the time in which it wants a core and gets none does not end it."""
+"""A job may run for WALL_FACTOR times its limit of processor time by the clock, since a job that sleeps uses
+no processor time. A job of the slow lane is not ended while it waits for a core."""
 CHECK_S = 0.05
 MAX_STOPPED = 16
-"""Most jobs that are stopped; each keeps the memory that it has allocated. Further ones begin again later,
-and lose at most QUICK_S of work."""
+"""Most jobs that are stopped at a time; each keeps the memory that it has allocated. Further jobs are killed
+and started again later, which loses at most QUICK_S of work each."""
 
 SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
 
@@ -56,18 +57,19 @@ _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(GrammarReady
 
 PROC = Path("/proc")
 IDLE: int | None = getattr(os, "SCHED_IDLE", None)
-"""The scheduling policy of processes that run where a core is idle (sched(7)); None where there is none."""
+"""The scheduling policy of processes that run only on idle cores (sched(7)); None if the system has no such
+policy."""
 
 
 class Usage(NamedTuple):
     cpu_s: float
     """Processor time in user and system mode."""
     wants_core: bool
-    """Whether the process runs, or would if it had a core."""
+    """Whether the process is running or waits for a core."""
 
 
 def usage_of(pid: int, proc: Path = PROC) -> Usage | None:
-    """Processor time of a process (proc(5)); None where there is no /proc."""
+    """Processor time and state of a process (proc(5)); None if the system has no /proc."""
     if not proc.is_dir():
         return None
     fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -75,10 +77,11 @@ def usage_of(pid: int, proc: Path = PROC) -> Usage | None:
 
 
 def run_on_idle_cores(pid: int, policy: int | None = IDLE) -> None:
-    """Run the process only where a core is idle, by `policy`, or else with the lowest priority.
+    """Let the process run on idle cores only, by the scheduling policy `policy`. If `policy` is None, give
+    the process the lowest priority.
 
-    The lowest nice value is not enough: beside 100 hostile constraints, a model on two threads took 1.34
-    times as long for a token with it, and 1.04 times as long with SCHED_IDLE.
+    The lowest priority (nice 19) alone is not enough: while 100 hostile constraints compiled, a model on two
+    threads took 1.34 times as long for a token with nice 19, and 1.04 times as long with SCHED_IDLE.
     """
     if policy is not None:
         os.sched_setscheduler(pid, policy, os.sched_param(0))
@@ -88,8 +91,8 @@ def run_on_idle_cores(pid: int, policy: int | None = IDLE) -> None:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Child:
-    """A job's process. `wall_s` is its running time by the clock up to `since`, when it was last
-    continued."""
+    """A job's process. `since` is the time at which the process was last continued, and `wall_s` its running
+    time by the clock up to `since`."""
 
     job: CompileGrammar
     pid: int
@@ -99,7 +102,7 @@ class Child:
     received: bytearray = dataclasses.field(default_factory=bytearray)
     timer: asyncio.TimerHandle | None = None
     dropped: bool = False
-    """Nobody waits for the answer."""
+    """Whether nobody waits for the answer any more."""
 
     def running_s(self) -> float:
         """Running time by the clock, without the time in which the process was stopped."""
@@ -107,11 +110,12 @@ class Child:
 
 
 class CompileJobs:
-    """Compile jobs: `compile_job` runs in child processes, and each answer goes to `send`, on the running
+    """Compile jobs. `compile_job` runs in child processes; each answer is passed to `send` on the running
     event loop.
 
-    A child may take `timeout_s` of processor time. It calls `enter` first, to limit its memory. The running
-    jobs are `quick` and `slow`; jobs wait in `queue`, `stopped` and, without a process, in `again`.
+    A child may take `timeout_s` of processor time. It first calls `enter`, which limits its memory. The
+    running jobs are `quick` and `slow`. Jobs wait in `queue` for the quick lane, and for the slow lane in
+    `stopped` or, without a process, in `again`.
     """
 
     def __init__(
@@ -148,8 +152,9 @@ class CompileJobs:
         self._next_quick()
 
     def drop(self, key: str) -> None:
-        """Drop the job `key`, whose answer nobody waits for. In the quick lane it goes on up to that lane's
-        limit: most jobs finish there, and the next request finds the grammar on disk."""
+        """Drop the job `key`, whose answer nobody waits for any more. If the job is running in the quick
+        lane, it continues up to that lane's limit: most jobs finish there, and the next request finds the
+        grammar on disk. In any other place the job is removed, and its process, if any, is killed."""
         if self.quick is not None and self.quick.job.key == key:
             self.quick.dropped = True
         self.queue = deque([job for job in self.queue if job.key != key])
@@ -198,7 +203,8 @@ class CompileJobs:
             child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
 
     def end_quick_turn(self, child: Child) -> None:
-        """Move the job of the quick lane, `child`, to where it waits for the slow lane."""
+        """Move `child`, which has reached the limit of the quick lane, to the slow lane or to the jobs that
+        wait for it. If the job was dropped, or may not run any longer, its process is killed instead."""
         self.quick = None
         if child.dropped:
             self._reap(child)
@@ -271,7 +277,7 @@ class CompileJobs:
             self.quick = None
         elif child is self.slow:
             self.slow = None
-        else:  # it had ended before it was stopped
+        else:  # the child had ended before it was stopped
             self.stopped.remove(child)
         if child.received:
             self._reap(child)
@@ -296,7 +302,7 @@ class CompileJobs:
             child.timer.cancel()
         self._loop.remove_reader(child.pipe)
         os.close(child.pipe)
-        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
+        os.kill(child.pid, signal.SIGKILL)  # the process was not reaped yet, so its id is not reused
         _, _, used = os.wait4(child.pid, 0)
         self._credit_s -= used.ru_utime + used.ru_stime
 
@@ -306,8 +312,8 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
 
 
 def die_with(parent: int, timeout_s: float, platform: str = sys.platform) -> None:
-    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). Where
-    there is no such signal, the process ends after the processor time that the parent would allow."""
+    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). On
+    platforms without such a signal, limit the processor time of this process to `timeout_s` instead."""
     if platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

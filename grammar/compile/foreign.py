@@ -1,7 +1,8 @@
-"""Constraints through other libraries: XGrammar, llguidance and outlines-core.
+"""Constraints compiled by other libraries: XGrammar, llguidance and outlines-core.
 
-A library is asked as it is. Around it we check that the constraint is valid, name the keywords that the
-library is not known to enforce (`keywords`), and refuse the schema for them unless `strict` allows that.
+The libraries are used unchanged. This module checks that the constraint is valid, and reports the keywords
+that the library is not known to enforce (`keywords`). A schema with such keywords is refused if the
+constraint's `strict` is True.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 """The kinds of constraints that each backend can do."""
 _TITLES = {"xgrammar": "XGrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
 _CLOSING = ("xgrammar", "outlines")
-"""Backends that close objects."""
+"""Backends that allow only the properties that a schema names, unless additionalProperties allows others."""
 
 
 def spacing(constraint: Constraint, backend: str = "ramify") -> str:
-    """The white space that a JSON constraint allows, as a sentence."""
+    """A sentence that says which white space a JSON constraint allows."""
     match constraint.whitespace:
         case "natural" if backend == "outlines":
             return "White space: at most one space between any two parts."
@@ -68,7 +69,8 @@ def no_such_kind(constraint: Constraint, backend: str) -> InvalidConstraint:
 
 
 def library_of(backend: str) -> tuple[str, Callable[[Constraint, Vocabulary], bytes]]:
-    """The engine of a backend's grammars, and the function that compiles them. Imports the library."""
+    """The engine that runs a backend's grammars, and the function that compiles a constraint for it. Imports
+    the library."""
     if backend == "xgrammar":
         from ramify.grammar.engine import xgrammar
 
@@ -85,11 +87,12 @@ def library_of(backend: str) -> tuple[str, Callable[[Constraint, Vocabulary], by
 def compile_foreign(
     constraint: Constraint, vocabulary: Vocabulary, backend: str, *, exactly: bool = False
 ) -> Compiled:
-    """Compile a constraint, which was checked, with the library of `backend`.
+    """Compile a constraint that was checked already, with the library of `backend`.
 
-    Raises `InvalidConstraint` where the library refuses it or cannot do its kind, and `Unenforceable`, with
-    `strict` True, for a schema with a keyword that the library is not known to enforce. With `exactly` also
-    where it is known to reject valid instances, or may take long.
+    Raises `InvalidConstraint` if the library refuses the constraint or cannot compile its kind. Raises
+    `Unenforceable` if `strict` is True and the schema has a keyword that the library is not known to enforce.
+    With `exactly`, raises `InvalidConstraint` also if the library is known to reject valid instances of the
+    schema, or may take long to compile it.
     """
     if constraint.kind not in KINDS[backend]:
         raise no_such_kind(constraint, backend)
@@ -121,11 +124,12 @@ def compile_foreign(
 
 
 MOST_CHARACTERS = 2000
-"""Most characters of outlines-core's pattern, repetitions expanded, where `compile_foreign` is exact."""
+"""Most characters of outlines-core's pattern, repetitions expanded, in `compile_foreign` with `exactly`."""
 
 
 def _check_size(constraint: Constraint) -> None:
-    """Raise `InvalidConstraint` for a schema whose pattern may take outlines-core long."""
+    """Raise `InvalidConstraint` for a schema that outlines-core may take long to compile, because its pattern
+    is large."""
     from ramify.grammar.compile import outlines
 
     if size(regex_syntax.full_match(outlines.pattern_of(constraint))) > MOST_CHARACTERS:
@@ -172,7 +176,7 @@ def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforce
 
 
 def _allows_objects(subschema: Any) -> bool:
-    """Whether a subschema allows objects, as far as `type`, `enum` and `const` tell."""
+    """Whether a subschema allows objects, judged by `type`, `enum` and `const` alone."""
     if not isinstance(subschema, dict):
         return subschema is True
     if "enum" in subschema or "const" in subschema:
@@ -208,7 +212,8 @@ def _refuse_widened(left_out: tuple[Unenforced, ...], pointer: str = "") -> None
 
 
 def _schemas_in(tag: Any, pointer: str = "") -> list[tuple[Any, str, bool]]:
-    """The JSON schemas in a structural tag, each with its pointer, and whether all of it must be enforced."""
+    """The JSON schemas in a structural tag: (schema, its pointer, whether all its keywords must be
+    enforced)."""
     found = []
     if isinstance(tag, dict):
         for name, value in tag.items():

@@ -26,8 +26,8 @@ MAX_FILE_BYTES = 16 << 20
 
 
 class GrammarFiles:
-    """Files of compiled grammars, each named by a digest of the constraint, the vocabulary, the compiler's
-    source code, the backend, and the `versions` of all backends, by default those installed.
+    """Files of compiled grammars. The name of each is a digest of the constraint, the vocabulary, the
+    compiler's source code, the backend, and the `versions` of all backends (by default the installed ones).
 
     Files are written atomically. Beyond `max_bytes` the least recently used ones are removed. Files that
     cannot be read and folders that cannot be written are ignored.
@@ -50,7 +50,7 @@ class GrammarFiles:
         ).digest()
 
     def get(self, key: str) -> GrammarReady | None:
-        """The grammar of the constraint with this key; None where it is not on disk."""
+        """The grammar of the constraint with this key; None if it is not on disk."""
         path = self._path(key)
         try:
             found = msgspec.msgpack.decode(path.read_bytes(), type=GrammarReady)
@@ -91,7 +91,8 @@ class GrammarFiles:
 
 
 def _source_code() -> bytes:
-    """A digest of the compiler's source: another version may compile the same constraint differently."""
+    """A digest of the compiler's source code, since another version may compile the same constraint
+    differently."""
     digest = hashlib.sha256()
     folder = Path(grammar.__file__).parent
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json"), Path(constraint.__file__)]):

@@ -1,4 +1,4 @@
-"""A compile job: from a constraint to a serialised grammar, or to the reason why there is none."""
+"""A compile job: turns a constraint into a serialised grammar, or into the reason why it has none."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def answer(
 
 
 def limit_memory(extra_bytes: int, statm: Path = STATM) -> None:
-    """Let this process map at most `extra_bytes` more memory than now (RLIMIT_AS), where the system tells how
-    much it maps (Linux). Elsewhere the limit on time is the only one."""
+    """Let this process map at most `extra_bytes` more memory than it maps now (RLIMIT_AS). Does nothing on
+    systems that do not report the mapped memory (all but Linux)."""
     if not statm.is_file():
         return
     mapped = int(statm.read_text().split()[0]) * resource.getpagesize()

@@ -1,12 +1,14 @@
-"""Effect of each JSON Schema keyword in each backend, as a run of the tests' schemas has found it.
+"""Effect of each JSON Schema keyword in each backend, measured with the schemas of the tests.
 
-``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword, where
-it matters with its value; "a | b" is feature a in a subschema that has feature b as well:
+``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword,
+together with its value if that matters. The *pair* "a | b" is feature a in a subschema that also has feature
+b:
 
     {"type": "string", "minLength": 2}     features  type string, minLength
                                            pairs     type string | minLength, minLength | type string
 
-A feature is *enforced* if instances that violate it, and nothing else, were rejected, and none was accepted.
+A feature is *enforced* if some instances that violate only this feature were tried, and all of them were
+rejected.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ from ramify.messages import Unenforced
 
 FILE = Path(__file__).with_name("backend_keywords.json")
 PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
-"""The package of each backend's library."""
+"""The Python package of each backend's library."""
 
 WIDENING = frozenset(["nullable", "minContains"])
-"""Keywords that allow more, not less. `narrowed` tells whether they work."""
+"""Keywords that allow more values, not fewer. `Feature.narrowed` tells whether a backend supports them."""
 
 
 Status = Literal["enforced", "widened", "refused", "unknown"]
 
 
 class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Findings about a feature. `rejected`: instances that violate it alone and were rejected."""
+    """Findings about a feature. `rejected` is the number of rejected instances that violate this feature
+    alone."""
 
     status: Status
     rejected: int = 0
@@ -47,7 +50,8 @@ class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Findings about a backend, by feature, and by pair of features where the pair alone is the cause."""
+    """Findings about a backend, by feature. Pairs of features are listed if only the pair, not its first
+    feature alone, has the effect."""
 
     version: str
     features: dict[str, Feature]
@@ -55,7 +59,7 @@ class Found(msgspec.Struct, frozen=True):
 
 @functools.cache
 def table() -> dict[str, Found]:
-    """Findings by backend. The libraries that are installed may have other versions."""
+    """Findings by backend. The installed libraries may have other versions than those measured."""
     return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Found])
 
 
@@ -73,7 +77,7 @@ def _version(package: str) -> str:
 
 
 def features(subschema: Mapping[str, Any]) -> dict[str, str]:
-    """The features of a subschema, without those below it, each with its keyword."""
+    """The features of a subschema itself, not of the subschemas inside it, each with its keyword."""
     found = {}
     for keyword, value in subschema.items():
         if keyword not in KEYWORDS or (keyword == "format" and value not in FORMATS):
@@ -104,7 +108,8 @@ def _feature(keyword: str, value: Any, subschema: Mapping[str, Any]) -> str:
 
 
 def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
-    """The pairs of the feature `own` with what else the subschema has, or lacks."""
+    """The pairs of the feature `own` with each other feature of the subschema, and with each keyword that it
+    lacks if that matters ("no type")."""
     others = [other for other in features(subschema) if other != own]
     if "type" not in subschema:
         others.append("no type")
@@ -115,7 +120,7 @@ def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
 
 
 def _restricts(feature: str) -> bool:
-    """Whether a feature restricts: ``additionalProperties: true`` and keywords that allow more do not."""
+    """Whether a feature restricts instances; ``additionalProperties: true``, for example, does not."""
     return not feature.endswith(" true") or feature in ("uniqueItems true", "exclusiveMinimum true")
 
 
@@ -161,5 +166,5 @@ def narrowed(document: SchemaDocument, backend: str) -> tuple[str, ...]:
 
 
 def load_document(source: str) -> SchemaDocument:
-    """A schema's JSON text, checked."""
+    """Parse and check a schema's JSON text."""
     return SchemaDocument(parse_json(source))

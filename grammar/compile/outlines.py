@@ -1,12 +1,12 @@
-"""outlines-core: a schema becomes a regular expression, and that an automaton over bytes.
+"""outlines-core: turns a schema into a regular expression, and this into an automaton over bytes.
 
-outlines-core indexes a regular expression by state and token. That index takes 57 MB for a string of at most
-200 characters and 49k tokens, and says nothing of budgets. So its index is asked for over the 256 bytes as
-tokens, which is the automaton itself (0.4 MB), and our engine fills the masks:
+outlines-core indexes a regular expression by state and token. For a string of at most 200 characters and 49k
+tokens, that index takes 57 MB, and it does not support budgets. We therefore request the index over a
+vocabulary of the 256 bytes. This index is the automaton itself (0.4 MB), and our engine fills the masks:
 
     {"type": "string", "maxLength": 1}     outlines-core's schema
     "([^"\\\\…]|\\\\["\\\\/bfnrt]){0,1}"          its regular expression
-    0: " → 1    1: " → 3, a → 2, …           its index over bytes, as our pushdown automaton without calls
+    0: " → 1    1: " → 3, a → 2, …           its index over bytes, a pushdown automaton without calls
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from ramify.text import shortened
 _STOP = 256
 _UNSUPPORTED = "Unsupported JSON Schema structure "
 _MARK = "\U0010ffff"
-"""A mark written behind every text. outlines-core leaves out the ways from a final state to one that is not
-final, so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it is final."""
+"""A mark that is appended to the pattern. outlines-core leaves out transitions from a final state to a state
+that is not final, so over bytes ``a(?:bc)?`` would always end after "a". With the mark, no state before the
+mark is final."""
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
-    """The payload of `PushdownGrammar`. Raises `InvalidConstraint` with the reason of outlines-core."""
+    """Compile a constraint. Returns the payload of a `PushdownGrammar`. Raises `InvalidConstraint` with
+    outlines-core's reason."""
     try:
         pattern = pattern_of(constraint)
         bytes_alone = outlines_core.Vocabulary(_STOP, {bytes([byte]): [byte] for byte in range(256)})
@@ -45,7 +47,8 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
 
 
 def _refusal(constraint: Constraint, message: str) -> InvalidConstraint:
-    """The error for `message`, with the pointer of the subschema that it quotes, if it quotes one."""
+    """The error for `message`. If the message quotes a subschema, the error has the pointer of that
+    subschema."""
     reason = message.strip().partition("\n")[0].rstrip(" .")
     pointer = None
     if reason.startswith(_UNSUPPORTED):
@@ -63,7 +66,7 @@ def _refusal(constraint: Constraint, message: str) -> InvalidConstraint:
 
 
 def pattern_of(constraint: Constraint) -> str:
-    """The regular expression of a constraint. Raises `ValueError` with the reason of outlines-core."""
+    """The regular expression of a constraint. Raises `ValueError` with outlines-core's reason."""
     if constraint.kind == "regex":
         return constraint.source
     if constraint.kind == "choices":
@@ -75,7 +78,7 @@ def pattern_of(constraint: Constraint) -> str:
 
 
 def _edges(index: outlines_core.Index, alphabet: frozenset[int]) -> Edges:
-    """The automaton of an index over bytes; its start is state 0. It calls nothing."""
+    """The automaton of an index over bytes. It has no calls, and its start is state 0."""
     transitions = index.get_transitions()
     start = index.get_initial_state()
     order = [start, *sorted(transitions.keys() - {start})]

@@ -1,6 +1,6 @@
 """Choice of the engine that compiles a constraint.
 
-With the backend "ramify", and first of all with "auto":
+Choices of the backend "ramify", which "auto" tries first:
 
     regex, choices              pushdown, deterministic
     json_schema, json_object    pushdown, from rules (`schema.compiler`); nondeterministic where there is no
@@ -37,10 +37,11 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
 
 MAX_SIZE = 50_000
-"""Most characters of a pattern with its repetitions expanded."""
+"""Most characters of a pattern whose repetitions are written out."""
 
 MAX_CHOICE_STATES = 1_000_000
-"""Most states of a list of choices, one for each character in which they differ."""
+"""Most states of the automaton of a list of choices. It has one state for each character of their prefix
+tree."""
 
 _FORMATS = (
     *("date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6"),
@@ -48,20 +49,23 @@ _FORMATS = (
 )
 _STRINGS = {name: {"type": "string", "format": name} for name in _FORMATS}
 PREPARED = json_schema({"type": "object", "properties": _STRINGS})
-"""A schema of common parts. The automata of other formats are made when they are first needed."""
+"""The schema compiled at start (`prepare`), so that the automata of its string formats are ready. The
+automata of other formats are built on first use."""
 
 SUCCESSORS = ("outlines",)
-"""Backends that may take over a schema with "auto", in order: those whose answers are whole under every
-budget."""
+"""Backends that "auto" tries, in this order, for a schema that our own engine cannot enforce. Only backends
+whose answers are complete under every token budget are listed."""
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: str = "auto") -> Compiled:
-    """Compile `constraint`. Time and memory are unbounded: the caller sets limits.
+    """Compile `constraint`. Time and memory are not limited here; the caller sets limits.
 
     `backend` is one of `EngineConfig.grammar_backend`. With "auto", a schema that our own engine cannot
-    enforce goes to a backend that enforces each of its keywords exactly (`keywords`), if there is one.
+    enforce is compiled by a backend that enforces each of the schema's keywords exactly (`keywords`), if
+    there is one.
 
-    Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
+    Raises `InvalidConstraint`. For a schema, the error has the JSON pointer of the invalid or unenforceable
+    part.
     """
     constraint.check()
     try:
@@ -100,8 +104,8 @@ def _compile(constraint: Constraint, vocabulary: Vocabulary, backend: str) -> Co
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Compile `PREPARED` (0.5 s), whose parts are then there for later constraints, and in forked
-    processes."""
+    """Compile `PREPARED` (0.5 s). Its parts then stay cached for later constraints, also in processes forked
+    from this one."""
     compile_constraint(PREPARED, vocabulary)
 
 
@@ -170,8 +174,9 @@ def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
 def _rules(
     compiled: Callable[[bool], CompiledSchema], vocabulary: Vocabulary
 ) -> tuple[bytes, tuple[Unenforced, ...]]:
-    """The automaton of the rules that `compiled` makes, and the keywords that these leave out. Where long
-    repetitions cannot be counted, `compiled` makes rules of shorter ones."""
+    """Compile the rules that ``compiled(True)`` returns. If the automaton cannot count their long
+    repetitions, compile those of ``compiled(False)``, which have shorter repetitions. Returns the automaton
+    and the keywords that its rules leave unenforced."""
     try:
         try:
             found = compiled(True)

@@ -1,7 +1,7 @@
 """Structural tags in XGrammar's JSON form, as rules: free text with tags that contain constrained content.
 
-Free text that must not contain a trigger, or that ends at the end of a tag, is an automaton over the
-characters of those strings (Aho and Corasick 1975), one rule for each of its states. Formats that work on
+Free text that must not contain a trigger, or that ends at the closing string of a tag, becomes an automaton
+that searches for these strings (Aho and Corasick 1975). Each of its states is a rule. Formats that work on
 tokens instead of text are refused.
 """
 
@@ -56,17 +56,18 @@ _FIELDS: dict[str, frozenset[str]] = {
 T = TypeVar("T")
 
 Ends = tuple[str, ...]
-"""The strings that close the tag around a format, and so end its free text. Empty at the top level."""
+"""The closing strings of the tag around a format. Any of them ends the format's free text. Empty at the top
+level."""
 
 
 def compile_tag(tag: Any, *, counted: bool = True) -> CompiledSchema:
-    """The grammar of the texts that `tag` describes: its rules by name, and the keywords left unenforced in
-    schemas that have ``"strict": false`` beside them.
+    """The grammar of the texts that `tag` describes: its rules by name, and the keywords that schemas with
+    ``"strict": false`` leave unenforced.
 
-    `counted` is the option of the schemas in it (`schema.compiler.Options`).
+    `counted` is the option `schema_grammar.Options.counted` of the schemas in the tag.
 
     Takes ``{"type": "structural_tag", "format": …}`` and the older ``{"structures": […], "triggers": […]}``.
-    Raises `InvalidConstraint` with the JSON pointer of what is wrong or not supported.
+    Raises `InvalidConstraint` with the JSON pointer of the invalid or unsupported part.
     """
     if not isinstance(tag, dict):
         _refuse("", "A structural tag is a JSON object")
@@ -97,7 +98,7 @@ def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
 
 class _TagRules:
     """The rules of a tag: each format becomes an expression over `rules`. Free text inside a tag ends at the
-    first occurrence of the tag's end, which is part of its expression."""
+    first closing string of the tag. The expression of the free text includes this closing string."""
 
     def __init__(self, options: Options) -> None:
         self.rules = Rules()
@@ -165,7 +166,7 @@ class _TagRules:
     # --- tags -------------------------------------------------------------------------------------
 
     def _tag(self, pointer: str, form: dict[str, Any], after_trigger: int = 0) -> Expression:
-        """The tag without the first `after_trigger` characters of its beginning."""
+        """The texts of a tag, without the first `after_trigger` characters of its opening string."""
         begin = _string(form, "begin", pointer)
         end = form.get("end")
         ends = tuple(end) if isinstance(end, list) else (end,)
@@ -230,8 +231,8 @@ class _TagRules:
         return self._free_text(pointer, found, may_stop=not any(ends))
 
     def _free_text(self, pointer: str, found: Mapping[str, Expression], *, may_stop: bool) -> Expression:
-        """Text up to the first occurrence of a key of `found`, followed by the value of that key. With
-        `may_stop` also text that contains no key."""
+        """Text up to and including the first occurrence of a key of `found`, followed by the value of that
+        key. With `may_stop`, also text that contains no key."""
         if "" in found:
             _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
         nodes = _keyword_automaton(tuple(found))
@@ -243,7 +244,7 @@ class _TagRules:
             for char, (node, keys) in following.items():
                 after: Expression = calls[node]
                 if keys:
-                    # An excluded string is excluded even where another key ends with it.
+                    # An excluded string is excluded even if it is the end of another key.
                     outcomes = [found[key] for key in keys]
                     after = NOTHING if NOTHING in outcomes else alt(*outcomes)
                 options.append(seq(text(char), after))
@@ -261,7 +262,7 @@ class _TagRules:
         return self._merged(compiled.rules)
 
     def _merged(self, rules: Mapping[str, Expression]) -> Expression:
-        """The root of the grammar `rules`, whose rules are added under new names."""
+        """Add the rules of the grammar `rules` under new names. Returns a call of its root."""
         names = {name: self.rules.reserve() for name in rules}
         for name, body in rules.items():
             self.rules.set_body(names[name], _renamed(body, names))
@@ -275,8 +276,8 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
 
 
 Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
-"""A node of the automaton: for each character the next node and the keywords that end there, and the node for
-all other characters."""
+"""A node of the automaton: a mapping from a character to the next node and the keywords that end there, and
+the next node for all other characters."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
@@ -292,7 +293,7 @@ def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
                 ending.append(())
             node = goto[node][char]
         ending[node] = (*ending[node], keyword)
-    # Breadth first: the fallback of a node is nearer to the start, so it is complete before the node.
+    # Breadth first: the fallback of a node is nearer to the start, so the fallback is completed first.
     complete: list[dict[str, int]] = [dict(goto[0])] + [{} for _ in goto[1:]]
     queue = deque((child, 0) for child in goto[0].values())
     while queue:
@@ -324,7 +325,8 @@ def _counts(form: dict[str, Any], pointer: str) -> tuple[int, int | None]:
 
 
 def _pointing(pointer: str, make: Callable[[], T]) -> T:
-    """The result of `make`, whose errors get pointers below `pointer`."""
+    """The result of `make`. If `make` raises `InvalidConstraint`, the pointer of the error is put below
+    `pointer`."""
     try:
         return make()
     except InvalidConstraint as error:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ramify.grammar.engine.pushdown import PushdownGrammar
 
 C = TypeVar("C", bound=tuple[Any, ...])
-"""A configuration; it begins with the state and the stack."""
+"""A configuration: a tuple whose first elements are the state and the stack."""
 
 
 class Step(NamedTuple, Generic[C]):
-    """The configurations after a token, the step before, and the number of accepted tokens."""
+    """A step of a matcher: the configurations after a token, the step before, and the number of accepted
+    tokens."""
 
     configurations: tuple[C, ...]
     before: Step[C] | None
@@ -29,7 +30,8 @@ class Step(NamedTuple, Generic[C]):
 
 
 class ConfigurationMatcher(Generic[C]):
-    """A matcher by configurations. A subclass defines `accept_bytes` and `forced_bytes`."""
+    """Base class of the matchers of pushdown automata. A subclass defines `accept_bytes` and
+    `forced_bytes`."""
 
     def __init__(self, grammar: PushdownGrammar, step: Step[C]) -> None:
         self._grammar = grammar
@@ -86,9 +88,11 @@ class ConfigurationMatcher(Generic[C]):
         return True
 
     def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool:
-        """Allow in `row` also the tokens that begin with `prefix` and go on with bytes that may come next.
+        """Allow in `row`, in addition, the tokens that consist of `prefix` and further bytes which may come
+        next.
 
-        Returns False, and allows nothing, where this matcher has no faster way than to read each token.
+        Returns False and leaves `row` unchanged if this matcher has no faster way than to read token after
+        token.
         """
         own = np.empty_like(row)
         for state, stack, *_ in self._step.configurations:
@@ -116,7 +120,7 @@ class ConfigurationMatcher(Generic[C]):
 
     @property
     def configurations(self) -> tuple[C, ...]:
-        """All ways to read the text so far; none after a stop token."""
+        """All configurations in which the text so far may be read; none after a stop token."""
         return self._step.configurations
 
     @property

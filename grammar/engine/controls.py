@@ -1,4 +1,4 @@
-"""Control tokens in grammars, which are about text: each stands there as a private character.
+"""Control tokens in grammars, in which a private-use character stands for each of them.
 
 Example, a turn of gpt-oss whose grammar is ``S assistant C final M`` and then a JSON schema, S, C and M being
 the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
@@ -6,9 +6,9 @@ the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
     the grammar allows      4 bytes of S; "assistant"; 4 bytes of C; "final"; 4 bytes of M; JSON
     this matcher allows     <|start|>;    "assistant"; <|channel|>;  "final"; <|message|>;  JSON
 
-A control token is allowed where its stand-in may come and `NO_CONTROL`, which stands for no token, may not.
-So the same characters remain text inside a JSON string, and free text that excludes `NO_CONTROL` may end in a
-control token.
+`NO_CONTROL` is a private-use character that stands for no token. A control token is allowed if its stand-in
+may come next and `NO_CONTROL` may not. So inside a JSON string, where any character may come, the stand-ins
+remain ordinary text, and free text that excludes `NO_CONTROL` may end in a control token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ramify.grammar.matcher import Matcher, allow, allows
 from ramify.grammar.vocabulary import Vocabulary
 
 _LEAD = b"\xf4"
-"""The first byte of the stand-ins, U+10F000 and on, in UTF-8."""
+"""The first byte of each stand-in (U+10F000 and following) in UTF-8."""
 
 _NO_CONTROL = NO_CONTROL.encode()
 
 
 def with_controls(matcher: Matcher, vocabulary: Vocabulary) -> Matcher:
-    """`matcher`, whose text may have stand-ins; as it is where the vocabulary has no such tokens."""
+    """Wrap `matcher`, whose text may have stand-ins, in a `ControlMatcher`. Returns `matcher` itself if the
+    vocabulary has no control tokens with stand-ins."""
     return ControlMatcher(matcher, vocabulary) if vocabulary.controls else matcher
 
 
@@ -58,7 +59,8 @@ class ControlMatcher:
         return True
 
     def _takes(self, data: bytes, budget: int | None) -> bool:
-        """Whether the text may go on with `data`, one token, and be completed within `budget`."""
+        """Whether the text may continue with `data`, the bytes of one token, and can be completed within
+        `budget` tokens, this one included."""
         after = self._inner.fork()
         return after.accept_bytes(data) and (budget is None or (after.completion_tokens or 0) < budget)
 
@@ -86,5 +88,5 @@ class ControlMatcher:
 
 @lru_cache(maxsize=8)
 def _leading(vocabulary: Vocabulary) -> np.ndarray:
-    """The tokens of text in which a stand-in may begin."""
+    """The text tokens that contain `_LEAD`, so that a stand-in may begin in them."""
     return np.array([token for token, data in enumerate(vocabulary.tokens) if _LEAD in data], np.int64)

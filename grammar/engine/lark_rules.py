@@ -1,9 +1,10 @@
 """Rules of a Lark grammar that no text satisfies.
 
-llguidance takes ``start: "x" start`` and forces x without end; in ``start: "x" | "y" b``, ``b: "z" b`` it
-never ends once y is chosen. Here the rules are read as far as it takes to find such rules: literals,
-patterns and terminals count as texts, and what llguidance adds to Lark's notation (parameters, conditions,
-JSON schemas) is passed over. The grammar must be one that llguidance accepts.
+llguidance accepts ``start: "x" start`` and then forces x without end. With the two rules
+``start: "x" | "y" b`` and ``b: "z" b``, the output never ends once y is chosen. This module parses the rules
+only as far as needed to find such rules: literals, patterns and terminals count as texts, and llguidance's
+additions to Lark's notation (parameters, conditions, JSON schemas) are skipped. The grammar must be one that
+llguidance accepts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MAY_BE_EMPTY = re.compile(r"\[\^")
-"""Sign of a negated character class: no other pattern may match nothing."""
+"""The beginning of a negated character class. Only a pattern with a negated class can match no text at
+all."""
 
 
 class Endless(NamedTuple):
@@ -50,10 +52,11 @@ class _Token(NamedTuple):
 
 
 def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endless | None:
-    """A rule that ``start`` needs, directly or not, and that no text satisfies; None if there is none.
+    """Find a rule that ``start`` needs, directly or indirectly, and that no text satisfies. Returns None if
+    there is none.
 
-    `matches_nothing` is asked about patterns, and about terminals with the operators & and ~, as the text of
-    a grammar with a ``start`` rule.
+    `matches_nothing` takes the source of a grammar with a ``start`` rule. It is called for patterns, and for
+    terminals with the operators & and ~.
     """
     rules, begins = _Reader(grammar, matches_nothing).read()
     found = rule_set.endless_rule(rules, START)
@@ -89,7 +92,8 @@ class _Reader:
         self._operators = False
 
     def read(self) -> tuple[dict[str, Expression], dict[str, int]]:
-        """The rules, and where each begins. Names without a definition, such as imported ones, are texts."""
+        """The rules, and the position at which each begins, both by name. Names without a definition, such as
+        imported ones, count as texts."""
         rules: dict[str, Expression] = {}
         begins: dict[str, int] = {}
         composed: list[str] = []
@@ -197,7 +201,8 @@ class _Reader:
         return found
 
     def _line_ends(self) -> bool:
-        """Whether a line ends here and the next does not go on with an alternative, which is passed over."""
+        """Whether a line ends here and the next line does not begin with "|". If the next line does, the line
+        end is skipped, and the rule continues."""
         if self._tokens[self._at].kind != "line":
             return False
         following = self._tokens[self._at + 1 : self._at + 2]

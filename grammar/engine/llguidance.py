@@ -1,7 +1,7 @@
-"""llguidance: an Earley parser over a lexer of derivatives, for schemas, regular expressions, and grammars in
-Lark's notation.
+"""llguidance: an Earley parser over a lexer, for schemas, regular expressions and Lark grammars.
 
-In Lark's notation token-level constructs and sampling attributes are refused: a constraint is about text.
+In Lark's notation, constructs that name tokens and attributes that set sampling are refused: a constraint
+describes text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ramify.messages import Enforcement
 from ramify.text import shortened
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
-"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all requests.
-With rows of 2,000 items a step of such a grammar takes 0.1 s."""
+"""Limits of a quarter of llguidance's defaults or less. One ambiguous grammar must not delay the decoding
+step of all requests: with rows of 2,000 items, a step of such a grammar takes 0.1 s."""
 
 WALKS, WALK_TOKENS = 4, 16
-"""Random texts that a grammar is tried with when it is compiled, and most tokens of each."""
+"""Number of random texts that a grammar is tried with when it is compiled, and the most tokens of each."""
 
 _SIMPLIFY = (
     'In Lark\'s notation, write a long list of alternatives as one terminal (WORD: "a" | "b" | …) and '
@@ -48,7 +48,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 
 
 class _Tokens:
-    """A vocabulary in the form that llguidance takes."""
+    """A vocabulary in the form that llguidance expects of a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -56,7 +56,7 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.eos_token_id = vocabulary.stop_ids[0]
-        # 0xff marks tokens that are not text; llguidance needs each token to be different.
+        # 0xff marks tokens that are not text; llguidance requires that all tokens differ.
         self.tokens = [spelling or b"\xff<%d>" % token for token, spelling in enumerate(vocabulary.tokens)]
         self.special_token_ids = [token for token, spelling in enumerate(vocabulary.tokens) if not spelling]
 
@@ -81,10 +81,11 @@ def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
-    """The payload of `LLGuidanceGrammar`: llguidance's own form of the source, checked.
+    """Check and compile a constraint. Returns the payload of an `LLGuidanceGrammar`, llguidance's own form of
+    the source.
 
-    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them; for a
-    grammar whose ``start`` needs a rule that no text satisfies, with its line.
+    Raises `InvalidConstraint` with llguidance's reason, and with line and column if llguidance gives them.
+    Raises it also if ``start`` needs a rule that no text satisfies, with the line of that rule.
     """
     kind = constraint.kind
     if kind == "lark":
@@ -95,7 +96,7 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
         lacks_start = kind == "lark" and _START.search(constraint.source) is None
         remedy = _NO_START if lacks_start else None
         raise InvalidConstraint(_reason(inner.get_error(), kind), field=kind, remedy=remedy)
-    # With `lenient`, llguidance warns of the keywords that it leaves out; these are told as unenforced.
+    # With `lenient`, llguidance warns of the keywords that it ignores; these are reported as unenforced.
     if constraint.strict is True and (warnings := inner.get_grammar_warnings()):
         raise InvalidConstraint(_reason(str(warnings[0]), kind), field=kind)
     if kind == "lark":
@@ -110,8 +111,8 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
 
 
 def _try(inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
-    """Raise `InvalidConstraint` where llguidance reaches a limit in one of a few random texts: nearly all
-    grammars beyond its limits do so within the first words."""
+    """Raise `InvalidConstraint` if llguidance reaches one of its limits in a few random texts. Nearly all
+    grammars that exceed the limits do so within the first words."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
     for seed in range(WALKS):
         chooser = random.Random(seed)
@@ -126,7 +127,8 @@ def _try(inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
 
 @contextlib.contextmanager
 def _naming(kind: Kind) -> Iterator[None]:
-    """Set the field of an error of the matcher, and say what is too complex."""
+    """Change an `InvalidConstraint` that is raised inside: set its `field` to `kind`, and prefix its message
+    with "The … is too complex"."""
     try:
         yield
     except InvalidConstraint as error:
@@ -136,7 +138,7 @@ def _naming(kind: Kind) -> Iterator[None]:
 
 
 def check_lark(grammar: str) -> None:
-    """Raise `InvalidConstraint` for tokens and sampling attributes in a grammar in Lark's notation."""
+    """Raise `InvalidConstraint` if a grammar in Lark's notation names tokens or sets sampling attributes."""
     bare = _QUOTED.sub('""', grammar)
     for pattern, what in _REFUSED.items():
         if (found := pattern.search(bare)) is not None:
@@ -145,7 +147,7 @@ def check_lark(grammar: str) -> None:
 
 
 def _check_ends(grammar: str, vocabulary: Vocabulary) -> None:
-    """Raise `InvalidConstraint` where ``start`` needs a rule that no text satisfies."""
+    """Raise `InvalidConstraint` if ``start`` needs a rule that no text satisfies."""
     make = llguidance.LLMatcher.grammar_from_lark
     endless = endless_rule(
         grammar, lambda part: _matches_nothing(_matcher(make(part).encode(), vocabulary), vocabulary, "lark")
@@ -161,8 +163,8 @@ def _check_ends(grammar: str, vocabulary: Vocabulary) -> None:
 
 
 def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary, kind: Kind) -> bool:
-    """Whether no token may come first and the text may not be empty. Raises `InvalidConstraint` where
-    llguidance's limits end the search."""
+    """Whether no text matches: no token may come first, and the empty text does not match. Raises
+    `InvalidConstraint` if llguidance reaches one of its limits."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
     with _naming(kind):
         try:
@@ -208,8 +210,8 @@ def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
 
 
 def _reason(message: str, kind: Kind = "lark") -> str:
-    """The first line of llguidance's message, and the reason that its parser of regexes gives in another; the
-    rest may repeat the grammar or list all tokens."""
+    """The first line of llguidance's message and, if the message has one, the line with the reason of its
+    regex parser. The other lines may repeat the grammar or list all tokens."""
     lines = message.strip().splitlines() or [""]
     if lines[0].endswith("parse error:"):
         lines[0] += "".join(
@@ -249,10 +251,11 @@ class LLGuidanceGrammar:
 
 
 class LLGuidanceMatcher:
-    """A matcher of llguidance. Where text is forced, its mask allows only the tokenizer's own token; `accept`
-    takes any spelling.
+    """A matcher that wraps llguidance's own matcher. If text is forced, the mask allows only the token that
+    the tokenizer would choose; `accept` accepts any tokens that spell the text.
 
-    `steps` counts, for each accepted token or text, the tokens that llguidance consumed; 0 for a stop token.
+    `steps` has, for each accepted token or text, the number of tokens that llguidance consumed; 0 for a stop
+    token.
     """
 
     completion_tokens = None
@@ -299,8 +302,8 @@ class LLGuidanceMatcher:
         return True
 
     def _check(self) -> None:
-        """Raise the error that llguidance has recorded, mostly a limit. llguidance does not raise by
-        itself."""
+        """Raise the error that llguidance has recorded, if any; in most cases a limit was reached. llguidance
+        itself raises nothing."""
         if not self._inner.is_error():
             return
         reason = self._inner.get_error()

@@ -1,4 +1,4 @@
-"""Loads a compiled grammar into its engine, without importing the compiler."""
+"""Loading of compiled grammars into their engines, without importing the compiler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ramify.messages import Enforcement
 
 
 def load_grammar(engine: str, payload: bytes, enforcement: Enforcement, vocabulary: Vocabulary) -> Grammar:
-    """The grammar that `compile_constraint` compiled for `vocabulary`. Raises `KeyError` for unknown
-    engines."""
+    """Load a grammar that `compile_constraint` compiled for `vocabulary`. Raises `KeyError` for an unknown
+    engine."""
     grammar: Grammar
     if engine == "llguidance":
         from ramify.grammar.engine.llguidance import LLGuidanceGrammar
@@ -28,14 +28,14 @@ def load_grammar(engine: str, payload: bytes, enforcement: Enforcement, vocabula
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Build the token trie ahead of the first automaton (0.1 s at 49k tokens)."""
+    """Build the token trie before the first automaton needs it (0.1 s at 49k tokens)."""
     token_trie(vocabulary)
 
 
 def prepare_library(backend: str, vocabulary: Vocabulary) -> None:
-    """Import a backend's library and make its tokenizer, ahead of its first grammar.
+    """Import a backend's library and make its tokenizer, before its first grammar needs them.
 
-    At 49k tokens: 0.1 s for llguidance, which "auto" uses as well, and 2 s and 300 MB for XGrammar.
+    At 49k tokens this takes 0.1 s for llguidance, which "auto" uses as well, and 2 s and 300 MB for XGrammar.
     """
     if not vocabulary.stop_ids:
         return

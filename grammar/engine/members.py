@@ -1,8 +1,8 @@
 """Registers of objects whose members come in any order, and the masks that depend on them.
 
-A mask depends on a register only as far as the walk looked at it (`masks.registers`). Of an object with a
-hundred optional members, a mask inside the value of one depends on none of them, or on whether a single one
-was read: a comma may come if a member is left. It is kept with those bits, and found again by them.
+A mask depends only on those parts of a register that the walk looked at (`masks.registers`). In an object
+with a hundred optional members, a mask inside the value of a member depends on no other member, or on a
+single one: a comma may come if some member is left. A mask is stored under the bits that it depends on.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
     from ramify.grammar.engine.pushdown import Mask
 
 MAX_SHAPES = 32
-"""Most sets of looked-up bits by which the masks of one state are kept."""
+"""Most different sets of looked-up bits under which the masks of one state are stored."""
 
 MAX_KNOWN = 1 << 14
-"""Most pairs of a state and a register whose outcome a grammar keeps: a call of compiled code takes 6 us."""
+"""Most pairs of a state and a register for which a grammar caches the result of compiled code. Each call of
+compiled code takes 6 us."""
 
 _Tested = tuple[tuple[int, int, int], ...]
-"""Parts of registers on which a mask depends: triples of a frame, 1 more than the marks read before its
-numbers were looked at or 0, and the bits looked up."""
+"""Parts of registers on which a mask depends: triples of a frame, column 0 of `tested` for this frame
+(`masks.registers`), and the bits looked up."""
 
 
 class MemberRegisters:
-    """Registers of a grammar's objects, by the compiled functions of `automaton.masks.registers`.
+    """Registers of a grammar's objects, computed by the compiled functions of `automaton.masks.registers`.
 
     `cost` is that of `pushdown.Arrays`.
     """
@@ -70,7 +71,8 @@ class MemberRegisters:
         return _register(rows[0])
 
     def _entered(self, state: int, register: Register) -> Memory | None:
-        """The memory in `state` after a byte, or None where the state is dead or its mark may not be read."""
+        """The memory after a byte that led to `state`; None if `state` is dead, or if its mark may not be
+        read."""
         rows = np.zeros((2, self._width), np.int32)
         self._write(register, rows[0], -1)
         mark = self._members.mark[state]
@@ -83,16 +85,16 @@ class MemberRegisters:
         return _register(rows[after])
 
     def _left(self, state: int, register: Register) -> int | None:
-        """Tokens up to the end of the rule of the object, or None where no way is left."""
+        """Tokens from `state` to the end of the object's rule; None if no way is left."""
         row = np.zeros(self._width, np.int32)
         self._write(register, row, -1)
         left = left_of(self._members, self._cost, state, row, True, self._no_frames)
         return left if left >= 0 else None
 
     def may_run(self, state: int, memory: Memory, rows: np.ndarray, tested: np.ndarray) -> bool:
-        """Whether the run of `state` (`construction.runs`) may come: where the state has ways, only if a
-        member without a name may be read, which is the first way. `rows` and `tested` are those of the
-        frames; `memory` is that of the first."""
+        """Whether the run of `state` (`construction.runs`) may come. In a state with ways, it may only if an
+        unnamed member may be read, which is then the first way. `memory` is that of frame 0; `rows` and
+        `tested` are those of all frames."""
         begin = self._members.ways[state]
         if begin == self._members.ways[state + 1] or not isinstance(memory, Register):
             return True
@@ -100,7 +102,8 @@ class MemberRegisters:
         return self._members.number[mark] == UNNAMED and may_be_read(self._members, mark, rows[0], tested)
 
     def slack(self, state: int, stack: Entry | None, memory: Memory) -> int:
-        """Tokens that the costs behind `Mask.rise` have beyond the costs of the automaton and the stack."""
+        """Tokens by which the cost that `Mask.rise` adds to may exceed the cost of `state` plus that of
+        `stack`."""
         found = memory.owed if isinstance(memory, Register) else 0
         if stack is not None and isinstance(stack.used, Register):
             left = self.left(stack.state, stack.used)
@@ -109,7 +112,8 @@ class MemberRegisters:
         return found
 
     def rows(self, frames: Sequence[Memory], exact: bool) -> tuple[np.ndarray, np.ndarray]:
-        """`frames` and `tested` of `registers`, for a walk that needs the costs of the frames if `exact`."""
+        """The arrays `frames` and `tested` of `registers` for a walk. `exact` says whether the walk needs the
+        costs of the frames."""
         rows = np.zeros((len(frames), self._width), np.int32)
         for i, memory in enumerate(frames):
             if isinstance(memory, Register):
@@ -120,7 +124,8 @@ class MemberRegisters:
         return rows, np.zeros((len(frames), 1 + self._width - SEEN), np.int32)
 
     def _write(self, register: Register, row: np.ndarray, frame: int) -> None:
-        """Write `register` into `row`, as that of `frame`; -1 where it does not matter what is looked at."""
+        """Write `register` into `row` as the register of `frame`; -1 if nothing is to be noted in
+        `tested`."""
         seen, *numbers = register
         row[: len(numbers)] = numbers
         row[FRAME] = frame
@@ -133,8 +138,8 @@ def _register(row: np.ndarray) -> Register:
 
 
 class MemberMasks:
-    """Masks of a grammar with registers, kept by state, by stack, and by the parts of registers that they
-    depend on."""
+    """A cache of the masks of a grammar with registers, by state, by stack, and by the parts of registers
+    that the masks depend on."""
 
     def __init__(self) -> None:
         self._shapes: dict[int, dict[tuple[int, _Tested], dict[Any, Mask]]] = {}
@@ -176,14 +181,16 @@ def _key(stack: Entry | None, memory: Memory, examined: int, tested: _Tested) ->
 
 
 def memory_at(stack: Entry | None, memory: Memory, frame: int) -> Memory | None:
-    """The memory of frame 0, the rule that is read, or of the entry `frame` from the top of the stack."""
+    """The memory of a frame: 0 is the rule being read, i the i-th entry from the top of the stack. None if
+    the stack has fewer entries."""
     while frame and stack is not None:
         memory, stack, frame = stack.used, stack.parent, frame - 1
     return None if frame else memory
 
 
 def memories(stack: Entry | None, memory: Memory, count: int) -> list[Memory]:
-    """The memory of the rule that is read, and of at most `count` entries of the stack."""
+    """The memory of the rule being read, followed by those of at most `count` entries from the top of the
+    stack."""
     found = [memory]
     while stack is not None and len(found) <= count:
         found.append(stack.used)

@@ -2,7 +2,7 @@
 
 Two recursive rules that begin alike, say a tree and any object, are both called, and each configuration has a
 stack of its own. A token is allowed if any configuration allows it; the shortest completion is that of the
-cheapest one.
+configuration with the least cost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.stack import Entry
 
 MOST_CONFIGURATIONS = 256
-"""Most configurations that are followed; of more, those with the longest completions are given up. Schemas
-have a few: one for each level at which an object may belong to one or another option."""
+"""Most configurations that are followed. If there are more, those with the longest completions are dropped.
+Schemas have a few: one for each level at which an object may belong to one or another option."""
 
 MOST_FORCED = 512
-"""Most bytes of forced text that are looked for at once."""
+"""Most bytes that one call of `forced_bytes` returns."""
 
 C = TypeVar("C", bound=tuple[Any, ...])
 
@@ -27,16 +27,16 @@ C = TypeVar("C", bound=tuple[Any, ...])
 class BranchingMatcher(ConfigurationMatcher[C]):
     """A matcher that follows every configuration.
 
-    A subclass says how a configuration returns, and how it takes an edge.
+    A subclass defines the return of a configuration (`_returned`) and a step along an edge (`_stepped`).
     """
 
     def _returned(self, configuration: C) -> C | None:
-        """The configuration after a return; None where the rule cannot end here."""
+        """The configuration after a return; None if the rule cannot end here."""
         raise NotImplementedError
 
     def _stepped(self, configuration: C, target: int, push: int, byte: int) -> C | None:
-        """The configuration after an edge that reads `byte`, or calls a rule that will; None where it may not
-        be taken."""
+        """The configuration after an edge that reads `byte`, or that calls a rule which will read `byte`;
+        None if the edge may not be taken."""
         raise NotImplementedError
 
     def _after_byte(self, configurations: Iterable[C], byte: int) -> tuple[C, ...]:
@@ -45,7 +45,7 @@ class BranchingMatcher(ConfigurationMatcher[C]):
         branches = [(configuration, False) for configuration in configurations]
         while branches:
             here, entered = branches.pop()
-            # A rule called for this byte reads it: the caller has edges of its own for an empty rule.
+            # A rule called for this byte must read it. If the rule is empty, the caller's edges apply.
             back = None if entered else self._returned(here)
             if back is not None:
                 branches.append((back, False))
@@ -81,7 +81,7 @@ class BranchingMatcher(ConfigurationMatcher[C]):
         return bytes(found)
 
     def _only_byte(self, configurations: Iterable[C]) -> int | None:
-        """The one byte that `configurations` can read, or None."""
+        """The only byte that any of `configurations` can read; None if there is no such byte, or several."""
         only = None
         for configuration in configurations:
             here: C | None = configuration
@@ -97,7 +97,8 @@ class BranchingMatcher(ConfigurationMatcher[C]):
 
 
 class NondeterministicMatcher(BranchingMatcher[tuple[int, Entry | None]]):
-    """A matcher by states and stacks."""
+    """A matcher for nondeterministic automata whose rules remember nothing: a configuration is a state and a
+    stack."""
 
     @classmethod
     def at_beginning(cls, grammar: PushdownGrammar) -> NondeterministicMatcher:

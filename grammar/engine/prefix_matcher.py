@@ -1,8 +1,8 @@
-"""A matcher whose first tokens must spell given bytes: for prompts that end inside a token.
+"""A matcher whose first tokens must spell given bytes, for prompts that end inside a token.
 
 The prompt ``Answer: "ye`` before a JSON string is cut to ``Answer: `` and the prefix ``"ye``. The first token
-may then be `"`, `"ye` or `"yes"`: a beginning of the prefix, or all of it and what the grammar allows after
-it.
+may then be `"`, `"ye` or `"yes"`: a beginning of the prefix, the whole prefix, or the prefix and further text
+that the grammar allows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
-    """Fewest tokens that spell the rest of `data`, for each position in it, the end included.
+    """The fewest tokens that spell `data` from a position on, for each position, the end included.
 
-    A list is empty where no tokens spell the rest, which cannot be where tokens spelled `data` itself.
+    The list of a position is empty if no tokens spell the rest.
     """
     ids = token_trie(vocabulary).ids
     longest = token_trie(vocabulary).longest
@@ -38,13 +38,15 @@ def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def with_prefix(inner: Matcher, prefix: bytes, vocabulary: Vocabulary) -> Matcher:
-    """`inner`, which is at its beginning, after `prefix`."""
+    """A matcher for `prefix` followed by the text of `inner`, which must be at its beginning. With an empty
+    prefix, `inner` itself."""
     return PrefixMatcher(inner, prefix, vocabulary) if prefix else inner
 
 
 class _Beyond(NamedTuple):
-    """The tokens that begin with some bytes and are longer. `alone`: by token, the lowest token that is the
-    text beyond those bytes, or -1. `others`: that text and the token, where there is no such token."""
+    """The tokens that begin with given bytes and are longer. The remainder of such a token is its text after
+    those bytes. `tokens` are those whose remainder is itself a token, and `alone` has, for each, the lowest
+    id of that token. `others` are (remainder, token) of all others."""
 
     tokens: np.ndarray
     alone: np.ndarray
@@ -64,21 +66,22 @@ def _beyond(data: bytes, vocabulary: Vocabulary) -> _Beyond:
 
 @runtime_checkable
 class WalksBeyond(Protocol):
-    """A matcher that can walk the tokens which begin with a prefix."""
+    """A matcher that can find the allowed tokens with a given prefix by a walk over the token trie."""
 
     def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool: ...
 
 
 class _Step(NamedTuple):
-    """State after a token: `rest` of the prefix is still to be spelled, and the inner matcher has accepted
-    `inner_steps` tokens."""
+    """State after a token: `rest` is the part of the prefix that is still to be spelled, and `inner_steps`
+    the number of tokens that the inner matcher has accepted."""
 
     rest: bytes
     inner_steps: int
 
 
 class PrefixMatcher:
-    """`inner`, which is at its beginning and belongs to this matcher, after the bytes `prefix`."""
+    """A matcher for the bytes `prefix`, followed by the text of `inner`. `inner` must be at its beginning,
+    and only this matcher may use it."""
 
     def __init__(self, inner: Matcher, prefix: bytes, vocabulary: Vocabulary) -> None:
         self._inner = inner
@@ -123,8 +126,8 @@ class PrefixMatcher:
         inside = np.empty_like(row)
         if not self._inner.fill_mask(inside, budget):
             inside[:] = -1
-        # The text beyond the prefix is mostly a token itself, and then the inner mask knows whether it may
-        # come.
+        # The remainder of a token after the prefix is mostly a token itself, and the inner mask then tells
+        # whether the remainder may come.
         beyond = _beyond(rest, self._vocabulary)
         allow(row, beyond.tokens[allows(inside, beyond.alone)])
         allow(row, [token for text, token in beyond.others if self._takes(text, budget)])

@@ -1,8 +1,8 @@
 """Grammars that are pushdown automata, and the matcher for deterministic ones.
 
-A mask depends on the state and on as much of the stack as tokens can pop. It is computed, by a walk over all
-tokens (`masks.token_trie`), when state and stack are first met together, and then kept: most steps of a
-request cost one look-up.
+A mask depends on the state and on as much of the stack as tokens can pop. A mask is computed by a walk over
+all tokens (`masks.token_trie`) when its state and stack first occur together. The mask is then cached, so
+that most steps of a request cost one look-up.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 
 MASK_CACHE_BYTES = 16 << 20
-"""Most memory for the masks that one grammar keeps; a full cache is emptied."""
+"""Most memory for the cached masks of one grammar; a full cache is emptied."""
 
 MAX_MOVES = 1 << 16
-"""Most (state, token) pairs whose outcome one grammar keeps."""
+"""Most (state, token) pairs for which one grammar caches the result of reading the token."""
 
 SHOWN = 16
-"""States of the stack that a walk gets at first. Very few tokens pop more; for those the walk is repeated."""
+"""Number of states, from the top of the stack, that are passed to a walk at first. The walk is repeated with
+the whole stack if a token pops more, which is very rare."""
 
 
 _NO_STATES = np.empty(0, np.int32)
@@ -42,7 +43,7 @@ class Mask(NamedTuple):
     rise: int
     """`token_trie.Walk.rise` of the mask."""
     doubtful: list[int]
-    """Allowed tokens that the unique items read before may rule out (`unique_items`)."""
+    """Allowed tokens that may be ruled out because of unique items read before (`unique_items`)."""
 
 
 class PushdownGrammar:
@@ -87,7 +88,7 @@ class PushdownGrammar:
     # --- moving -------------------------------------------------------------------------------------
 
     def returned(self, state: int, stack: Entry | None) -> tuple[int, Entry | None]:
-        """The configuration after the returns that are certain: from final states without edges."""
+        """The configuration after the returns that must be taken, those from final states without edges."""
         while stack is not None and self.lists.exit[state]:
             state, stack = stack.state, stack.parent
         return state, stack
@@ -98,7 +99,7 @@ class PushdownGrammar:
         return stack
 
     def after_token(self, state: int, stack: Entry | None, token: int) -> tuple[int, Entry | None] | None:
-        """The configuration after a token that has bytes, or None where it cannot be read."""
+        """The configuration after `token`, which must have bytes; None if the token cannot be read."""
         key = state * self.vocabulary.size + token
         move = self._moves.get(key)
         if move is not None:
@@ -113,14 +114,15 @@ class PushdownGrammar:
         return self.returned(after, self.pushed(below, tuple(new)))
 
     def after_bytes(self, state: int, stack: Entry | None, data: bytes) -> tuple[int, Entry | None] | None:
-        """The configuration after `data`, or None where it cannot be read."""
+        """The configuration after `data`; None if `data` cannot be read."""
         after, below, new = self._read_all(state, stack, data)
         return None if after is None else self.returned(after, self.pushed(below, tuple(new)))
 
     def _read_all(
         self, state: int, stack: Entry | None, data: bytes
     ) -> tuple[int | None, Entry | None, list[int]]:
-        """The state after `data`, the entries of `stack` that remain, and the states that lie on those."""
+        """The state after `data` (None if `data` cannot be read), the remaining entries of `stack`, and the
+        states pushed on these."""
         here: int | None = state
         new: list[int] = []
         for byte in data:
@@ -132,7 +134,8 @@ class PushdownGrammar:
     def _read(
         self, state: Any, stack: Entry | None, new: list[int], byte: int
     ) -> tuple[int | None, Entry | None]:
-        """The state after `byte` and what remains of `stack`; `new`, the states on `stack`, is changed."""
+        """The state after `byte` (None if `byte` cannot be read), and the remaining entries of `stack`.
+        Changes `new`, which has the states pushed on `stack`."""
         lists = self.lists
         while True:
             edge = lists.edge(state, byte)
@@ -166,8 +169,9 @@ class PushdownGrammar:
     ) -> Mask:
         """Write into `row` the tokens that one configuration allows, without stop tokens.
 
-        With a `budget`, only tokens after which the cost of completion plus `surcharge` is less. `memory` is
-        that of the rule that is read. Returns the mask without a budget.
+        With a `budget`, a token is allowed only if the cost of completion after it, plus `surcharge`, is less
+        than `budget`. `memory` is that of the rule being read. Returns the mask that does not consider the
+        budget.
         """
         mask = self.mask(state, stack, memory)
         below = stack.cost if stack else 0
@@ -220,7 +224,7 @@ class PushdownGrammar:
         if tested is not None:
             self._member_masks.keep(mask, state, stack, memory, examined, tested)
             return mask
-        # Below each state one level of dictionaries for each entry of the stack that was examined.
+        # Under each state there is one level of dictionaries for each entry of the stack that was examined.
         path = [state, *states_of(stack, examined)]
         path += [-1] * (examined + 1 - len(path))
         place = self._masks
@@ -235,12 +239,12 @@ class PushdownGrammar:
     def _walk(
         self, state: int, stack: Entry | None, row: np.ndarray, memory: Memory, **options: Any
     ) -> tuple[Walk, np.ndarray | None]:
-        """Call `TokenTrie.allow` with as much of the stack as the mask depends on. Returns also `tested` of
-        `registers`."""
+        """Call `TokenTrie.allow` with as much of the stack as the mask depends on. Returns its result, and
+        the array `tested` of `registers` (None in a grammar without registers)."""
         height = stack.height if stack else 0
         shown = min(height, SHOWN)
         tested = None
-        # The most frequent case, in a third of the time.
+        # The most frequent case; this shortcut takes a third of the time.
         if height <= SHOWN and self.members is None:
             states = np.array(states_of(stack, height), np.int32) if height else _NO_STATES
             return self.trie.allow(self.automaton, state, states, row, **options), None
@@ -257,7 +261,7 @@ class PushdownGrammar:
             shown = height
 
     def forced(self, state: int, stack: Entry | None) -> bytes:
-        """Bytes that must come next, in a deterministic automaton."""
+        """The bytes that must come next. The automaton must be deterministic."""
         lists = self.lists
         found = b""
         while True:
@@ -272,7 +276,8 @@ class PushdownGrammar:
             state, stack = self.returned(state, stack)
 
     def _forced_inside(self, state: int) -> tuple[bytes, int, tuple[int, ...]]:
-        """The forced bytes up to the end of the rule, the state after them, and the states pushed by them."""
+        """The forced bytes up to the end of the rule of `state` at most, the state after these bytes, and the
+        states that they push."""
         lists = self.lists
         found = bytearray()
         new: list[int] = []

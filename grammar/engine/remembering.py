@@ -1,17 +1,18 @@
-"""The matcher for rules that remember what was read in them: unique items, or the members of an object.
+"""The matcher for rules that remember the text read in them: unique items, or the members of an object.
 
-Objects whose members come in any order have a register (`engine.members`), which masks take into account.
+Each open object whose members come in any order has a register (`engine.members`). Masks are computed with
+these registers.
 
-For arrays with ``uniqueItems`` the automaton's mask is the one before any item has been read. Few of its
-tokens can repeat an item or lead to where only repetitions are left: tokens that begin or end an item, and
-tokens that continue as an earlier item does. Each of those is tried byte by byte. With strings of the letters
-a and b, after ``["a", "``:
+For arrays with ``uniqueItems``, the automaton's mask ignores the items read so far. Few tokens of this mask
+can repeat an item, or lead to a state from which only repetitions are possible: the tokens that begin or end
+an item, and the tokens that continue the item in the same way as an earlier item. Each of these tokens is
+tried byte by byte. With strings of the letters a and b, after ``["a", "``:
 
     allowed by the automaton    a    b    aa    a"    b"
     tried                       a                a"    b"
     allowed                     a    b    aa          b"
 
-The token a" would repeat the item; after the token a the item can still become "aa".
+The token a" would repeat the first item. After the token a, the item can still become "aa".
 
 The automaton may be nondeterministic: each configuration then has its own items and registers.
 """
@@ -31,8 +32,8 @@ from ramify.grammar.engine.stack import NO_ITEMS, Entry, Memory, Register, UsedI
 
 
 class _Item(NamedTuple):
-    """The item being read: its text so far, the used items that begin with that text (`alike`), and the item
-    that it is part of (`around`)."""
+    """The unique item being read: its text so far, the used items that begin with that text (`alike`), and
+    the unique item that contains it (`around`), None if there is none."""
 
     text: bytes
     alike: UsedItems
@@ -44,7 +45,7 @@ class _Item(NamedTuple):
         return _Item(text, alike, self.around and self.around.after(data))
 
     def levels(self) -> Iterator[_Item]:
-        """The item and the items around it, the innermost first."""
+        """This item, then the items that contain it, the innermost first."""
         item: _Item | None = self
         while item is not None:
             yield item
@@ -56,8 +57,8 @@ class _Item(NamedTuple):
 
 
 class _Configuration(NamedTuple):
-    """A way to read the text so far. `used` is the memory of the rule being read. Equal configurations go on
-    alike."""
+    """A way to read the text so far. `used` is the memory of the rule being read. Equal configurations allow
+    the same continuations."""
 
     state: int
     stack: Entry | None
@@ -82,7 +83,7 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
     # --- moving -----------------------------------------------------------------------------------------
 
     def _after(self, configurations: tuple[_Configuration, ...], data: bytes) -> tuple[_Configuration, ...]:
-        """The configurations after `data` from which an end can be reached."""
+        """The configurations after `data` from which the text can be completed."""
         exits = self._grammar.lists.exit
         found: dict[_Configuration, None] = {}
         for read in super()._after(configurations, data):
@@ -120,8 +121,8 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return _Configuration(target, stack, used, item and item.after(bytes([byte])))
 
     def _returned(self, configuration: _Configuration) -> _Configuration | None:
-        """The configuration after a return; None where the rule cannot end here, or the item that ends was
-        used before."""
+        """The configuration after a return; None if the rule cannot end here, or if the item that ends here
+        was used before."""
         stack = configuration.stack
         if stack is None or not self._grammar.lists.final[configuration.state]:
             return None
@@ -137,8 +138,8 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
     # --- what is left -----------------------------------------------------------------------------------
 
     def _open_arrays(self, configuration: _Configuration) -> list[tuple[int, int, bool]]:
-        """(state, number of used items, whether it is within an item) of each rule that may still read unique
-        items. An item that is being read counts as used."""
+        """Each array rule that may still read unique items: (its state, its number of used items, whether it
+        is inside a unique item). An item that is being read counts as used."""
         if self._grammar.automaton.items is None:
             return []
         after_item = self._grammar.lists.after_item
@@ -152,8 +153,8 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return [(state, used, within) for state, used, within in found if self._items.item[state] >= 0]
 
     def _can_end(self, configuration: _Configuration) -> bool:
-        """Whether enough unused items are left for every open array, and the item being read can become one
-        of them."""
+        """Whether enough unused items are left for every open array, and the item being read can become an
+        unused one."""
         if not self._arrays_can_end(configuration):
             return False
         item = configuration.item
@@ -175,7 +176,7 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         )
 
     def _states_of_item(self, configuration: _Configuration) -> list[int]:
-        """The state, and the states to return to before the outermost item has ended."""
+        """The state, and the states on the stack that belong to the outermost unique item."""
         assert configuration.item is not None
         states = [configuration.state]
         inner = sum(1 for _ in configuration.item.levels()) - 1
@@ -200,14 +201,15 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return left + (stack.cost if stack else 0) + self._surcharge(configuration)
 
     def _surcharge(self, configuration: _Configuration) -> int:
-        """Tokens of a completion beyond those of the automaton, which does not know the used items."""
+        """Tokens of a completion beyond the cost by the automaton, which does not consider the used items."""
         if configuration.item is None or not configuration.item.any_alike:
             return self._surcharge_of_arrays(configuration)
         other = self._cost_of_other_item(configuration) - self._cost_of_item(configuration)
         return self._surcharge_of_arrays(configuration, within=False) + other
 
     def _surcharge_of_arrays(self, configuration: _Configuration, within: bool | None = None) -> int:
-        """Tokens that the open arrays add; with `within`, only arrays within an item, or only the others."""
+        """Tokens that the open arrays add: with `within` None, all of them; True, those inside a unique item;
+        False, the others."""
         items = self._items
         return sum(
             surcharge(items.lengths[items.item[state]], used, items.need[state])
@@ -220,8 +222,9 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return sum(cost[state] for state in self._states_of_item(configuration))
 
     def _cost_of_other_item(self, configuration: _Configuration) -> int:
-        """Tokens that end the item, and each item around it, as items that are not used yet: a token for each
-        byte up to where they differ from all used items, and from there on the cost of the automaton."""
+        """Upper bound of the tokens that complete the item, and each item around it, to items that are not
+        used yet. Counts one token for each byte until the items differ from all used items, and from there on
+        the cost by the automaton."""
         least = ENDLESS_WORDS
         queue = [(configuration, 0)]
         while queue:
@@ -248,14 +251,15 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return least
 
     def _item_may_end(self, configuration: _Configuration) -> bool:
-        """Whether the item, and each item around it, may end here as one that is not used yet."""
+        """Whether the item, and each item around it, may end here and is not used yet."""
         assert configuration.item is not None
         return all(self._grammar.lists.final[state] for state in self._states_of_item(configuration)) and all(
             item.text not in item.alike for item in configuration.item.levels()
         )
 
     def _bytes_to_try(self, configuration: _Configuration, ahead: set[int]) -> list[int]:
-        """Bytes to try next: `ahead`, and one more byte of each range that the item may go on with."""
+        """Bytes to try next: those in `ahead`, and one other byte of each range of bytes that may continue
+        the item."""
         lists = self._grammar.lists
         found = list(ahead)
         for state in self._states_of_item(configuration):
@@ -294,7 +298,7 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return True
 
     def _alike_tokens(self, item: _Item | None) -> list[int]:
-        """The tokens with which used items continue from where `item` stands."""
+        """The tokens that continue `item`, or an item around it, in the same way as a used item."""
         if item is None:
             return []
         ids = self._grammar.trie.ids_of

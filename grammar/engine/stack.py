@@ -1,4 +1,4 @@
-"""A pushdown automaton for reading byte by byte in Python: its edges as lists, its stacks as linked lists."""
+"""A pushdown automaton for reading byte by byte in Python: edges as lists, stacks as linked lists."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NO_ITEMS: UsedItems = frozenset()
 
 
 class Register(NamedTuple):
-    """Record of an open object whose members come in any order: a bit for each member read, and the numbers
-    of `masks.registers`."""
+    """The register of an open object whose members come in any order. `seen` has a bit for each member read;
+    the other fields are numbers of `masks.registers`."""
 
     seen: int
     missing: int
@@ -26,15 +26,15 @@ class Register(NamedTuple):
 
 
 Memory = Register | UsedItems
-"""Memory of a rule while it is read: unique items, or the register of its object."""
+"""The memory of a rule that is being read: its unique items so far, or the register of its object."""
 
 
 class Entry:
     """A state to return to, on top of the stack `parent`. Immutable; matchers share entries.
 
-    `used` is what the rule that is returned to remembers: the unique items that were read in it, or the
-    register of its object (`members`). `cost` is the tokens of the shortest completion of the whole stack,
-    `complete` says that all its states are final, `height` counts them.
+    `used` is the memory of the rule that is returned to. `cost` is the number of tokens of the shortest
+    completion of the whole stack; `complete` is True if all states of the stack are final; `height` is their
+    number.
     """
 
     __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state", "used")
@@ -47,7 +47,8 @@ class Entry:
         used: Memory = NO_ITEMS,
         own: int | None = None,
     ) -> None:
-        """Make an entry. `own` is the tokens to the end of the rule, where they depend on `used`."""
+        """Make an entry. `own` is the number of tokens from `state` to the end of its rule, if that depends
+        on `used`."""
         self.state = state
         self.parent = parent
         self.used = used
@@ -57,7 +58,8 @@ class Entry:
 
 
 class AutomatonLists:
-    """The automaton as lists, which Python reads faster than arrays. `exit`: final states without edges."""
+    """The automaton as lists, which Python reads faster than arrays. `exit` is True for final states without
+    edges."""
 
     def __init__(self, automaton: PushdownAutomaton) -> None:
         self._arrays = automaton.arrays
@@ -76,19 +78,19 @@ class AutomatonLists:
         return known
 
     def edge(self, state: int, byte: int) -> tuple[int, int] | None:
-        """(target, push) of the edge that reads `byte` in a deterministic automaton."""
+        """(target, push) of the edge for `byte`, None if there is none. The automaton must be
+        deterministic."""
         low, high, target, push = self.edges(state)
         i = bisect.bisect_right(low, byte) - 1
         return (target[i], push[i]) if i >= 0 and byte <= high[i] else None
 
 
 class SharedStacks:
-    """Stacks of one grammar of which equal ones are the same object, so that configurations compare
-    quickly."""
+    """The stacks of one grammar. Equal stacks are the same object, so that configurations compare quickly."""
 
     def __init__(self, automaton: AutomatonLists) -> None:
         self._automaton = automaton
-        # An entry keeps its parent alive, so the parent's id is not given to another object meanwhile.
+        # An entry keeps its parent alive, so no other object can get the parent's id in the meantime.
         self._known: weakref.WeakValueDictionary[tuple[int, int, Memory], Entry] = (
             weakref.WeakValueDictionary()
         )

@@ -1,13 +1,13 @@
 """Free text before the constrained text: reasoning up to its end, or prose up to a tool call.
 
 A `PreambleMatcher` has two phases. In the free phase every text token may come until the end of the preamble,
-say ``</think>``, has been written. The end is forced where the preamble's own `max_tokens` are spent, or
-where the rest of the token budget is just enough for the end and the answer. In the answer phase the wrapped
-matcher decides.
+say ``</think>``, has been written. The end is forced when the preamble's own `max_tokens` are spent, or when
+the rest of the token budget just suffices for the end and the shortest answer. In the answer phase the
+wrapped matcher decides.
 
-The end may be cut anywhere by tokens. With the end ``</think>`` and the text ``so.</`` the free phase has
-matched 2 bytes; a token ``think>{"`` would complete the end, and is allowed only if the answer may begin with
-``{"``.
+Tokens may split the end anywhere. With the end ``</think>`` and the text ``so.</``, the free phase has
+matched 2 bytes of the end. The token ``think>{"`` would complete the end, and is allowed only if the answer
+may begin with ``{"``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ramify.messages import Preamble
 
 
 def with_preambles(matcher: Matcher, preambles: Sequence[Preamble], vocabulary: Vocabulary) -> Matcher:
-    """`matcher` after `preambles`, one after the other; their `end_ids` must be set."""
+    """A matcher for the `preambles` in order, followed by the text of `matcher`. The `end_ids` of the
+    preambles must be set."""
     for preamble in reversed(preambles):
         matcher = PreambleMatcher(preamble, _end_of(preamble, vocabulary), matcher)
     return matcher
 
 
 class FreeGrammar:
-    """Any text: the answer after a preamble where there is no constraint."""
+    """The grammar of any text, for an answer without a constraint after a preamble."""
 
     nbytes = 0
 
@@ -44,7 +45,7 @@ class FreeGrammar:
 
 
 class FreeMatcher:
-    """Allows every token until a stop token."""
+    """A matcher that allows every token until a stop token."""
 
     completion_tokens = 0
 
@@ -90,17 +91,18 @@ class FreeMatcher:
 
 
 class PreambleMatcher:
-    """`answer` after free text that ends in `end`.
+    """A matcher for free text up to and including `end`, followed by the text of `answer`.
 
-    Where the end is forced, the mask allows only the tokenizer's own spelling; `accept` takes any spelling.
+    If the end is forced, the mask allows only the tokens by which the tokenizer itself would spell it;
+    `accept` accepts any tokens that spell it.
     """
 
     def __init__(self, preamble: Preamble, end: _End, answer: Matcher) -> None:
         self._preamble = preamble
         self._end = end
-        self._answer = answer  # stays at its beginning; the answer phase drives a fork
+        self._answer = answer  # stays at its beginning; the answer phase uses a fork
         self._needed_after: dict[bytes, int | None] = {}
-        self._matched = [0]  # after each token of the free text, the bytes of the end that are matched there
+        self._matched = [0]  # the value of `matched` (see `_End`) after each token of the free text
         self._inner: Matcher | None = None
         self._inner_tokens = 0
         self._stopped = False
@@ -133,7 +135,8 @@ class PreambleMatcher:
         return self._advance(data)
 
     def _advance(self, data: bytes) -> bool:
-        """Read text in the free phase, and beyond its end in the answer phase."""
+        """Read text in the free phase; bytes after the end are read by the answer. Returns False, and changes
+        nothing, if the answer may not begin with these bytes."""
         matched, rest = self._end.advance(self._matched[-1], data)
         if rest is not None:
             inner = self._answer.fork()
@@ -214,8 +217,8 @@ class PreambleMatcher:
 
     @property
     def answer_tokens(self) -> int | None:
-        """Number of tokens of the answer, which begins behind this preamble and all `apart` preambles after
-        it; None before the answer."""
+        """Number of accepted tokens of the answer; None if the answer has not begun. The answer begins after
+        this preamble and all `apart` preambles that follow it."""
         inner = self._inner
         if isinstance(inner, PreambleMatcher) and inner._preamble.apart:
             return inner.answer_tokens
@@ -228,7 +231,7 @@ class PreambleMatcher:
         return limit is not None and len(self._matched) > limit
 
     def _takes(self, rest: bytes, budget: int | None) -> bool:
-        """Whether the answer may begin with `rest`, and be completed within `budget` more tokens."""
+        """Whether the answer may begin with `rest` and can then be completed within `budget` more tokens."""
         if rest not in self._needed_after:
             answer = self._answer.fork()
             fits = not rest or answer.accept_bytes(rest)
@@ -238,10 +241,10 @@ class PreambleMatcher:
 
 
 class _End:
-    """The end of a preamble, prepared for a vocabulary; all requests with that end share it.
+    """The end of a preamble, prepared for a vocabulary and shared by all requests with that end.
 
-    `matched` is the length of the longest beginning of the end with which the text so far ends, as in the
-    algorithm of Knuth, Morris and Pratt.
+    In all methods, `matched` is the length of the longest prefix of the end that is a suffix of the text so
+    far, as in the algorithm of Knuth, Morris and Pratt.
     """
 
     def __init__(self, text: bytes, ids: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -254,7 +257,7 @@ class _End:
         self._completing: dict[int, dict[bytes, list[int]]] = {}
         self.ordinary = _mask_of_text(vocabulary)
         self.next_id: dict[int, int] = {}
-        """Next token of the tokenizer's own spelling of the end, by `matched`."""
+        """The next token of the end as the tokenizer itself would spell it, by `matched`."""
         self._left: dict[int, int] = {}
         matched = 0
         for i, token in enumerate(ids):
@@ -273,7 +276,8 @@ class _End:
         return self.text if token == self._control else self.vocabulary.tokens[token]
 
     def advance(self, matched: int, data: bytes) -> tuple[int, bytes | None]:
-        """`matched` after `data`, and the bytes behind the end, or None where the end is not complete."""
+        """`matched` after `data`, and the bytes of `data` after the end, or None if the end is not
+        complete."""
         for i, byte in enumerate(data):
             while matched and self.text[matched] != byte:
                 matched = self._borders[matched]
@@ -284,7 +288,7 @@ class _End:
         return matched, None
 
     def completing(self, matched: int) -> dict[bytes, list[int]]:
-        """The tokens that complete the end, by their bytes behind it."""
+        """The tokens that complete the end, by the bytes that each has after the end."""
         known = self._completing.get(matched)
         if known is None:
             known = self._completing[matched] = {}
@@ -295,8 +299,8 @@ class _End:
         return known
 
     def _may_complete(self, matched: int) -> dict[int, bytes]:
-        """Candidates for `completing`: tokens that contain the whole end, and tokens that begin with the
-        missing bytes of one of the matches at the end of the text."""
+        """Candidates for `completing`: tokens that contain the whole end, and, for each prefix of the end
+        that is a suffix of the text so far, tokens that begin with the missing bytes."""
         found = dict(self._containing)
         while matched:
             missing = self.text[matched:]
@@ -310,13 +314,14 @@ class _End:
         return found
 
     def leads_on(self, matched: int, data: bytes, token: int = -1) -> bool:
-        """Whether `data` continues the end, in any spelling, or completes the end and goes on."""
+        """Whether `data` continues the end or completes it, perhaps with more bytes after it. Any spelling
+        counts."""
         rest = self.text[matched:]
         return token == self.next_id.get(matched) or rest.startswith(data) or data.startswith(rest)
 
     def forced_tokens(self, matched: int) -> list[int]:
-        """The tokens that continue the end: the tokenizer's own, or all that fit where the text so far is not
-        how the tokenizer would have spelled it."""
+        """The tokens that may continue the end. If the matched part was spelled as the tokenizer itself
+        would, only the tokenizer's next token; else all tokens that fit."""
         if matched in self.next_id:
             return [self.next_id[matched]]
         rest = self.text[matched:]
@@ -324,8 +329,8 @@ class _End:
         return [self._ids[each] for each in beginnings if each in self._ids]
 
     def remaining(self, matched: int) -> int:
-        """Number of tokens that complete the end, in the tokenizer's own spelling or else in the fewest
-        tokens."""
+        """Number of tokens that complete the end: those of the tokenizer's own spelling if the matched part
+        follows it, else the fewest possible."""
         if matched not in self._left:
             self._left[matched] = len(fewest_tokens(self.text[matched:], self.vocabulary)[0])
         return self._left[matched]
@@ -336,7 +341,7 @@ _ends: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[str, tuple[int, ...]], _
 )
 
 MAX_ENDS = 256
-"""Most ends kept for a vocabulary: clients may send any."""
+"""Most different ends that are cached for a vocabulary, since clients may send any end."""
 
 
 def _end_of(preamble: Preamble, vocabulary: Vocabulary) -> _End:

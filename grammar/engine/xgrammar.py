@@ -1,4 +1,4 @@
-"""XGrammar: an Earley parser over bytes, with masks that are computed beforehand for each state of its rules.
+"""XGrammar: an Earley parser over bytes, with masks precomputed for each state of its rules.
 
 Importing it imports torch and transformers (2 s), so only a process that uses it imports this module.
 """
@@ -45,7 +45,8 @@ def tokenizer(vocabulary: Vocabulary) -> xgrammar.TokenizerInfo:
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
-    """The payload of `XGrammarGrammar`. Raises `InvalidConstraint` with XGrammar's reason."""
+    """Compile a constraint. Returns the payload of an `XGrammarGrammar`. Raises `InvalidConstraint` with
+    XGrammar's reason."""
     compiler = xgrammar.GrammarCompiler(tokenizer(vocabulary), max_threads=1, cache_enabled=False)
     try:
         compiled = _compiled(compiler, constraint)
@@ -77,14 +78,14 @@ def _compiled(compiler: xgrammar.GrammarCompiler, constraint: Constraint) -> xgr
         style["separators"] = (",", ":")
     elif constraint.whitespace != "natural":
         style = {"any_whitespace": True, "max_whitespace_cnt": constraint.whitespace}
-    # Outside its strict mode an object may repeat a named property with a value of any type.
+    # Without strict_mode, XGrammar lets an object repeat a named property with a value of any type.
     return compiler.compile_json_schema(
         constraint.source or _OBJECT, strict_mode=bool(constraint.source), **style
     )
 
 
 def _quoted(text: str) -> str:
-    """`text` in XGrammar's EBNF."""
+    """`text` as a string literal of XGrammar's EBNF."""
     return '"' + "".join(char if char.isalnum() else f"\\U{ord(char):08x}" for char in text) + '"'
 
 
@@ -92,7 +93,7 @@ _OBJECT = json.dumps({"type": "object"})
 
 
 def _reason(error: RuntimeError) -> str:
-    """XGrammar's message without the time and the line of its source."""
+    """XGrammar's message, without the time stamp and the source line."""
     message = _SOURCE.sub("", " ".join(str(error).split()))
     return shortened(message.rstrip(" ."), 300) or "it is not valid"
 
@@ -114,7 +115,7 @@ class XGrammarGrammar:
 
 
 def _telling(call: Callable[P, R]) -> Callable[P, R]:
-    """`call` with its failures in XGrammar, mostly at a limit, as errors of the constraint."""
+    """Wrap `call` so that failures inside XGrammar, which mostly are limits, raise `InvalidConstraint`."""
 
     @functools.wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -130,7 +131,8 @@ def _telling(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class XGrammarMatcher:
-    """A matcher of XGrammar, which cannot say how many tokens complete the text: a budget has no effect."""
+    """A matcher that wraps XGrammar's own matcher. XGrammar cannot tell how many tokens complete the text, so
+    a budget has no effect."""
 
     completion_tokens = None
 

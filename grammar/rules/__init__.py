@@ -1,4 +1,4 @@
-"""Grammars as rules over characters, which every constraint becomes; parsers of regexes and of GBNF.
+"""Grammars as rules over characters, into which constraints are compiled; parsers of regexes and GBNF.
 
 A grammar is a dictionary from rule names to expressions, with the start rule ``root``. The grammar
 ``root ::= "a" root "b" | [0-9]+`` is
@@ -7,8 +7,8 @@ A grammar is a dictionary from rule names to expressions, with the start rule ``
 
     expression      the expressions, and functions that build and simplify them (`term` caches their hashes)
     rule_set        making rules, dropping useless ones, finding recursion
-    regex_syntax    regular expressions into expressions, with the sets of characters in `char_classes`
-    gbnf            GBNF grammars into rules; `left_recursion` then removes left recursion
-    derivative      automata of expressions, to intersect or complement their languages
+    regex_syntax    parses regular expressions into expressions; `char_classes` has their sets of characters
+    gbnf            parses GBNF grammars into rules, from which `left_recursion` removes left recursion
+    derivative      automata of expressions, which intersect or complement languages
     utf8            ranges of characters as ranges of bytes
 """

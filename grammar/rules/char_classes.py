@@ -38,7 +38,8 @@ def _contains(ranges: Ranges, point: int) -> bool:
 
 @cache
 def _case_pairs() -> list[tuple[int, int]]:
-    """All pairs of a character and its other case, where that is a single character."""
+    """All pairs of a character and its other case. Characters whose other case has several characters are
+    left out."""
     pairs = []
     for point in range(sys.maxunicode + 1):
         for other in {chr(point).lower(), chr(point).upper()}:
@@ -49,10 +50,10 @@ def _case_pairs() -> list[tuple[int, int]]:
 
 @cache
 def character_property(name: str) -> Ranges:
-    r"""The characters of ``\p{name}``, as the `regex` package has them; empty for an unknown name.
+    r"""The characters of ``\p{name}`` by the tables of the `regex` package; empty for an unknown name.
 
-    General categories ("L", "Letter", "gc=Lu"), scripts ("Script=Greek", "sc=Grek", "scx=Grek") and binary
-    properties ("Alphabetic", "ASCII", "Emoji"). UTS 18, section 1.2.
+    Known are general categories ("L", "Letter", "gc=Lu"), scripts ("Script=Greek", "sc=Grek", "scx=Grek") and
+    binary properties ("Alphabetic", "ASCII", "Emoji"). See UTS 18, section 1.2.
     """
     import regex
 
@@ -67,7 +68,7 @@ def character_property(name: str) -> Ranges:
 
 @cache
 def _all_characters() -> str:
-    """All characters in order, without surrogates."""
+    """A string of all characters in the order of their code points, without surrogates."""
     points = array("I", [*range(_SURROGATES.start), *range(_SURROGATES.stop, sys.maxunicode + 1)])
     return points.tobytes().decode(f"utf-32-{sys.byteorder[0]}e")
 
@@ -76,5 +77,5 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def _point(place: int) -> int:
-    """The code point of the character at `place` of `_all_characters`."""
+    """The code point of the character at index `place` of `_all_characters`."""
     return place if place < _SURROGATES.start else place + len(_SURROGATES)

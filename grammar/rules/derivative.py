@@ -1,13 +1,15 @@
 """Deterministic automata of expressions, by partial derivatives (Brzozowski 1964, Antimirov 1996).
 
-The derivative of an expression by a character is an expression of what may follow that character:
+The derivative of an expression by a character describes the texts that may follow that character. It is a set
+of expressions:
 
-    ab|ac  by a   is  {b, c}        a state of the automaton is such a set, here the start state's successor
+    ab|ac  by a   is  {b, c}        a state of the automaton is such a set, here the one after "a"
     (ab)*  by a   is  {b(ab)*}
     {b, c} by b   is  {EMPTY}       a state is final if some member matches the empty text
 
-A state may also be a tuple of sets, one for each of several expressions. That is their product automaton: by
-its final states it accepts the intersection of their languages, or one language without another.
+A state may also be a tuple of sets, one for each of several expressions. The automaton is then the product of
+their automata. Depending on the states that are final, it accepts the intersection of their languages, or one
+language without another.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ Residual = frozenset[Expression]
 class Derivatives:
     """Derivatives of expressions that may call `rules`.
 
-    Rules that are recursive other than in the last place have infinitely many derivatives.
+    A rule that calls itself in any place but the last has infinitely many derivatives.
     """
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
@@ -62,11 +64,12 @@ class Derivatives:
         self._known: dict[Expression, tuple[tuple[Ranges, Expression], ...]] = {}
 
     def nullable(self, expression: Expression) -> bool:
-        """Whether the empty text matches."""
+        """Whether `expression` matches the empty text."""
         return nullable(expression, self._nullable_rules)
 
     def steps_of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
-        """(characters, the derivative by each of them); the sets of characters may overlap."""
+        """(characters, one expression of the derivative by each of them). The sets of characters may
+        overlap."""
         known = self._known.get(expression)
         if known is None:
             known = self._known[expression] = self._new_steps(expression)
@@ -97,10 +100,10 @@ class Derivatives:
                 raise AssertionError("What may follow depends on all texts that were read before.")
 
     def product_transitions(self, residuals: Sequence[Residual]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
-        """The transitions of the product automaton: (characters, derivatives), with disjoint sets of
-        characters.
+        """The transitions of the product automaton from the state `residuals`: (characters, next state), with
+        disjoint sets of characters.
 
-        Characters by which all derivatives are empty are left out.
+        Characters by which the derivatives of all parts are empty are left out.
         """
         pieces: dict[Ranges, list[tuple[int, Expression]]] = {}
         for part, residual in enumerate(residuals):
@@ -120,7 +123,8 @@ class Derivatives:
 
 @lru_cache(maxsize=4096)
 def _divided(sets: tuple[Ranges, ...]) -> list[tuple[Ranges, tuple[int, ...]]]:
-    """The characters in `sets`, by the sets that they are in: (characters, the indices of those sets)."""
+    """Divide the characters in `sets` by the sets that contain them: (characters, indices of the sets that
+    contain them)."""
     opening: dict[int, list[int]] = {}
     closing: dict[int, list[int]] = {}
     for i, ranges in enumerate(sets):
@@ -138,9 +142,9 @@ def _divided(sets: tuple[Ranges, ...]) -> list[tuple[Ranges, tuple[int, ...]]]:
 
 
 class Product:
-    """The product automaton of `conditions`; its states are the derivatives of all expressions.
+    """The product automaton of `conditions`. Each state has the derivative of each condition's expression.
 
-    A condition is an expression, and whether a text must match it (True) or must not.
+    A condition is an expression, and True if a text must match the expression, False if it must not.
     """
 
     def __init__(self, conditions: Iterable[tuple[Expression, bool]]) -> None:
@@ -150,7 +154,8 @@ class Product:
         self._derivatives = Derivatives({})
 
     def steps(self, state: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
-        """(characters, next state), without states from which no text satisfies a positive condition."""
+        """The transitions of `state`, as (characters, next state). Next states in which some positive
+        condition can no longer be met are left out."""
         return [
             (ranges, after)
             for ranges, after in self._derivatives.product_transitions(state)
@@ -171,7 +176,8 @@ def explore(
     final: Callable[[State], bool],
     most_states: float = math.inf,
 ) -> CharAutomaton | None:
-    """The automaton of the states that `steps` leads to from `start`; None beyond `most_states` states."""
+    """The automaton of all states that are reachable from `start` by `steps`, which gives the transitions of
+    a state. Returns None if there are more than `most_states` states."""
     number = {start: 0}
     order = [start]
     edges: list[list[tuple[Ranges, int]]] = []
@@ -202,7 +208,8 @@ def _trimmed(
 
 
 def _alive(successors: Sequence[Iterable[int]], final: Iterable[int]) -> set[int]:
-    """The states from which a final one can be reached; `successors[s]` are the states after state s."""
+    """The states from which a final state can be reached. ``successors[s]`` are the next states of state
+    s."""
     sources: list[list[int]] = [[] for _ in successors]
     for state, row in enumerate(successors):
         for after in row:
@@ -222,13 +229,13 @@ def minimal(automaton: CharAutomaton) -> CharAutomaton:
     edges, final = automaton.edges, automaton.final
     if not edges:
         return automaton
-    # after[s, c] is the state that the characters of class c lead to from state s; -1 is none.
+    # after[s, c] is the state to which the characters of class c lead from state s, or -1 for none.
     classes, count = _classes(list({ranges for row in edges for ranges, _ in row}))
     after = np.full((len(edges), count), -1)
     for state, row in enumerate(edges):
         for ranges, target in row:
             after[state, classes[ranges]] = target
-    block = np.array([*final, -1])  # of each state, and at index -1 of none
+    block = np.array([*final, -1])  # the block of each state; index -1 is that of no state
     blocks = 0
     while True:
         rows = np.ascontiguousarray(np.column_stack([block[:-1], block[after]]))
@@ -239,7 +246,7 @@ def minimal(automaton: CharAutomaton) -> CharAutomaton:
         if len(first) == blocks:
             break
         blocks = len(first)
-    order = np.argsort(first)  # the block of state 0 comes first
+    order = np.argsort(first)  # the block of state 0 becomes state 0
     number = np.argsort(order)[block[:-1]].tolist()
     merged = []
     for state in first[order].tolist():
@@ -251,9 +258,10 @@ def minimal(automaton: CharAutomaton) -> CharAutomaton:
 
 
 def _classes(sets: list[Ranges]) -> tuple[dict[Ranges, np.ndarray], int]:
-    """Numbers of the character classes of each of `sets`, and the number of all classes.
+    """Divide characters into classes, and return the numbers of the classes in each of `sets`, and the number
+    of classes.
 
-    Characters are of one class if they are in the same sets.
+    Characters belong to one class if they are in the same sets.
     """
     cuts = sorted({cut for ranges in sets for low, high in ranges for cut in (low, high + 1)})
     place = {cut: i for i, cut in enumerate(cuts)}

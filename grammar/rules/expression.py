@@ -1,4 +1,4 @@
-"""Expressions over characters: what regular expressions and JSON schemas are turned into.
+"""Expressions over characters, into which regular expressions, JSON schemas and other constraints are turned.
 
 An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat`, `Accepted` or, in a grammar, a `Call` of a rule, a
 `UniqueItem`, a `MemberMark` or an `ObjectEnd`. Build them with `chars`, `text`, `seq`, `alt`, `repeat` and
@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CharAutomaton:
-    """A deterministic automaton over characters, from whose states a final one can be reached.
+    """A deterministic automaton over characters. From each of its states a final state can be reached.
 
     State 0 is the start; an automaton without states accepts nothing. `edges[s]` are (characters, next
     state), with disjoint sets of characters.
@@ -30,7 +30,8 @@ class CharAutomaton:
 
 
 class _Node(Term):
-    """Base of expressions. `is_regular`: no part is of the kinds that only a grammar has."""
+    """Base of expressions. `is_regular` is True if no part, at any depth, is a `Call`, `UniqueItem`,
+    `MemberMark` or `ObjectEnd`."""
 
     __slots__ = ("is_regular",)
     is_regular: bool
@@ -47,35 +48,35 @@ class _Node(Term):
 
 @term
 class Chars(_Node):
-    """One character of a set."""
+    """Any one character of the set `ranges`."""
 
     ranges: Ranges
 
 
 @term
 class Text(_Node):
-    """Exactly this text, not empty."""
+    """Exactly the text `text`, which is not empty."""
 
     text: str
 
 
 @term
 class Seq(_Node):
-    """The parts one after the other."""
+    """The concatenation of `parts`."""
 
     parts: tuple[Expression, ...]
 
 
 @term
 class Alt(_Node):
-    """One of the options."""
+    """Any one of `options`."""
 
     options: tuple[Expression, ...]
 
 
 @term
 class Repeat(_Node):
-    """`low` to `high` times `item`; `high` is None for no limit."""
+    """`item` repeated `low` to `high` times; `high` None means no limit."""
 
     item: Expression
     low: int
@@ -92,16 +93,17 @@ class Accepted(_Node):
 
 @term
 class Call(_Node):
-    """A text of the rule of this name."""
+    """A text of the rule named `rule`."""
 
     rule: str
 
 
 @term
 class UniqueItem(_Node):
-    """A non-empty text of `item` that differs from all texts which `UniqueItem` matched since the rule began.
+    """A non-empty text of `item` that differs from all texts that a `UniqueItem` has matched since the
+    surrounding rule began.
 
-    `item` must not call a rule that has a `UniqueItem` itself.
+    `item` may call rules with a `UniqueItem` of their own, within limits (`construction.unique_items`).
     """
 
     item: Expression
@@ -109,10 +111,11 @@ class UniqueItem(_Node):
 
 @term
 class MemberMark(_Node):
-    """The empty text after the name of a member of an object whose members come in any order.
+    """A mark after the name of a member, in an object whose members come in any order. Matches the empty
+    text.
 
-    `object` is the number of the object (`ObjectEnd`), `member` that of the member, or `UNNAMED`. A named
-    member is read at most once since the rule of the object began.
+    `object` is the number of the object (`ObjectEnd`); `member` is the number of the member, or `UNNAMED`. A
+    named member may be read at most once in an object.
     """
 
     object: int
@@ -120,15 +123,16 @@ class MemberMark(_Node):
 
 
 UNNAMED = -1
-"""`MemberMark.member` of all properties that are not named."""
+"""`MemberMark.member` for all properties that the schema does not name."""
 
 
 @term
 class ObjectEnd(_Node):
-    """The empty text after the closing brace of an object whose members come in any order.
+    """A mark after the closing brace of an object whose members come in any order. Matches the empty text.
 
-    `members` are the texts of the named ones, `required` their numbers, `others` the texts of properties that
-    are not named. `low` to `high` are read in all. The rule of the object must end here.
+    `members` are the texts of the named members, by number; `required` has the numbers of the required ones;
+    `others` are the texts of unnamed members. The object has `low` to `high` members in total. The rule of
+    the object must end with this mark.
     """
 
     object: int
@@ -139,7 +143,8 @@ class ObjectEnd(_Node):
     high: int | None
 
     def can_end(self, ends: Callable[[Expression], bool]) -> bool:
-        """Whether there are enough members, where `ends` says of each text whether it has an end."""
+        """Whether the object can have all required members, and at least `low` members. `ends` says whether
+        the text of a member can be completed."""
         named = [ends(member) for member in self.members]
         enough = sum(named) >= self.low or any(map(ends, self.others))
         return enough and all(named[i] for i in self.required)
@@ -149,7 +154,7 @@ Expression = Chars | Text | Seq | Alt | Repeat | Accepted | Call | UniqueItem | 
 
 
 def parts_of(expression: Expression | _Node) -> tuple[Expression, ...]:
-    """The expressions that `expression` is directly made of."""
+    """The direct subexpressions of `expression`."""
     kind = type(expression)  # a match statement takes three times as long
     if kind is Seq:
         return expression.parts  # type: ignore[union-attr]
@@ -169,7 +174,7 @@ _ALL: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 def normal_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted, merged, and without surrogates."""
+    """`ranges` sorted, merged, and without surrogates."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -182,7 +187,7 @@ def normal_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All characters but these, still without surrogates."""
+    """All characters that are not in `ranges`, without surrogates."""
     gaps = []
     after = 0
     for low, high in ranges:
@@ -209,7 +214,7 @@ def intersection(a: Ranges, b: Ranges) -> Ranges:
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Expression:
-    """One character of the ranges, which may overlap; `NOTHING` for none."""
+    """Any one character in `ranges`, which may overlap; `NOTHING` if there are no ranges."""
     normal = normal_ranges(ranges)
     return Chars(normal) if normal else NOTHING
 
@@ -220,7 +225,7 @@ def ranges_of(members: Iterable[str]) -> Ranges:
 
 
 def chars_of(members: Iterable[str]) -> Expression:
-    """One of the characters `members`."""
+    """Any one of the characters `members`."""
     return chars(ranges_of(members))
 
 
@@ -282,7 +287,7 @@ def optional(item: Expression) -> Expression:
 
 
 def rebuilt(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """`expression` with `change` applied to its parts, simplified."""
+    """`expression` with each direct subexpression replaced by the result of `change`, and simplified."""
     match expression:
         case Seq(parts):
             return seq(*map(change, parts))
@@ -302,12 +307,13 @@ def rebuilt(expression: Expression, change: Callable[[Expression], Expression]) 
 
 
 def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
-    """Whether the empty text matches; `rules` are the names of rules that the empty text matches."""
+    """Whether `expression` matches the empty text. `rules` has the names of the rules that do."""
     return derivable(expression, rules, characters=False)
 
 
 def derivable(expression: Expression, rules: Collection[str], *, characters: bool) -> bool:
-    """Whether some text of `expression` is made of texts of `rules` and, with `characters`, characters."""
+    """Whether `expression` has a text if the named `rules` have one and all other rules have none. Without
+    `characters`, only the empty text counts."""
     match expression:
         case Seq(parts):
             return all(derivable(part, rules, characters=characters) for part in parts)
@@ -329,7 +335,7 @@ def derivable(expression: Expression, rules: Collection[str], *, characters: boo
 
 
 def size(expression: Expression) -> int:
-    """Characters of the expression with its repetitions written out."""
+    """Number of characters of the expression if its repetitions are written out."""
     match expression:
         case Text(literal):
             return len(literal)

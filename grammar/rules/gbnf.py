@@ -1,4 +1,4 @@
-"""A parser of GBNF, the EBNF notation of llama.cpp, into rules. Errors name line and column.
+"""A parser that turns GBNF, the EBNF notation of llama.cpp, into rules. Errors name line and column.
 
     root  ::= "[" (item ("," item)*)? "]"     # alternatives: a | b; repetition: * + ? {2} {2,} {2,5}
     item  ::= [a-z]+ | [^\\x00-\\x1f"\\u4e00] | .
@@ -35,9 +35,9 @@ _ESCAPES = dict(zip("abefnrtv0", "\a\b\x1b\f\n\r\t\v\0", strict=True)) | {c: c f
 
 
 def grammar_rules(source: str) -> dict[str, Expression]:
-    """The rules of `source` by name, of those that ``root`` needs and some text satisfies.
+    """The rules of `source` by name, without rules that ``root`` does not need, or that no text satisfies.
 
-    They may be left-recursive. Raises `InvalidConstraint` with line and column.
+    The rules may be left-recursive. Raises `InvalidConstraint` with line and column.
     """
     return _Parser(source).parse()
 

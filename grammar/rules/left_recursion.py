@@ -3,7 +3,7 @@
     a ::= a x | y               becomes  a ::= y x*
     a ::= b x | y; b ::= a z    first replaces a in b: b ::= (b x | y) z, which becomes  b ::= y z (x z)*
 
-A nullable expression may hide left recursion: ``a ::= b? a x`` begins with a where b is empty.
+A nullable expression may hide left recursion: ``a ::= b? a x`` begins with a call of a if b is left out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from ramify.grammar.rules.expression import (
 from ramify.grammar.rules.rule_set import components, nullable_rules, productive
 
 MAX_ROUNDS = 4
-"""Most rounds of elimination. Each nullable rule in front of a left-recursive call may take one more."""
+"""Most rounds of elimination. Each nullable rule in front of a left-recursive call may require one more
+round."""
 
 MAX_PARTS = 20_000
-"""Most parts of a rule's body, which replacing calls by bodies can make exponentially large."""
+"""Most parts of a rule's body. Replacing calls by bodies can make a body exponentially large."""
 
 
 def without_left_recursion(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Rules of the same language. `rules` must be productive (`rule_set.productive`).
+    """Eliminate left recursion from `rules`, which must be productive (`rule_set.productive`). Returns rules
+    of the same language.
 
     Raises `InvalidConstraint` beyond `MAX_ROUNDS` or `MAX_PARTS`.
     """
@@ -55,7 +57,7 @@ def without_left_recursion(rules: Mapping[str, Expression]) -> dict[str, Express
 
 
 def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:
-    """The left-recursive rules, those that begin with each other in one group."""
+    """The left-recursive rules, in groups: rules that begin with calls of each other are in one group."""
     empty = nullable_rules(rules)
     leads = {name: _leading(body, empty) for name, body in rules.items()}
     component = components({name: alt(*map(Call, sorted(called))) for name, called in leads.items()})
@@ -66,7 +68,8 @@ def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:
 
 
 def _leading(expression: Expression, empty: set[str]) -> set[str]:
-    """The rules whose calls `expression` may begin with, possibly after `empty` ones."""
+    """The rules whose calls may begin `expression`. Parts that match the empty text may come before the call;
+    `empty` has the nullable rules."""
     match expression:
         case Call(rule):
             return {rule}
@@ -109,8 +112,8 @@ class _Elimination:
         return self._rules
 
     def _split(self, expression: Expression, name: str) -> tuple[Expression, Expression]:
-        """Two expressions: the texts behind `name` where `expression` begins with a call of it, and all other
-        texts."""
+        """Split the texts of `expression` by whether they begin with a call of the rule `name`. Returns an
+        expression for the texts after that call, and an expression for all other texts."""
         match expression:
             case Call(rule) if rule == name:
                 return EMPTY, NOTHING
@@ -161,5 +164,5 @@ class _Elimination:
 
 
 def _parts(expression: Expression) -> int:
-    """The nodes of the tree of `expression`."""
+    """Number of nodes of the tree of `expression`."""
     return 1 + sum(map(_parts, parts_of(expression)))

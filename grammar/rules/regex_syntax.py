@@ -4,8 +4,8 @@ Supported are literals, classes, groups (plain, named, non-capturing), alternati
 repetition, anchors, the escapes ``\\d \\w \\s \\D \\W \\S \\t \\n \\r \\f \\v \\0 \\xhh \\uhhhh \\u{h…}
 \\cX`` and ``\\p{…}`` with general categories, and a leading ``(?i)`` or ``(?s)``. Where the two dialects
 differ, classes are those of ECMA-262 (``\\d`` and ``\\w`` are ASCII), ``.`` matches no line end, and ``$``
-matches at the end of the text only. Lookarounds, backreferences, word boundaries and other syntax are refused
-by name.
+matches at the end of the text only. Lookarounds, backreferences, word boundaries and all other syntax are
+refused with an error that names them.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ _START, _END = Call("^"), Call("$")
 def full_match(pattern: str) -> Expression:
     """The texts that match `pattern` as a whole.
 
-    Raises `InvalidConstraint` with the position of what is not in the supported syntax. Its `remedy` is None
-    if the pattern is not valid in either dialect.
+    Raises `InvalidConstraint` with the position of the unsupported syntax. The error's `remedy` is None if
+    the pattern is not valid in either dialect.
     """
     return alt(*(body for _, body, _ in _anchored(_Parser(pattern).parse())))
 
 
 def search(pattern: str) -> Expression:
-    """The texts in which `pattern` matches somewhere: JSON Schema's ``pattern``. Raises as `full_match`."""
+    """The texts in which `pattern` matches somewhere, as for JSON Schema's ``pattern``. Raises as
+    `full_match` does."""
     around = repeat(ANY_CHAR, 0, None)
     return alt(
         *(
@@ -107,7 +108,7 @@ def _anchored(expression: Expression) -> list[tuple[bool, Expression, bool]]:
 def _join(
     left: tuple[bool, Expression, bool], right: tuple[bool, Expression, bool]
 ) -> tuple[bool, Expression, bool] | None:
-    """`left` followed by `right`; None if an anchor between them cannot match."""
+    """The concatenation of `left` and `right`; None if an anchor between them cannot match."""
     (start, before, left_end), (right_start, after, end) = left, right
     if left_end:
         if not nullable(after):
@@ -212,7 +213,7 @@ class _Parser:
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : end].partition(",") if end > 0 else ("", "", "")
         if not (_is_number(low) or (low == "" and comma and high)) or not (high == "" or _is_number(high)):
-            return None  # in both dialects, such a brace is a literal
+            return None  # in both dialects, a brace without a valid count is a literal
         self._at = end + 1
         first = int(low[:9] or 0)
         return first, (int(high[:9]) if high else None if comma else first)
@@ -271,7 +272,7 @@ class _Parser:
         return self._chars(self._escaped())
 
     def _escaped(self) -> Ranges:
-        """The characters of an escape whose backslash has been read."""
+        """Parse an escape after its backslash. Returns its characters."""
         char = self._peek()
         self._at += 1
         if char in CLASSES:

@@ -19,16 +19,17 @@ ROOT = "root"
 
 
 class Rules:
-    """The rules of a grammar under construction; names are given here."""
+    """The rules of a grammar under construction. This class chooses their names."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, Expression] = {}
         self._by_body: dict[Expression, Call] = {}
 
     def define(self, body: Expression) -> Expression:
-        """A call of the rule whose body is `body`: the same rule for equal bodies.
+        """Add a rule whose body is `body`, and return a call of it. Equal bodies share one rule.
 
-        A body that is no longer than a call (a call, a text, `EMPTY` or `NOTHING`) is returned itself.
+        A body that is as short as a call (a call, a text, `EMPTY` or `NOTHING`) gets no rule and is returned
+        itself.
         """
         if isinstance(body, Call | Text) or body in (EMPTY, NOTHING):
             return body
@@ -39,7 +40,8 @@ class Rules:
         return self._by_body[body]
 
     def reserve(self) -> Call:
-        """A call of a new rule, which may be recursive: its body is given to `set_body` later."""
+        """Add a rule without a body, and return a call of it. `set_body` sets the body later, so that the
+        rule can be recursive."""
         call = Call(f"r{len(self.bodies)}")
         self.bodies[call.rule] = NOTHING
         return call
@@ -63,7 +65,8 @@ def reachable(rules: Mapping[str, Expression], start: str = ROOT) -> dict[str, N
 def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
     """The rules that ``root`` needs, without the alternatives that no finite text satisfies.
 
-    An alternative is dropped if it calls a rule that always calls itself again; empty if ``root`` is one.
+    An alternative is dropped if it calls a rule that no finite text satisfies, such as one that always calls
+    itself again. The result is empty if ``root`` is such a rule.
     """
     ending = derivable_rules(rules, characters=True)
     if ROOT not in ending:
@@ -74,8 +77,8 @@ def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
 
 
 def endless_rule(rules: Mapping[str, Expression], start: str = ROOT) -> tuple[str, bool] | None:
-    """A rule that `start` needs, directly or not, and that no finite text satisfies; and whether it calls
-    itself, directly or not. None if there is none."""
+    """Find a rule that `start` needs, directly or indirectly, and that no finite text satisfies. Returns its
+    name, and whether the rule calls itself, directly or indirectly; None if there is no such rule."""
     ending = derivable_rules(rules, characters=True)
     endless = [name for name in reachable(rules, start) if name not in ending]
     name, passed = endless[0] if endless else "", set[str]()
@@ -94,13 +97,13 @@ def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set[str]:
-    """The rules for which `derivable` holds: its least fixed point over recursive rules."""
+    """The rules whose bodies are `derivable`: the least fixed point over recursive rules."""
     found: set[str] = set()
     order = list(rules)
     size = -1
     while len(found) > size:
         size = len(found)
-        order.reverse()  # a chain of calls takes one pass in one of the two directions
+        order.reverse()  # in one of the two directions, one pass follows a whole chain of calls
         for name in order:
             if name not in found and derivable(rules[name], found, characters=characters):
                 found.add(name)
@@ -108,7 +111,7 @@ def derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set
 
 
 def components(rules: Mapping[str, Expression]) -> dict[str, str]:
-    """For each rule the name of its strongly connected component in the graph of calls (Tarjan 1972).
+    """The name of each rule's strongly connected component in the graph of calls (Tarjan 1972).
 
     Two rules have the same component if each calls the other, directly or indirectly.
     """
@@ -143,7 +146,7 @@ def components(rules: Mapping[str, Expression]) -> dict[str, str]:
 
 
 def calls_of(expression: Expression) -> dict[str, None]:
-    """The rules that `expression` calls, in order."""
+    """The names of the rules that `expression` calls, in order."""
     if expression.is_regular:
         return {}
     if isinstance(expression, Call):
@@ -152,7 +155,7 @@ def calls_of(expression: Expression) -> dict[str, None]:
 
 
 def _pruned(expression: Expression, kept: set[str]) -> Expression:
-    """`expression` with `NOTHING` in place of calls of rules that are not `kept`."""
+    """`expression` with `NOTHING` in place of each call of a rule that is not in `kept`."""
     if isinstance(expression, Call):
         return expression if expression.rule in kept else NOTHING
     return rebuilt(expression, lambda part: _pruned(part, kept))

@@ -1,6 +1,7 @@
-"""Immutable terms that remember their hash: expressions, and formulas about JSON values.
+"""Immutable terms that store their hash: expressions, and formulas about JSON values.
 
-Terms are keys of dictionaries everywhere, and the hash of a deep one would otherwise cost its size each time.
+Many dictionaries have terms as keys. If the hash were not stored, each look-up of a deep term would take time
+proportional to its size.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ class Term:
 
     __slots__ = ("_hash",)
     _compared: ClassVar[Callable[[Term], object]]
-    """The fields by which terms are compared."""
+    """A function that returns the fields by which terms are compared."""
     _hash: int
 
     def __post_init__(self) -> None:
-        # Parts are made before the whole, so no hash goes deeper than one level.
+        # Parts are made before the whole and store their hashes, so hashing never goes deeper than one level.
         kind = type(self)
         object.__setattr__(self, "_hash", hash((kind, kind._compared(self))))
 

@@ -1,4 +1,4 @@
-"""Ranges of characters as sequences of byte ranges, by their UTF-8 (RFC 3629).
+"""Ranges of characters as sequences of byte ranges in UTF-8 (RFC 3629).
 
 U+0080 to U+07FF is one sequence: (0xC2 to 0xDF, 0x80 to 0xBF). U+007F to U+0080 takes two: (0x7F) and (0xC2,
 0x80).
@@ -13,7 +13,7 @@ from functools import lru_cache
 from ramify.grammar.rules.expression import Ranges
 
 Spans = tuple[tuple[int, int], ...]
-"""The inclusive range of each byte of a character."""
+"""The inclusive range of each byte of a character's UTF-8."""
 
 _LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
@@ -21,7 +21,8 @@ _LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 def disjoint(
     following: dict[tuple[int, int], list[tuple[Spans, int]]],
 ) -> dict[tuple[int, int], list[tuple[Spans, int]]]:
-    """`following` with first byte ranges that do not overlap: single bytes, if any overlapped."""
+    """`following` with disjoint ranges of first bytes as keys. If any ranges overlap, all are divided into
+    single bytes."""
     spans = sorted(following)
     if all(before[1] < after[0] for before, after in itertools.pairwise(spans)):
         return following
@@ -46,7 +47,7 @@ def utf8_spans(low: int, high: int) -> Iterator[Spans]:
             low = last + 1
     first, final = chr(low).encode(), chr(high).encode()
     for i in range(1, len(first)):
-        # Split where the last i bytes do not run through their whole range.
+        # Split if the last i bytes do not take all values of their range.
         block = 1 << (6 * i)
         if low // block != high // block:
             if low % block:

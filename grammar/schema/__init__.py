@@ -1,8 +1,8 @@
-"""JSON Schema: checked, turned into grammar rules, and used to validate values.
+"""JSON Schema: checks of schemas, their compilation to grammar rules, and validation of values.
 
 How ``{"type": ["integer", "null"], "minimum": 8}`` becomes rules:
 
-    document.check     it is a schema; its only subschema has the JSON pointer ""
+    document.check     the document is a schema; its only subschema has the JSON pointer ""
     logic.keywords     a formula: Types(integer, null) and LowerBound(8)
     logic.normal_form  its disjuncts, here one: types integer and null, assertion LowerBound(8)
     values             each disjunct, type by type, as an expression: null | [8-9] | [1-9] [0-9]+

@@ -1,11 +1,11 @@
-"""JSON schemas as grammars whose sentences are the schema's instances, written in one documented way.
+"""JSON schemas as grammars. The texts of a grammar are the schema's instances, written in one documented way.
 
-A keyword is either enforced exactly or refused with its JSON pointer. Two conventions narrow how an instance
-is written, and none lets another value through:
+A keyword is either enforced exactly or refused with its JSON pointer. Two conventions restrict how an
+instance is written; neither allows a value that is no instance:
 
-- Values are spelled as in `json_text`.
+- Values are spelled as `json_text` says.
 - Properties come in the order of the schema: first the named ones, then others. Properties that the schema
-  names unconditionally come before those that only an option of it names.
+  names unconditionally come before those that it names only in an option, say of anyOf.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from ramify.grammar.schema.values.schema_grammar import Builders, Options, Schem
 from ramify.messages import Unenforced
 
 PRECISION = 1_000_000
-"""Digits to which numbers are computed. No number that is read has as many (`json_values.MAX_DIGITS`), so
-none is rounded. Decimal's default would round to 28."""
+"""Precision of computations with `Decimal`, in digits. Numbers that are read have fewer digits
+(`json_values.MAX_DIGITS`), so that no result is rounded. Decimal's default precision is 28 digits."""
 
 MAX_LEFT_OUT = 50
-"""Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
+"""Most keywords left unenforced under ``strict="validate"``. The schema is compiled once more for each of
+them."""
 
 
 class CompiledSchema(NamedTuple):
-    """A grammar's rules by name, and the keywords that they do not enforce."""
+    """A grammar's rules by name, and the keywords that the rules do not enforce."""
 
     rules: dict[str, Expression]
     unenforced: tuple[Unenforced, ...]
 
 
 def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expression]:
-    """The grammar of the instances of `schema`, as `json_values.parse_json` gave it: its rules by name.
+    """The rules, by name, of the grammar of the instances of `schema`, which is as `json_values.parse_json`
+    returns it.
 
-    Raises `InvalidConstraint` with a JSON pointer for what is no schema, what cannot be enforced
-    exactly (unless `options` say otherwise), and what no value satisfies.
+    Raises `InvalidConstraint` with a JSON pointer if `schema` is not a valid schema, if a keyword cannot be
+    enforced exactly (unless `options` allow that), or if no value satisfies the schema.
     """
     return compile_schema(schema, options).rules
 
@@ -55,8 +57,9 @@ def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expre
 def compile_schema(
     schema: Any, options: Options | None = None, *, most_multiplied: int | None = None
 ) -> CompiledSchema:
-    """The rules of `schema_rules`, with the keywords that they do not enforce: none where `options.strict` is
-    True. Choices become clauses above `most_multiplied` disjuncts, by default as `NormalForm` says."""
+    """The rules of `schema_rules`, and the keywords that the rules do not enforce (none if `options.strict`
+    is True, except those newer than the draft that ``$schema`` names). `most_multiplied` is that of
+    `NormalForm`."""
     options = options or Options()
     left_out: dict[str, Unenforced] = {}
     with deep_recursion(), localcontext(Context(prec=PRECISION)):
@@ -82,10 +85,11 @@ def compile_schema(
 def _rules(
     document: SchemaDocument, options: Options, ignored: frozenset[str], most_multiplied: int | None
 ) -> dict[str, Expression]:
-    """The rules of a schema; where clauses are refused, the rules with up to `MAX_DISJUNCTS` disjuncts
-    instead.
+    """The rules of a schema. If clauses make it unenforceable, compile it again without clauses, with up to
+    `MAX_DISJUNCTS` disjuncts.
 
-    Eight conditionals about one property have 256 disjuncts; as clauses one value may meet any set of them.
+    An example for the second attempt: eight conditionals about one property have only 256 disjuncts, but as
+    clauses one value may meet any set of the eight.
     """
     grammar = SchemaGrammar(document, BUILDERS, options, ignored, most_multiplied)
     try:
@@ -105,7 +109,7 @@ def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
 
 
 def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
-    """The names of the `values` that no negated enum excludes, as texts."""
+    """The names of those `values` that no negated enum excludes, as texts."""
     excluded = [value for assertion in disjunct.asserted(NotInEnum) for value in assertion.values]
     return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 

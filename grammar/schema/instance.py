@@ -1,12 +1,11 @@
-"""The validator: whether a JSON value satisfies a schema, and if not, where and why. JSON Schema 2020-12 and
-older.
+"""The validator: whether a JSON value satisfies a schema (2020-12 or older), and if not, where and why.
 
 >>> validate({"properties": {"n": {"minimum": 3}}, "required": ["m"]}, {"n": 1})
 [Failure(instance='/n', schema='/properties/n/minimum', message='1 is not at least 3'),
  Failure(instance='', schema='/required', message="The property 'm' is missing")]
 
-It follows the specification keyword by keyword and shares nothing with the formulas that grammars are made
-of, so that each checks the other.
+The validator follows the specification keyword by keyword. It shares nothing with the formulas that grammars
+are made of, so that tests can check each against the other.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from ramify.text import shortened
 
 
 class Failure(NamedTuple):
-    """A keyword that a value does not satisfy. ``str`` of it is a sentence with both pointers."""
+    """A keyword that a value does not satisfy. ``str(failure)`` is a sentence with both pointers."""
 
     instance: str
-    """JSON pointer (RFC 6901) of the part of the value; "" is the whole value."""
+    """JSON pointer (RFC 6901) of the failing part of the value; "" is the whole value."""
     schema: str
-    """JSON pointer of the keyword in the schema; behind a $ref, in the subschema that it leads to."""
+    """JSON pointer of the keyword in the schema. If a $ref leads to the keyword, this is its pointer in the
+    target of the $ref."""
     message: str
 
     def __str__(self) -> str:
@@ -43,24 +43,25 @@ class Failure(NamedTuple):
 
 
 def validate(schema: Any, value: Any) -> list[Failure]:
-    """All failures of a JSON value against a schema, in the order of the schema; none for a valid value.
+    """All failures of a JSON value against a schema, in the order of the schema; empty if the value is valid.
 
     `schema` and `value` are what `json.loads` or `json_values.parse_json` returns: None, booleans, integers,
     floats or `Decimal`, strings, lists and dictionaries. A float counts as the decimal number that its
     ``repr`` shows, so 0.3 is a multiple of 0.1. Tuples count as arrays. An unknown format restricts nothing.
 
-    Raises `InvalidConstraint`, with the JSON pointer of the place in the schema, if `schema` is no JSON
-    Schema, if a pattern is no regular expression or takes longer than `string_patterns.MAX_SECONDS` to match,
-    if the schema or the value is nested too deeply or has numbers that are too long, and if all together
-    takes more than `time_limit.MAX_SECONDS`.
+    Raises `InvalidConstraint`, with the JSON pointer of the place in the schema, in these cases: `schema` is
+    no JSON Schema; a pattern is no regular expression, or takes longer than `string_patterns.MAX_SECONDS` to
+    match; the schema or the value is nested too deeply, or has numbers that are too long; the whole
+    validation takes longer than `time_limit.MAX_SECONDS`.
     """
     with deep_recursion():
         return Validator(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
 
 
 def validate_text(schema: Any, text: str, limit: TimeLimit | None = None) -> list[Failure]:
-    """All failures of a text that is meant to be JSON. Where it is no JSON, or cannot be validated within the
-    limits, that is its one failure. Raises `InvalidConstraint` if `schema` is no JSON Schema."""
+    """All failures of a text that is meant to be JSON. If the text is not JSON, or cannot be validated within
+    the limits, this is the only failure returned. Raises `InvalidConstraint` if `schema` is no JSON
+    Schema."""
     with deep_recursion():
         validator = Validator(SchemaDocument(as_decimals(schema)), limit)
     try:
@@ -75,7 +76,7 @@ def validate_text(schema: Any, text: str, limit: TimeLimit | None = None) -> lis
 
 
 class _Evaluated:
-    """The properties and items that keywords have evaluated (2020-12 Core, section 11)."""
+    """The properties and items of a value that keywords have evaluated (2020-12 Core, section 11)."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -87,27 +88,28 @@ class _Evaluated:
 
 
 class _Place(NamedTuple):
-    """A subschema that is applied to a part of the value."""
+    """A subschema, and the part of the value that it is applied to."""
 
     pointer: str
     keywords: dict[str, Any]
     value: Any
     at: str
-    """JSON pointer of the value."""
+    """JSON pointer of the part of the value."""
     evaluated: _Evaluated
-    """Parts of the value that this subschema has evaluated so far."""
+    """Properties and items that this subschema has evaluated so far."""
 
     def fail(self, keyword: str, message: str) -> list[Failure]:
         return [Failure(self.at, f"{place(self.pointer)}/{keyword}", message)]
 
 
 Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
-"""The failures of one keyword, given its value."""
+"""A function that returns the failures of one keyword. Takes the validator, the place, and the keyword's
+value."""
 
 
 class Validator:
-    """A validation of one value against the subschemas of a document, within `limit` (by default a new
-    one)."""
+    """A validation of one value against the subschemas of a document, within the time limit `limit` (by
+    default a new one)."""
 
     def __init__(self, document: SchemaDocument, limit: TimeLimit | None = None) -> None:
         self._document = document
@@ -116,10 +118,10 @@ class Validator:
     def failures(
         self, pointer: str, value: Any, at: str = "", evaluated: _Evaluated | None = None
     ) -> list[Failure]:
-        """The failures of `value`, whose pointer is `at`, against the subschema at `pointer`.
+        """The failures of `value` against the subschema at `pointer`. `at` is the pointer of `value`.
 
-        If there are none, what the subschema evaluates is added to `evaluated`. Raises `InvalidConstraint`
-        for a pattern that is not valid or takes too long, and `TakesTooLong`.
+        If there are no failures, the properties and items that the subschema evaluates are added to
+        `evaluated`. Raises `InvalidConstraint` if a pattern is not valid, and `TakesTooLong`.
         """
         self._limit.left(pointer)
         schema = self._document.at(pointer)
@@ -143,8 +145,8 @@ class Validator:
     # --- applicators to the value itself ----------------------------------------------------------
 
     def _in_place(self, place: _Place, below: str) -> list[Failure]:
-        """Failures of the value against the subschema `below` this one, which may evaluate its properties and
-        items."""
+        """Failures of the same value against the subschema at the pointer `below`, relative to `place`. The
+        properties and items that this subschema evaluates count for `place` as well."""
         return self.failures(f"{place.pointer}/{below}", place.value, place.at, place.evaluated)
 
     def _all_of(self, place: _Place, options: list[Any]) -> Iterator[Failure]:
@@ -175,7 +177,7 @@ class Validator:
         return self._in_place(place, keyword) if keyword in place.keywords else []
 
     def _dependent(self, keyword: str, place: _Place, consequences: dict[str, Any]) -> Iterator[Failure]:
-        """dependentRequired, dependentSchemas, and dependencies, which holds either kind."""
+        """Failures of dependentRequired, of dependentSchemas, or of dependencies, which combines the two."""
         for name, needed in consequences.items():
             if name not in place.value:
                 continue
@@ -345,7 +347,7 @@ def _equal(keyword: str) -> Check:
 
 def _bound(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check:
     def check(self: Validator, place: _Place, bound: Any) -> list[Failure]:
-        if isinstance(bound, bool):  # draft-04: whether minimum or maximum is exclusive
+        if isinstance(bound, bool):  # draft-04: the boolean says whether minimum or maximum is exclusive
             limit = place.keywords.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
             if not bound or limit is None or place.value != limit:
                 return []
@@ -372,7 +374,8 @@ _STRING = frozenset(["string"])
 _ARRAY = frozenset(["array"])
 _OBJECT = frozenset(["object"])
 _LAST = frozenset(["unevaluatedItems", "unevaluatedProperties"])
-"""Keywords to check last: they depend on the properties and items that all others evaluated."""
+"""Keywords to check last, because they depend on the properties and items that all other keywords
+evaluated."""
 
 _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
     **{keyword: (_ANY, _reference(keyword)) for keyword in ("$ref", "$dynamicRef", "$recursiveRef")},

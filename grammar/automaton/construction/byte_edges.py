@@ -21,15 +21,16 @@ from ramify.grammar.rules.expression import Ranges
 from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
 
 Rest = frozenset[tuple[Spans, int]]
-"""Alternatives inside a character, each the bytes still to come and the state after them."""
+"""Alternatives after a part of a character: each has the byte ranges still to be read, and the state after
+them."""
 
 
 class Edges(NamedTuple):
-    """The edges as in `pushdown.Arrays`; dead states and edges are still among them.
+    """The edges as in `pushdown.Arrays`, before dead states and edges are removed.
 
-    plain           (states,) bool: every plain character leads somewhere
-    plain_source    (pairs,) int32: a state that a plain character leads from
-    plain_target    (pairs,) int32: the state that it leads to
+    plain           (states,) bool: every plain character can be read
+    plain_source    (pairs,) int32: a state of which `plain` is True
+    plain_target    (pairs,) int32: a state that plain characters lead to from there
     after_item      (states,) bool: a unique item has just ended
     mark            (states,) int32: the mark that was just read (`States.mark`), or -1
     """
@@ -50,13 +51,14 @@ class Edges(NamedTuple):
 EDGES = tuple_type(Edges, array_dtypes(Edges, uint8=("low", "high"), flags=("final", "plain", "after_item")))
 
 _Edge = tuple[int, int, int, int]
-"""An edge: its low and high byte, its target, and the state that it pushes or -1."""
+"""An edge: its lowest and highest byte, its target, and the state that it pushes, or -1 if it pushes none."""
 
 
 def to_bytes(states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> Edges:
-    """`states` as an automaton over the bytes of `alphabet`; characters with other bytes cannot be read.
+    """Turn `states` into an automaton over bytes. The automaton reads only characters whose bytes are all in
+    `alphabet`.
 
-    `bodies` is the node of each rule.
+    `bodies` has the node of each rule's body.
     """
     return _Bytes(states, atoms, bodies, alphabet).edges()
 
@@ -92,7 +94,7 @@ class _Bytes:
         final = _padded(states.final, number)
         if _ENDED in self._inner:
             final[self._inner[_ENDED]] = True
-        # The edges of a state are disjoint, so that it covers the plain atoms if it has as many.
+        # The edges of a state are disjoint, so a state reads all plain atoms if it reads as many atoms.
         plain_atoms = self._atoms.members[: self._atoms.begin[PLAIN_SET + 1]]
         plain = members[:, plain_atoms].sum(axis=1)[class_]
         covered = np.bincount(source, plain, minlength=number) == len(plain_atoms)
@@ -113,8 +115,8 @@ class _Bytes:
         )
 
     def _classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """(classes, atoms) bool: the atoms of each class of characters; and (classes, ranges) bool: the
-        ranges of characters."""
+        """The atoms of each class of characters, (classes, atoms) bool, and the ranges of characters of each
+        class, (classes, ranges) bool."""
         of_range = self._atoms.of_range
         members = np.unpackbits(self._states.class_bits.view(np.uint8), axis=1, bitorder="little").astype(
             np.bool_
@@ -136,8 +138,8 @@ class _Bytes:
         first = states.first[self._bodies].view(np.uint8)
         first = np.unpackbits(first, axis=1, bitorder="little").astype(np.bool_)
         edge, low, high = _byte_runs(first & self._alphabet, states.call_rule[call])
-        # A call that returns to a final state without edges is a tail call: the end of the rule is the end of
-        # its caller.
+        # A call that returns to a final state without edges is a tail call: the called rule ends where its
+        # caller ends.
         goes_on = (
             (states.edge_end > states.edge_begin)
             | (states.call_end > states.call_begin)
@@ -151,7 +153,7 @@ class _Bytes:
     def _high(
         self, source: np.ndarray, class_: np.ndarray, target: np.ndarray, inside: np.ndarray
     ) -> np.ndarray:
-        """The edges of characters of several bytes."""
+        """The edges for the first bytes of characters that have several bytes in UTF-8."""
         cuts = self._atoms.cuts
         begin = int(np.searchsorted(cuts, 0x80))
         inside = inside[:, begin:]
@@ -206,8 +208,8 @@ class _Bytes:
             row.append((first, last, target, push))
 
     def _inner_state(self, rest: Rest) -> int:
-        """The state inside a character of which `rest` is left. In `rest`, ~t stands for state t, entered
-        without a return."""
+        """The state inside a character whose remaining bytes are `rest`. A state ~t in `rest` stands for
+        state t, to be entered without a return."""
         number = self._inner.get(rest)
         if number is None:
             number = self._inner[rest] = len(self._states.final) + len(self._pending)
@@ -243,7 +245,8 @@ def _runs_of(mask: int) -> tuple[tuple[int, int], ...]:
 
 
 def _rows(*columns: np.ndarray | int) -> np.ndarray:
-    """(rows, columns) int32; the first column is an array."""
+    """Stack `columns` into (rows, columns) int32. At least the first column is an array; numbers are
+    repeated."""
     rows = np.empty((len(columns[0]), len(columns)), np.int32)  # type: ignore[arg-type]
     for i, column in enumerate(columns):
         rows[:, i] = column
@@ -251,15 +254,16 @@ def _rows(*columns: np.ndarray | int) -> np.ndarray:
 
 
 def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices from ``begin[i]`` up to ``end[i]``, for all i in one array; the i of each comes first."""
+    """The indices from ``begin[i]`` up to ``end[i]``, concatenated for all i. Returns two arrays: the i of
+    each index, and the indices."""
     sizes = end - begin
     owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return owner, np.arange(len(owner)) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
 
 
 def _byte_runs(members: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ranges of bytes of each of the `wanted` rows of `members`, (rows, bytes) bool: the index in
-    `wanted`, and the first and last byte."""
+    """The ranges of bytes of each of the `wanted` rows of `members`, (rows, bytes) bool: three arrays with
+    the index in `wanted`, the first and the last byte of each range."""
     padded = np.zeros((len(members), members.shape[1] + 2), np.bool_)
     padded[:, 1:-1] = members
     row, low = np.nonzero(padded[:, 1:-1] & ~padded[:, :-2])
@@ -274,7 +278,8 @@ _ENDED: Rest = frozenset([((), END)])
 
 @lru_cache(maxsize=1024)
 def _characters(ranges: Ranges) -> list[tuple[int, int, Rest]]:
-    """Ranges of first bytes of the characters in `ranges`, each with the bytes that follow."""
+    """Ranges of first bytes of the characters in `ranges`, each with the alternatives for the further
+    bytes."""
     following = _by_first_byte((spans, END) for spans in spans_of(ranges))
     return [(low, high, frozenset(rest)) for (low, high), rest in following]
 
@@ -282,8 +287,8 @@ def _characters(ranges: Ranges) -> list[tuple[int, int, Rest]]:
 def _by_first_byte(
     pairs: Iterable[tuple[Spans, int]],
 ) -> Iterable[tuple[tuple[int, int], list[tuple[Spans, int]]]]:
-    """Disjoint ranges of the first byte in `pairs` (bytes, state), each with the further bytes and the
-    states."""
+    """The `pairs` (byte ranges, state) grouped by disjoint ranges of the first byte; each group has the
+    remaining byte ranges and the states."""
     following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
     for spans, target in pairs:
         following.setdefault(spans[0], []).append((spans[1:], target))

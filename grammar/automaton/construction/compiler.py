@@ -1,8 +1,9 @@
 """Compiling rules to a pushdown automaton: which rules are called, and the steps in order.
 
-A rule that calls itself, in any other place than the last, must be called with a stack. A large rule that is
-used several times is called as well, so that its states exist once. All other rules are inlined: read in
-their caller's place, which costs nothing at run time and never makes the automaton nondeterministic.
+A rule that calls itself in any place but the last must be called with a stack. A large rule that is used
+several times is called as well, so that its states exist once. All other rules are inlined: their states
+become states of the caller. Inlining costs nothing at run time and never makes the automaton
+nondeterministic.
 """
 
 from __future__ import annotations
@@ -47,25 +48,26 @@ from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_STATES = 100_000
-"""Most states over characters: a few seconds to build, and 10 MB. A string of at most n characters takes n
-states."""
+"""Most states over characters. As many take a few seconds to build, and 10 MB. A string of at most n
+characters takes n states."""
 
 MAX_UNCALLED_STATES = 250_000
-"""Most states of a grammar without recursion or unique items, which has no nondeterministic automaton to fall
-back on."""
+"""Most states of a grammar that has neither recursion nor unique items nor members in any order. Such a
+grammar has no nondeterministic automaton to fall back on."""
 
 LONGEST_UNCOUNTED = 4096
-"""Most repetitions that are written out, a state each, in a grammar where rules cannot count them."""
+"""Most repetitions that are written out, with one state each, in a grammar whose repetitions cannot be
+counted by rules."""
 
 MOST_POSITIONS = 4_000_000
 POSITIONS_PER_STATE = 3
-"""Most positions in all states together, plus POSITIONS_PER_STATE for each state allowed. States have few
-positions on average, but alternatives that are read side by side for long let their number grow without
-end."""
+"""Most positions in all states together: MOST_POSITIONS, plus POSITIONS_PER_STATE for each state allowed.
+States have few positions on average. Alternatives that are read side by side for long can make the number of
+positions grow without end."""
 
 CALLED_SIZE = 8
 CALLED_SAVING = 24
-"""A rule of at least CALLED_SIZE states is called where that saves CALLED_SAVING states."""
+"""A rule of at least CALLED_SIZE states is called if that saves at least CALLED_SAVING states."""
 
 
 Called = tuple[set[str], frozenset[str]]
@@ -96,12 +98,12 @@ def compile_rules(
 ) -> PushdownAutomaton:
     """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
 
-    `called` is the result of `called_rules` where it is known. With `counting`, long repetitions become rules
-    (`counted`), which needs a deterministic automaton without unique items.
+    `called` is the result of `called_rules`; None computes it. With `counting`, long repetitions become rules
+    (`counted`); the automaton must then be deterministic and have no unique items.
 
-    Raises `TooLarge` where a deterministic automaton, or a nondeterministic one with `nondeterministic`,
-    takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
-    by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
+    The automaton is deterministic unless `nondeterministic` is True. Raises `TooLarge` if it takes more than
+    `most_states` states over characters, `NotCounted` if a repetition cannot be counted by rules, and
+    `InvalidConstraint` if `vocabulary` can spell no text of the grammar.
     """
     nodes, atoms, marks = flatten(rules, *(called or called_rules(rules)), counting=counting)
     most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
@@ -117,8 +119,8 @@ def compile_edges(
     *,
     nondeterministic: bool = False,
 ) -> PushdownAutomaton:
-    """The automaton with these edges over the bytes that `vocabulary` can spell; `marks` by the numbers in
-    `edges.mark`. Raises as `compile_rules` does."""
+    """The automaton with these edges. `marks` gives the mark for each number in `edges.mark`. Raises
+    `TooLarge` and `InvalidConstraint` as `compile_rules` does."""
     length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
@@ -130,9 +132,9 @@ def compile_grammar(
 ) -> PushdownAutomaton:
     """A deterministic automaton of `rules`, or else a nondeterministic one.
 
-    With `counting`, repetitions of more than `LONGEST_UNCOUNTED` are refused by `NotCounted` where they
-    cannot be counted by rules: some strings may then be made shorter. Raises also as `compile_rules` does,
-    and `InvalidConstraint` where a text could be one or another unique item.
+    With `counting`, raises `NotCounted` if a repetition of more than `LONGEST_UNCOUNTED` cannot be counted by
+    rules. The caller may then lower the maximum length of strings. Raises also what `compile_rules` raises,
+    and `InvalidConstraint` if unique items cannot be told from other text that may come in their place.
     """
     called = called_rules(rules)
     recursive = called[1]
@@ -151,7 +153,7 @@ def compile_grammar(
             raise NotCounted
     if longest > most_states:
         raise TooLarge
-    if not in_any_order:  # with registers the matcher follows several configurations in any case
+    if not in_any_order:  # with registers, the matcher always follows several configurations
         try:
             return compile_rules(rules, vocabulary, most_states, called=called)
         except TooLarge:
@@ -204,7 +206,7 @@ def _finished(
 
 
 def _most_pushed(edges: byte_edges.Edges) -> int:
-    """Most states that are pushed for one byte. Raises `TooLarge` where a rule begins with a call of
+    """Most states that are pushed before one byte is read. Raises `TooLarge` if a rule begins with a call of
     itself."""
     deepest: dict[int, int] = {}
     calling = np.repeat(np.arange(len(edges.final)), np.diff(edges.offsets))
@@ -246,7 +248,7 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
         sizes.update((name, 1 if name in called else 0) for name in names)
         whole = min(_MANY, sum(_states(rules[name], sizes) for name in names))
         sizes.update((name, whole) for name in names if name not in called)
-    # `places`: by component, the distinct continuations of its rules, which is how often it would be inlined.
+    # `places`: by component, the distinct continuations of its rules. It would be inlined once for each.
     places: dict[str, set[object]] = {name: set() for name in members}
     places[component[ROOT]].add(ROOT)
     for part, names in reversed(members.items()):
@@ -266,7 +268,7 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
 
 _MANY = 1 << 20
 _ENOUGH = 1 + CALLED_SAVING // CALLED_SIZE
-"""Number of uses from which on a rule of CALLED_SIZE states is called in any case."""
+"""Number of uses at which every rule of at least CALLED_SIZE states is called."""
 
 
 def _worth_calling(body: Expression, states: int, times: int) -> bool:
@@ -275,7 +277,7 @@ def _worth_calling(body: Expression, states: int, times: int) -> bool:
 
 
 def _last_calls(expression: Expression) -> set[str]:
-    """The rules that `expression` calls in its last place."""
+    """The rules that `expression` calls in its last place, where the call ends the expression."""
     if expression.is_regular:
         return set()
     match expression:
@@ -291,8 +293,8 @@ def _last_calls(expression: Expression) -> set[str]:
 
 
 def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
-    """Number of calls of each rule in `expression` in another place than the last, with repetitions written
-    out."""
+    """Number of calls of each rule in `expression`, repetitions written out. Calls in the last place do not
+    count."""
     if expression.is_regular:
         return {}
     found: dict[str, int] = {}
@@ -317,7 +319,7 @@ def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> d
 
 
 def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
-    """Approximate number of states of `expression`, where calls take those of `sizes`."""
+    """Approximate number of states of `expression`; `sizes` has the number of states of each rule."""
     match expression:
         case Call(rule):
             return sizes[rule]

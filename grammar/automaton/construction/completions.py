@@ -1,8 +1,8 @@
 """Completions of objects whose members come in any order (`automaton.members`), as a graph with costs.
 
-A completion is the shortest text that ends the member begun, and then each member that is still owed. The
-graph has these as rules of their own: for each way one state for each byte of the name, and for each object
-the chain of the members that a whole object needs.
+A completion is the shortest text that ends the member being read and then has each member that is still owed.
+The graph contains rules for both parts: for each way (a member whose name can still be completed) one state
+for each byte of the name, and for each object a chain of the members that a complete object needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _COMMA, _OPENING, _CLOSING = b",{}"
 
 class _Object:
     """An object of the grammar. `begins`: pairs of a start of its rule and the state after the opening brace.
-    `after_comma`: the state after a comma between members. `fill`: the marks to fill it with."""
+    `after_comma`: the state after a comma between members. `fillers`: the marks of members that may fill the
+    object up to its least number of members."""
 
     def __init__(self, end: ObjectEnd) -> None:
         self.end = end
@@ -37,8 +38,8 @@ class _Object:
 class CompletionGraph:
     """The automaton `edges`, whose states have the marks `marks`, for the computation of costs.
 
-    `edges`: the same states and behind them those of ways and of whole objects. `border`: (states,) bool, the
-    states to which no token returns from a called rule.
+    The attribute `edges` has the same states, followed by the states of ways and of complete objects.
+    `border`: (states,) bool, the states to which no token returns from a called rule.
     """
 
     def __init__(self, edges: Edges, marks: Mapping[int, MemberMark | ObjectEnd]) -> None:
@@ -79,7 +80,8 @@ class CompletionGraph:
         inner: dict[int, list[tuple[int, int]]] = {}
 
         def sources(state: int, owner: _Object) -> list[tuple[int, int]]:
-            """(state, edge) of the states before `state` that can only go on to names."""
+            """(state, edge) of each predecessor of `state` from which only names can be read; the edge leads
+            to `state`."""
             known = inner.get(state)
             if known is None:
                 known = inner[state] = []
@@ -95,7 +97,7 @@ class CompletionGraph:
                         sources(before, owner)  # the object may also be empty
             return known
 
-        # A way is a state, a mark, the edge to take, and the state or way after it.
+        # A way is a state, a mark, the edge to take, and the state or way after the edge.
         ways: list[tuple[int, int, int, int]] = []
         number: dict[tuple[int, int], int] = {}
         for edge in np.flatnonzero(self._naming_edge).tolist():
@@ -128,7 +130,7 @@ class CompletionGraph:
         more: list[tuple[int, int, int, int, int]] = []
         rows = self._end + 1
         self._members: dict[int, int] = {}
-        """State for each mark from which its member is read with a comma before it."""
+        """States, by mark, from which a comma and then the member of that mark are read."""
         for each in self._objects:
             for number, mark in each.marks.items():
                 if number != END:
@@ -193,7 +195,8 @@ class CompletionGraph:
         )
 
     def _fillers(self, edges: Edges, each: _Object) -> list[int]:
-        """The marks to fill an object with; the shortest first, so that none needs another such object."""
+        """The marks of the members that may fill an object. Those with the shortest texts come first, so that
+        no such member needs another object of the same kind."""
         if not each.missing_fill:
             return []
         if each.end.others:
@@ -204,7 +207,8 @@ class CompletionGraph:
         return sorted(optional, key=lambda mark: (least[mark], mark))
 
     def check(self, length: np.ndarray) -> None:
-        """Raise `InvalidConstraint` where an object has no end, by `length` of `costs.shortest`."""
+        """Raise `InvalidConstraint` if some object cannot be completed. `length` is that of
+        `costs.shortest`."""
         for each in self._objects:
             if any(length[start] >= UNREACHABLE for start, _ in each.begins):
                 raise InvalidConstraint(
@@ -222,7 +226,7 @@ class CompletionGraph:
             tokens[mark] = int(cost[state])
         self._way_cost = cost[states : states + len(ways)]
         self._unnamed = np.array(self._number)[ways[:, 1]] == UNNAMED
-        # Unnamed members first: they are always left where there is no limit.
+        # Unnamed members come first: without a limit on members they are always left.
         order = np.lexsort((~self._unnamed, ways[:, 0]))
         begin = np.zeros(states + 1, np.int32)
         np.cumsum(np.bincount(ways[:, 0], minlength=states), out=begin[1:])
@@ -272,8 +276,8 @@ class CompletionGraph:
     def cut(
         self, edges: Edges, cost: np.ndarray, before_item: np.ndarray
     ) -> tuple[Edges, np.ndarray, np.ndarray]:
-        """`edges`, `cost` and `before_item` without the states of the graph; a state with ways costs as much
-        as its longest way.
+        """Remove the states that the graph added from `edges`, `cost` and `before_item`. The cost of a state
+        with ways becomes that of its most expensive way.
 
         A run of plain characters begins only at states from which members without a name can be read.
         """

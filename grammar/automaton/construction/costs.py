@@ -1,10 +1,11 @@
 """Shortest completions: the way from each state to the end of its rule.
 
-First in bytes, by Knuth's generalisation of Dijkstra's algorithm (1977): a call costs what the called rule
-and the rest of the caller cost. Then in tokens, by dynamic programming from the end along the shortest text.
-A token may reach beyond the ends of called rules, but not beyond the end of the rule itself, so that the cost
-of a configuration is the sum over its states. A token may not reach into a unique item
-(`expression.UniqueItem`) or beyond it either: whether that item is unique depends on what was read before.
+Lengths in bytes come first, by Knuth's generalisation of Dijkstra's algorithm (1977): the length of a call is
+that of the called rule plus that of the rest of the caller. Costs in tokens come next, by dynamic programming
+from the end along the shortest text. A token may reach beyond the ends of called rules, but not beyond the
+end of the rule itself, so that the cost of a configuration is the sum over its states. A token may not reach
+into a unique item (`expression.UniqueItem`) or beyond it either: whether that item is unique depends on what
+was read before.
 
 With the rule ``"[" ("x" | "yy") "]"`` and the tokens ``[``, ``]``, ``x``, ``y`` and ``x]`` the shortest text
 is ``[x]``. From its end: "]" costs 1, "x]" costs 1, and "[x]" costs 2.
@@ -23,12 +24,13 @@ from ramify.grammar.automaton.masks.trie import TRIE, Trie
 from ramify.grammar.automaton.numba_types import BOOLS, INTS
 
 UNREACHABLE = 1 << 30
-"""Distance of a state from which the end cannot be reached."""
+"""Length for a state from which the end of its rule cannot be reached."""
 
 
 @numba.njit((EDGES,), cache=True, nogil=True)
 def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
-    """(states,) int32: bytes to the end of the rule, and the first edge on that way or -1."""
+    """Two arrays, (states,) int32: the fewest bytes from each state to the end of its rule, and the first
+    edge on that way. The edge is -1 at the end, and if the end cannot be reached."""
     offsets, target, push, final = graph.offsets, graph.target, graph.push, graph.final
     states = final.size
     source = np.empty(target.size, np.int32)
@@ -76,7 +78,7 @@ def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
             if not done[into] or (push[edge] >= 0 and not done[push[edge]]):
                 continue
             if read == 0 and length[into] == 0:
-                continue  # the caller has edges of its own for the case that the called rule is empty
+                continue  # if the called rule is empty, edges of the caller itself apply
             whole = np.int64(read) + length[into]
             if push[edge] >= 0:
                 whole += length[push[edge]]
@@ -114,8 +116,8 @@ def token_costs(
 ) -> np.ndarray:
     """`cost` of `pushdown.Arrays`.
 
-    `length` and `best` are those of `shortest`; `order` is the states that have an end by `length`, the least
-    first. `border`: (states,) bool, the states to which no token returns from a called rule.
+    `length` and `best` are those of `shortest`; `order` has the states that can reach the end of their rule,
+    sorted by `length`. `border`: (states,) bool, the states to which no token returns from a called rule.
     """
     target, push, after_item = edges.target, edges.push, edges.after_item
     cost = np.zeros(length.size, np.int32)

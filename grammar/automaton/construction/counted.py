@@ -1,13 +1,14 @@
-"""Long repetitions: as rules that count with the stack, in some 300 states instead of one for each count.
+"""Long repetitions as rules that count with the stack: some 300 states instead of one for each count.
 
 With blocks of 4 characters, and 2 blocks of one level in a block of the next, ``x{2,13}`` is
 
     x{2,2} more?        more ::= x{1,4}{1,2} (x{1,3})?        since 13 - 2 = 11 = 4 * 2 + 3
 
-Each ``{1,n}`` that holds another is a rule. Such a rule is read *greedily*: up to its last repetition, as
-long as another may come. If it ends earlier, something else than x comes, and then no part after it reads an
-x either. So the automaton stays deterministic, where no text of x can be continued, or followed, by what
-begins another x. `subset_construction` looks whether that is so at the end of a rule (`_conflicts`).
+Each ``{1,n}`` that contains another repetition is a rule. Such a rule is read *greedily*: it repeats as long
+as another x comes, up to n times. If the rule ends after fewer repetitions, the next character does not begin
+an x, so no later part reads an x either. The automaton therefore stays deterministic if no character that
+begins an x can also continue an x or follow the whole repetition. `subset_construction` checks this at the
+end of a rule (`_conflicts`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from ramify.grammar.rules.expression import (
 )
 
 BLOCK = 256
-"""Characters in a block of the first level. `runs` ends with a block, and a mask there takes longer."""
+"""Characters in a block of the first level. Runs (`runs`) end at the end of a block, where computing a mask
+takes longer."""
 ITEMS = 64
-"""Items in a block of the first level, where items call rules."""
+"""Items in a block of the first level, if the items call rules."""
 BLOCKS = 16
-"""Blocks in a block of the next level."""
+"""Number of blocks that make up one block of the next level."""
 SHORT = 2 * min(BLOCK, ITEMS)
 """Repetitions up to this are never rewritten."""
 
@@ -40,7 +42,7 @@ MAX_ITEM_STATES = 64
 
 
 class Counting:
-    """The rules of long repetitions; `define` adds a rule that is always called."""
+    """The rules of long repetitions. `define` adds a rule to the grammar and returns a call of it."""
 
     def __init__(self, define: Callable[[Expression], Call]) -> None:
         self._define = define
@@ -53,7 +55,8 @@ class Counting:
         """Rules made here, which cannot be inlined."""
 
     def rewritten(self, expression: Repeat) -> Expression | None:
-        """`expression` by rules; None where the repetition is short, or its item has no clear end."""
+        """Replace `expression` by rules that count. Returns None if the repetition is short, or its item has
+        no clear end (`_has_clear_end`)."""
         low, high = expression.low, expression.high
         regular = expression.item.is_regular
         block = BLOCK if regular else ITEMS
@@ -69,7 +72,8 @@ class Counting:
     def _item(self, item: Expression) -> Expression | None:
         if item not in self._items:
             if not item.is_regular:
-                # The rule's calls are checked like all others: what could continue an item begins no other.
+                # `subset_construction` checks calls of this rule like all others: a character that could
+                # continue an item may not begin another item.
                 call = self._define(item)
                 self.called.add(call.rule)
                 self._items[item] = call
@@ -84,7 +88,7 @@ class Counting:
         return seq(*parts)
 
     def _whole(self, item: Expression, level: int, block: int) -> Expression:
-        """A full block of `level`; of level 0, the item."""
+        """A full block of `level`. A block of level 0 is one item."""
         if level == 0:
             return item
         known = self._exact.get((item, level))
@@ -105,7 +109,7 @@ class Counting:
         return found
 
     def _some(self, item: Expression, level: int, count: int, block: int) -> Expression:
-        """One item to as many as `count` blocks of `level` hold."""
+        """One item or more, at most as many as `count` blocks of `level` hold."""
         key = (item, level, count)
         if key not in self._upto:
             unit = item if level == 0 else self._some(item, level - 1, block if level == 1 else BLOCKS, block)
@@ -119,7 +123,7 @@ class Counting:
 
 
 def _digits(count: int, block: int) -> list[int]:
-    """Number of blocks of each level that make `count`, the lowest level first."""
+    """Number of blocks of each level that together hold `count` items, the lowest level first."""
     count, units = divmod(count, block)
     digits = [units]
     while count:
@@ -129,7 +133,8 @@ def _digits(count: int, block: int) -> list[int]:
 
 
 def _has_clear_end(item: Expression) -> bool:
-    """Whether no text of `item` can go on with a character that begins another. `item` calls no rules."""
+    """Whether no complete text of `item` can be continued with a character that begins an item. `item` calls
+    no rules."""
     product = Product([(item, True)])
     automaton = explore(product.start, product.steps, product.final, MAX_ITEM_STATES)
     if automaton is None or not automaton.edges or automaton.final[0]:

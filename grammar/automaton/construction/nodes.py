@@ -40,10 +40,11 @@ Mark = MemberMark | ObjectEnd
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""An option of SHARED_SIZE characters repeated SHARED_COUNT times is called: its states exist once."""
+"""Large options of an item that is repeated at least SHARED_COUNT times become one rule that is called, so
+that their states exist once. They must have at least SHARED_SIZE characters together."""
 
 PLAIN_SET = 0
-"""The index of the set of plain characters, which every grammar gets."""
+"""The index of the set of plain characters; every grammar has this set."""
 
 
 class TooLarge(Exception):
@@ -51,30 +52,30 @@ class TooLarge(Exception):
 
 
 class NotCounted(TooLarge):
-    """Error: a long repetition is read beside something that begins alike, so its rules (`counted`) cannot be
-    called."""
+    """Error: the rules of a long repetition (`counted`) cannot be called, because an alternative begins with
+    the same bytes."""
 
 
 class Nodes(NamedTuple):
-    """The arrays of records, and what they refer to; `atoms`, (1,), counts the atoms.
+    """The nodes, as arrays of records. `atoms`, (1,), is the number of atoms.
 
-    Each `node` has a kind, and means what it says with `first` and `last`:
+    The kind of each `node` determines the meaning of its `first` and `last`:
 
     TEXT                the atoms of its characters are ``letters[first:last]``
     CHARS               the atoms of the set are ``set_atoms[first:last]``
     SEQUENCE, OPTIONS   the parts are the nodes ``parts[first:last]``
     REPEAT              the node `first`, ``bounds[last].low`` to ``high`` times; -1 is no limit
-    ACCEPTED            ``parts[first]`` says whether it may be empty. After it, up to `last`, are pairs of a
+    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs of a
                         node, a set of characters, and the node that follows it, or -1 at the end
-    CALL                of the rule `first`
+    CALL                a call of the rule `first`
     MARKED              the empty text; `first` is the mark
     INLINED             the empty text, where an inlined recursive rule has ended: node 0
 
-    Each of `rules` has its node `body`, and says whether it is `called`, `recursive`, made of the item of a
-    `UniqueItem` (`item`), remembers what was read (`array`), or is a rule of a long repetition (`counted`).
-    `greedy` numbers from 1 what such rules repeat that are read greedily (`Counting.greedy`). Each of
-    `ranges` has the `atom` of a range of characters, and the first and last byte that their UTF-8 begins
-    with.
+    A record of `rules` has the node `body` and flags: the rule is `called`; is `recursive`; was made of the
+    item of a `UniqueItem` (`item`); remembers the text read in it (`array`); is a rule of a long repetition
+    (`counted`). `greedy` is 0 except in rules that are read greedily (`Counting.greedy`): it numbers, from 1,
+    the expressions that these rules repeat. A record of `ranges` has the `atom` of a range of characters, and
+    the lowest and highest first byte of their UTF-8.
     """
 
     node: np.ndarray
@@ -97,8 +98,9 @@ NODES = tuple_type(Nodes, array_dtypes(Nodes) | _RECORDS)
 
 
 class Atoms(NamedTuple):
-    """Disjoint ranges of characters, from ``cuts[i]`` up to ``cuts[i + 1]``: their atoms, (ranges,), and the
-    atoms of each set of characters in one piece, set s from ``begin[s]`` to ``begin[s + 1]``."""
+    """Disjoint ranges of characters, from ``cuts[i]`` up to ``cuts[i + 1]``, and their atoms. `of_range`,
+    (ranges,), has the atom of each range. The atoms of set s of characters are `members` from ``begin[s]`` up
+    to ``begin[s + 1]``."""
 
     cuts: np.ndarray
     of_range: np.ndarray
@@ -107,7 +109,8 @@ class Atoms(NamedTuple):
 
 
 def find_atoms(sets: Collection[Ranges], letters: np.ndarray) -> Atoms:
-    """The atoms of `sets` and of the single characters `letters`. No atom has ASCII and other characters."""
+    """Divide the characters into atoms by `sets` and by the single characters `letters`. No atom has both
+    ASCII and other characters."""
     ranges = np.array([span for ranges in sets for span in ranges], np.int64).reshape(-1, 2)
     owner = np.repeat(np.arange(len(sets)), [len(ranges) for ranges in sets])
     single = np.unique(letters)
@@ -136,10 +139,11 @@ def find_atoms(sets: Collection[Ranges], letters: np.ndarray) -> Atoms:
 def flatten(
     rules: Mapping[str, Expression], called: Collection[str], recursive: Collection[str], *, counting: bool
 ) -> tuple[Nodes, Atoms, dict[int, Mark]]:
-    """`rules` as nodes, ``root`` first, their atoms, and their marks of members by number.
+    """Turn `rules` into nodes. Returns the nodes (rule ``root`` comes first), the atoms, and the marks of
+    members by number.
 
-    `called` rules are called, `recursive` ones call themselves. With `counting`, long repetitions become
-    rules, which are called (`counted`).
+    The rules named in `called` are called, all others inlined; those in `recursive` call themselves. With
+    `counting`, long repetitions become rules that are called (`counted`).
     """
     return _Flattening(rules, called, counting).nodes(recursive)
 
@@ -278,7 +282,7 @@ class _Flattening:
         return self._items[item]
 
     def _added(self, what: str, body: Expression) -> Call:
-        """A call of a rule made here; such rules are called."""
+        """Add a rule with this body, which is called rather than inlined, and return a call of it."""
         call = Call(f"{what} {len(self._names)}")
         self._number[call.rule] = len(self._names)
         self._names.append(call.rule)
@@ -286,7 +290,7 @@ class _Flattening:
         return call
 
     def _shared_item(self, item: Expression) -> Expression:
-        """`item` with its large options as calls of one shared rule."""
+        """`item` with its large options replaced by a call of one shared rule."""
         known = self._shared.get(item)
         if known is None:
             options = item.options if isinstance(item, Alt) else (item,)
@@ -309,13 +313,13 @@ class _Flattening:
 
 
 def _records(name: str, *fields: Any) -> np.ndarray:
-    """Records of `_RECORDS` from their fields, one after the other."""
+    """An array of the records that `_RECORDS` has under `name`; `fields` are its columns."""
     dtype = _RECORDS[name]
     return np.array(fields, np.int32).T.reshape(-1, len(fields)).copy().view(dtype).ravel()
 
 
 def has_unique_items(expression: Expression) -> bool:
-    """Whether `expression` itself contains a `UniqueItem`; rules that it calls do not count."""
+    """Whether `expression` contains a `UniqueItem`. The rules that `expression` calls are not searched."""
     if expression.is_regular:
         return False
     return isinstance(expression, UniqueItem) or any(map(has_unique_items, parts_of(expression)))

@@ -1,5 +1,7 @@
-"""Positions and continuations in a grammar, numbered alike where equal, and the sets of positions that follow
-each (`subset_construction`)."""
+"""Positions and continuations in a grammar, and the sets of positions that follow them.
+
+Equal positions have one number, and so have equal continuations. `subset_construction` explains the terms.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from ramify.grammar.automaton.construction.work import (
 )
 
 END = 0
-"""The position behind the end of the rule, and the empty continuation."""
+"""The position after the end of a rule. As a continuation, the empty one."""
 
 MARK = 1
 """A position that reads nothing: it marks the states after a `UniqueItem`."""
@@ -73,7 +75,8 @@ def continuation_of(work: Work, node: int, times: int, after: int) -> int:
 
 @part
 def position_of(nodes: Nodes, work: Work, node: int, after: int) -> int:
-    """The position where `node`, a text, a set or a call, begins before `after`."""
+    """The position at the beginning of `node`, followed by the continuation `after`. `node` is a text, a set
+    of characters or a call."""
     table = work.at_table
     slot = _hash(node, 0, after) & (table.size - 1)
     while table[slot] > 0:
@@ -125,7 +128,8 @@ def note_position(work: Work, position: int) -> None:
 
 @part
 def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None:
-    """Find the positions where texts of `node`, not the empty one, begin before `after`."""
+    """Find the positions at which non-empty texts of `node` begin, followed by the continuation `after`.
+    `times` repetitions of `node` have been read."""
     work.counts[ROUND] += 1
     round_ = work.counts[ROUND]
     depth = _push(work, 0, node, times, after)
@@ -152,7 +156,7 @@ def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None
             for i in range(first, last):
                 depth = _push(work, depth, nodes.parts[i], 0, after)
         elif kind == SEQUENCE:
-            # Only the parts up to the first one that is not nullable can come first.
+            # A text can begin only in the parts up to the first one that is not nullable.
             ahead = first
             while ahead < last and work.nullable[nodes.parts[ahead]]:
                 ahead += 1
@@ -169,7 +173,7 @@ def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None
 
 @part
 def _sort(values: np.ndarray) -> None:
-    """Shell's sort with the gaps of Ciura (2001), nearly sorted values in linear time."""
+    """Sort in place by Shell's sort with the gaps of Ciura (2001), which is fast for nearly sorted values."""
     for gap in (701, 301, 132, 57, 23, 10, 4, 1):
         for i in range(gap, values.size):
             value = values[i]
@@ -182,7 +186,8 @@ def _sort(values: np.ndarray) -> None:
 
 @part
 def interned(work: Work, found: np.ndarray) -> int:
-    """The number of the set of positions `found`, which is sorted here. Equal positions count once."""
+    """The number of the set of the positions in `found`. Sorts `found` in place; equal positions count
+    once."""
     size = 0
     if found.size > 1:
         ordered = True
@@ -226,14 +231,15 @@ def interned(work: Work, found: np.ndarray) -> int:
 
 @part
 def note_set(work: Work, number: int) -> None:
-    """Find all positions of a set."""
+    """Add all positions of the set `number` to `work.found`."""
     for i in range(work.sets[number].begin, work.sets[number + 1].begin):
         note_position(work, work.set_items[i])
 
 
 @part
 def closure(nodes: Nodes, work: Work, continuation: int) -> int:
-    """The set of positions where `continuation` begins, END among them if it may be empty."""
+    """The set of positions at which `continuation` may begin. END is among them if `continuation` may be
+    empty."""
     if work.then[continuation].set >= 0:
         return int(work.then[continuation].set)
     begun = work.counts[FOUND]

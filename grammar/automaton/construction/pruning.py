@@ -13,7 +13,8 @@ from ramify.grammar.automaton.numba_types import BOOLS, INTS
 def pruned(edges: Edges, length: np.ndarray) -> Edges:
     """`edges` without dead, unreachable and duplicate states; the start remains state 0.
 
-    `length` is the distances to the end, from `costs.shortest`. The end must be reachable from state 0.
+    `length` has the distance of each state from the end (`costs.shortest`). The end must be reachable from
+    state 0.
     """
     alive = length < UNREACHABLE
     into = np.where(edges.target < 0, ~edges.target, edges.target)
@@ -23,7 +24,7 @@ def pruned(edges: Edges, length: np.ndarray) -> Edges:
     same = _merged(edges, useful, order[alive[order]])
     reached = _reached(edges, useful, same)
     kept = np.flatnonzero(reached).astype(np.int32)
-    if kept[0] != same[0]:  # the start comes first
+    if kept[0] != same[0]:  # the start must be the first state
         kept = np.concatenate([same[:1], kept[kept != same[0]]])
     number = np.full(len(length), -1, np.int32)
     number[kept] = np.arange(len(kept), dtype=np.int32)
@@ -65,7 +66,7 @@ def _renumbered(
 
 
 def _counting(degrees: np.ndarray) -> np.ndarray:
-    """0, 1, …, d - 1 for each degree d, in one array."""
+    """The concatenation of 0, 1, …, d - 1 for each degree d."""
     ends = np.cumsum(degrees)
     counted: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - degrees, degrees)
     return counted
@@ -73,7 +74,8 @@ def _counting(degrees: np.ndarray) -> np.ndarray:
 
 @numba.njit((EDGES, BOOLS, INTS), cache=True, nogil=True)
 def _reached(edges: Edges, useful: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """(states,) bool: reachable from the start over `useful` edges, by the representatives in `same`."""
+    """(states,) bool: the state is reachable from the start over `useful` edges, each state replaced by its
+    representative in `same`."""
     offsets, target, push = edges.offsets, edges.target, edges.push
     reached = np.zeros(same.size, np.bool_)
     queue = np.empty(same.size, np.int32)
@@ -97,8 +99,8 @@ def _reached(edges: Edges, useful: np.ndarray, same: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True)
 def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
-    """A target or a pushed state as its representative; a loop to `state` itself compares as equal in all
-    states."""
+    """Replace a target or a pushed state by its representative. A loop to `state` itself gets one code in all
+    states, so that loops compare as equal."""
     if encoded == state:
         return -(1 << 31) + 1
     return int(same[encoded]) if encoded >= 0 else ~int(same[~encoded])
@@ -111,10 +113,10 @@ def _mapped_push(push: int, same: np.ndarray, state: int) -> int:
 
 @numba.njit((EDGES, BOOLS, INTS), cache=True, nogil=True)
 def _merged(graph: Edges, useful: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """(states,) int32: the representative of each state, the first one with equal edges.
+    """(states,) int32: the representative of each state, the first state that has equal edges.
 
-    `order` is the live states by their distance from the end. In that order most targets have been merged
-    before the states that lead to them, so that two rounds find nearly all equal states.
+    `order` has the live states, sorted by their distance from the end. In that order most targets have been
+    merged before the states that lead to them, so that two rounds find nearly all equal states.
     """
     offsets, low, high, target, push = graph.offsets, graph.low, graph.high, graph.target, graph.push
     final, after_item, mark = graph.final, graph.after_item, graph.mark

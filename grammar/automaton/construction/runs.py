@@ -1,4 +1,4 @@
-"""Runs: how many characters of one kind may come from each state on, whichever they are.
+"""Runs: the number of characters of one kind that a state can read in a row, whichever they are.
 
 Inside a JSON string any number of plain characters may come; in ``[a-z]{3,8}`` eight lower-case letters may
 come from the first state on, seven from the second. `token_trie` allows all tokens within a run together.
@@ -41,8 +41,8 @@ def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 @numba.njit((EDGES, BYTES), cache=True, nogil=True)
 def _steps(edges: Edges, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(states,) bool: the state reads all of `members`, ASCII, without a call; and the steps of those states
-    on members, as their sources and targets."""
+    """The states that read all of the ASCII characters `members` without a call, (states,) bool, and the
+    steps of these states on members: two arrays with the source and the target of each."""
     offsets, low, high, target, push = edges.offsets, edges.low, edges.high, edges.target, edges.push
     covered = np.zeros(offsets.size - 1, np.bool_)
     source = np.empty(target.size, np.int32)
@@ -73,8 +73,8 @@ def _steps(edges: Edges, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
 def _lengths(
     covered: np.ndarray, source: np.ndarray, target: np.ndarray, cost: np.ndarray, order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(states,): the run of each state, and the largest cost after any part of the run; `order` is the states
-    by their cost, the largest first."""
+    """Two arrays, (states,): the run of each state, and the largest cost after any part of the run. `order`
+    has the states sorted by cost, the largest first."""
     states = covered.size
     begin = np.zeros(states + 1, np.int64)
     for i in range(target.size):

@@ -10,10 +10,11 @@ positions. In ``("ab" | [c-d]) "e"``:
     after "e"        END
 
 Where the first bytes of a called rule are distinct from those of everything else in the state, there is a
-call: the rule is read from its own start state, and then the state after the call. Elsewhere the rule is
-inlined by one level of calls. A rule ends at a character that it cannot go on with; where that character
-could also follow the rule, the rule is inlined as well. So one state and one stack suffice: the automaton is
-deterministic. Where that is not asked for, recursive rules and rules with unique items are always called.
+call: the rule is read from its own start state, and then the state after the call. Otherwise one level of
+calls is inlined: the positions of the rule's body take the place of the call. A called rule ends at the first
+character that it cannot read. If some character can both continue the rule and follow it, the rule is inlined
+as well. So one state and one stack suffice: the automaton is deterministic. In a nondeterministic automaton,
+recursive rules and rules that remember the text read in them are always called.
 
 With ``root ::= "x" | list`` and ``list ::= "[" list "]" | "y"``, state 0 reads "x" and calls `list` on "["
 and "y". With ``root ::= "[x" | list`` both begin with "[": `list` is inlined in state 0, and "[" leads to a
@@ -82,21 +83,22 @@ from ramify.grammar.automaton.construction.work import (
 )
 
 MOST_INLINED = 100
-"""Most levels of calls that are inlined in one state: a rule that needs more begins with a call of itself."""
+"""Most levels of calls that are inlined in one state. A rule that needs more levels begins with a call of
+itself."""
 
 MAX_DEPTH = 10
-"""Levels of recursive rules that are inlined in each other. If that is not enough, two of them are read at
-the same time, and each needs a stack of its own."""
+"""Most levels of recursive rules that are inlined in each other. If more are needed, two of the rules are
+read at the same time, and each needs a stack of its own."""
 
 
 class States(NamedTuple):
-    """States as arrays, (states,): `final`; `after_item`, a unique item has just ended; `mark`, the mark of
-    the member just read, or -1. Edges and calls of a state begin at `edge_begin` and `call_begin`, and end
-    before `edge_end` and `call_end`.
+    """States as arrays, (states,): `final`; `after_item`, a unique item has just ended; `mark`, the mark that
+    was just read, or -1. The edges of a state are those from `edge_begin` up to `edge_end`, its calls those
+    from `call_begin` up to `call_end`.
 
-    Edge e leads to ``edge_target[e]`` on the atoms of class ``edge_class[e]``; `class_bits`, (classes, words)
-    uint64, has a bit for each atom. Call c, of ``call_rule[c]``, pushes ``call_after[c]`` and goes to
-    ``call_start[c]``. `first`, (nodes, 4) uint64: the mask of the first bytes of each node.
+    Edge e leads to ``edge_target[e]`` on the atoms of class ``edge_class[e]``. `class_bits`, (classes, words)
+    uint64, has a bit for each atom of a class. Call c, of the rule ``call_rule[c]``, pushes ``call_after[c]``
+    and goes to ``call_start[c]``. `first`, (nodes, 4) uint64, is a bitmask of the first bytes of each node.
     """
 
     final: np.ndarray
@@ -117,7 +119,7 @@ class States(NamedTuple):
 
 @part
 def _state(work: Work, number: int) -> int:
-    """The state of a set of positions."""
+    """The state of the set of positions `number`, a new one if the set has none."""
     if work.sets[number].state < 0:
         state = work.counts[STATES]
         if state >= work.counts[MOST_STATES]:
@@ -135,14 +137,15 @@ def _state(work: Work, number: int) -> int:
 
 @part
 def _is_always_called(nodes: Nodes, work: Work, rule: int) -> bool:
-    """Whether `rule` is called, whatever else may be read there."""
+    """Whether `rule` is called even if other alternatives begin with the same bytes."""
     kept_apart = nodes.rules[rule].recursive or nodes.rules[rule].item or nodes.rules[rule].array
     return work.counts[NONDETERMINISTIC] > 0 and kept_apart
 
 
 @part
 def _inline(nodes: Nodes, work: Work, rule: int, after: int) -> None:
-    """Find the positions where a text of `rule`, not an empty one, begins when the rule is inlined."""
+    """Find the positions at which non-empty texts of `rule` begin if the rule is inlined, followed by the
+    continuation `after`."""
     if nodes.rules[rule].counted:
         work.counts[STATUS] = NOT_COUNTED
         return
@@ -161,8 +164,9 @@ def _inline(nodes: Nodes, work: Work, rule: int, after: int) -> None:
 
 @part
 def _without_conflicts(nodes: Nodes, work: Work, state: int) -> tuple[int, int]:
-    """The contents of `state` with calls inlined until first bytes tell the rest apart: the numbers of
-    positions in `parts`, none of them a call, and of calls in `calls`."""
+    """Inline calls of `state` until the first bytes tell the remaining calls from everything else. Returns
+    the number of positions other than calls, which are in `work.parts`, and the number of remaining calls,
+    which are in `work.called`."""
     count, found, calls = work.counts, work.found, work.called
     begun = count[FOUND]
     note_set(work, work.states[state].set)
@@ -170,7 +174,7 @@ def _without_conflicts(nodes: Nodes, work: Work, state: int) -> tuple[int, int]:
     round_ = count[ROUND]
     parts = 0
     called = 0
-    masks = work.masks  # first bytes met once, and twice
+    masks = work.masks  # two masks: first bytes of at least one alternative, of at least two
     for _ in range(MOST_INLINED):
         pending = count[FOUND] - begun
         count[POSITIONS_LEFT] -= pending
@@ -239,7 +243,7 @@ def _without_conflicts(nodes: Nodes, work: Work, state: int) -> tuple[int, int]:
 
 @part
 def _class(work: Work, bits: np.ndarray) -> int:
-    """The number of the set of atoms `bits`."""
+    """The number of the class whose atoms are `bits`, a new one if the class is new."""
     code = np.uint64(0)
     for word in bits:
         code = (code ^ word) * np.uint64(0x9E3779B97F4A7C15)
@@ -270,7 +274,7 @@ def _class(work: Work, bits: np.ndarray) -> int:
 
 @part
 def _split(work: Work, atom: int, position: int) -> None:
-    """Let `position` read `atom` as well."""
+    """Add `position` to the positions that read `atom`."""
     count = work.counts
     known = work.atoms[atom].split
     if work.splits[known].by != position:
@@ -291,7 +295,7 @@ def _split(work: Work, atom: int, position: int) -> None:
 
 @part
 def _split_target(nodes: Nodes, work: Work, split: int) -> int:
-    """The state after a character that the positions of `split` read."""
+    """The state after a character that all positions of `split` read."""
     if work.splits[split].target < 0:
         if work.splits[split].parent == 0:
             after = after_char(nodes, work, work.splits[split].position)
@@ -309,7 +313,7 @@ def _split_target(nodes: Nodes, work: Work, split: int) -> int:
 
 @part
 def _read(nodes: Nodes, work: Work, parts: int) -> None:
-    """Append the edges of the positions in `parts`, none of them a call."""
+    """Append the edges of the first `parts` positions in `work.parts`. No position there is a call."""
     count = work.counts
     count[TOUCHED], count[SPLITS] = 0, 1
     work.splits[0].by = -1
@@ -323,7 +327,7 @@ def _read(nodes: Nodes, work: Work, parts: int) -> None:
                 _split(work, nodes.set_atoms[member], position)
         if count[STATUS] != DONE:
             return
-    # The atoms that lead to one state are an edge.
+    # All atoms that lead to the same state make one edge.
     count[ROUND] += 1
     words = work.group_bits.size // work.atoms.size
     groups = 0
@@ -352,8 +356,8 @@ def _read(nodes: Nodes, work: Work, parts: int) -> None:
 
 @part
 def _call(nodes: Nodes, work: Work, begin: int, called: int) -> None:
-    """Append the call of the rule of ``calls[begin]``, which may go on as in all calls of that rule up to
-    `called`."""
+    """Append one call of the rule that ``work.called[begin]`` calls. The state after the call has the
+    continuations of all calls of that rule from `begin` up to `called`."""
     count = work.counts
     rule = nodes.node[work.at[work.called[begin]].node].first
     begun = count[FOUND]
@@ -414,11 +418,11 @@ def _add_first(nodes: Nodes, work: Work, state: int, masks: np.ndarray, at: int)
 
 @part
 def _conflicts(nodes: Nodes, work: Work) -> int:
-    """Number of states with a call that must be inlined, because a next byte could both continue and follow
-    the call. The states are in `conflicting`."""
+    """Number of states with a call that must be inlined, because some byte could both continue the called
+    rule and follow the call. The field `conflicting` of ``work.states`` lists these states."""
     states = work.counts[STATES]
     found = 0
-    # By state, the bytes that may be read in a final state which is reachable from it.
+    # By state, the bytes that may be read in the final states that are reachable from the state.
     going_on = work.going_on
     going_on[: states * WORDS] = 0
     changed = False
@@ -508,10 +512,11 @@ def construct(
 ) -> States:
     """States that are reachable from the start of the first rule, which is state 0.
 
-    Raises `TooLarge` beyond `most_states` states, or `most_positions` positions in all states together.
-    There is `room` for this number of states at first, by default for what schemas mostly take.
+    Raises `TooLarge` beyond `most_states` states, or `most_positions` positions in all states together, and
+    `NotCounted`. `room` is the number of states that memory is allocated for at first; the default suffices
+    for most schemas.
     """
-    # The states of published schemas are 0.9 to 1.5 times this sum: nodes, and the letters of texts.
+    # Published schemas have 0.9 to 1.5 times as many states as nodes and letters of texts together.
     room = room or 2 * max(256, len(nodes.node) + len(nodes.letters))
     while True:
         work = room_for(nodes, room)
@@ -534,7 +539,7 @@ def construct(
     begin, end = work.sets["begin"][states["set"]], work.sets["begin"][states["set"] + 1]
     return States(
         (end > begin) & (work.set_items[begin] == END),
-        # MARK comes first or, behind END, second.
+        # MARK is the first position of a set, or the second after END.
         ((end > begin) & (work.set_items[begin] == MARK))
         | ((end > begin + 1) & (work.set_items[begin + 1] == MARK)),
         _marks(nodes, work)[states["set"]],
@@ -553,7 +558,7 @@ def construct(
 
 
 def _marks(nodes: Nodes, work: Work) -> np.ndarray:
-    """(sets,) int32: the mark in each set of positions, or -1."""
+    """(sets,) int32: the mark that each set of positions contains, or -1."""
     count = int(work.counts[SETS])
     if not (nodes.node["kind"] == MARKED).any():
         return np.full(count, -1, np.int32)

@@ -1,13 +1,12 @@
-"""Unique items at compile time (`expression.UniqueItem`): how many there are, how many are needed, their
-costs.
+"""Unique items (`expression.UniqueItem`) at compile time: their number, how many are needed, their costs.
 
-An *array rule* is a rule with unique items. While it is read, the matcher keeps the items used so far. The
-number of possible items says whether enough unused ones remain; the lengths of the shortest items bound what
-a completion costs.
+An *array rule* is a rule with unique items. While the rule is read, the matcher keeps the items used so far.
+The number of possible items tells whether enough unused items remain. The lengths of the shortest items bound
+the cost of a completion.
 
 The items ``"a" | "b" | "aa"`` have 3 words, and the lengths (1 byte, 2 items) and (2 bytes, 3 items). If one
-item is used, two more cost at most one token beyond two of the shortest: at worst the used item is one of
-length 1, and the second new item has 2 bytes.
+item is used, two more items cost at most one token more than two of the shortest items: in the worst case the
+used item has 1 byte, so that the second new item has 2.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from ramify.grammar.automaton.construction.nodes import TooLarge
 from ramify.grammar.automaton.pushdown import COUNTED_LENGTHS, ENDLESS_WORDS, UniqueItems, surcharge
 
 FEW_WORDS = 10
-"""Least number of texts that arrays within items must have to choose from."""
+"""Least number of different items that an array inside a unique item must be able to choose from."""
 
 COUNTED_WORDS = 4096
-"""The items of an array are counted by length up to this number, or up to `COUNTED_LENGTHS` lengths."""
+"""Number of items at which counting the items by length stops. It also stops after `COUNTED_LENGTHS`
+lengths."""
 
 
 class UniqueItemTables(NamedTuple):
     """before          (states,) bool: a unique item may still be read before the rule ends
-    extra           (states,) int32: tokens of a completion beyond `costs`, while no items are used
+    extra           (states,) int32: tokens of a completion beyond its cost by `costs`, if no item is used yet
     words_missing   some array rule needs more unique items than there are
     """
 
@@ -43,15 +43,15 @@ class UniqueItemTables(NamedTuple):
 def unique_item_tables(edges: Edges, length: np.ndarray, best: np.ndarray) -> UniqueItemTables:
     """The tables for `edges`; `length` and `best` are those of `costs.shortest`.
 
-    Raises `TooLarge` where it cannot be known at compile time how many unique items will be needed, or of
-    which kind.
+    Raises `TooLarge` if the number of unique items that will be needed, or their kind, is unknown at compile
+    time.
     """
     return _Analysis(edges, length, best).tables()
 
 
 class _Edge(NamedTuple):
-    """`width`: number of bytes. `into`: the next state, or the start of the called rule if it `reads`
-    nothing."""
+    """An edge. `width`: the number of bytes that it applies to. `into`: the next state if `reads` is True,
+    else the start state of the called rule."""
 
     width: int
     into: int
@@ -60,8 +60,8 @@ class _Edge(NamedTuple):
 
 
 class _Analysis:
-    """Analysis of the states of array rules up to their last item and of the states inside items, which are
-    few."""
+    """Analysis of the states of array rules up to their last item, and of the states inside items. There are
+    few of both."""
 
     def __init__(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> None:
         self._edges = edges
@@ -101,7 +101,7 @@ class _Analysis:
         return _Edge(width, target if target >= 0 else ~target, int(edges.push[number]), target >= 0)
 
     def _row(self, state: int) -> list[_Edge]:
-        """The edges of `state`. A call on several ranges of bytes counts once."""
+        """The edges of `state`. A call on several ranges of bytes is one edge."""
         row = self._rows.get(state)
         if row is None:
             begin, end = self._edges.offsets[state : state + 2].tolist()
@@ -132,8 +132,8 @@ class _Analysis:
         return found
 
     def _items(self) -> dict[int, int]:
-        """Start state of the unique items that may follow each state. Raises `TooLarge` where there are
-        two."""
+        """The start state of the unique items that may follow in the same rule, by state. Raises `TooLarge`
+        if a state has two."""
         items: dict[int, set[int]] = {}
         changed = True
         while changed:
@@ -153,9 +153,9 @@ class _Analysis:
         return {state: start for state, starts in items.items() for start in starts}
 
     def _need(self) -> list[int]:
-        """Number of unique items that must still be read after each state. Raises `TooLarge` where the
-        shortest completion reads more than that."""
-        need = [0] * len(self._final)  # where no item may come, none must
+        """The least number of unique items that must still be read, by state. Raises `TooLarge` if the
+        shortest completion reads more unique items."""
+        need = [0] * len(self._final)  # 0 in states from which no item may come
         on_shortest = list(need)
         for state in self._order:
             need[state] = UNREACHABLE
@@ -196,11 +196,11 @@ class _Analysis:
     def _check_nested(
         self, inside: dict[int, set[int]], items: dict[int, int], need: list[int], words: list[int]
     ) -> None:
-        """Raise `TooLarge` where an item contains an array rule, and its number of texts may be small: which
-        texts there are depends on what was used.
+        """Raise `TooLarge` if an item contains an array rule and may have few texts: its texts then depend on
+        the items used in the inner array.
 
-        An array of at least `FEW_WORDS` unique items without a limit has millions of texts, so that more than
-        any array needs are left.
+        An inner array without a limit that chooses from at least `FEW_WORDS` items has millions of texts, so
+        that more unused ones remain than any outer array needs.
         """
         for start, states in inside.items():
             nested = [state for state in states if self._before[state]]
@@ -210,8 +210,9 @@ class _Analysis:
                 raise TooLarge
 
     def _words(self, inside: set[int]) -> list[int]:
-        """Number of texts from each state to the end of its rule, for states `inside` items; ENDLESS_WORDS
-        where something repeats, and for all other states."""
+        """The number of texts from a state to the end of its rule, by state. It is computed for the states in
+        `inside`, those inside items. All other states, and those from which a loop can be reached, have
+        ENDLESS_WORDS."""
         users: dict[int, list[int]] = {state: [] for state in inside}
         missing = dict.fromkeys(inside, 0)
         for state in inside:
@@ -261,7 +262,7 @@ class _Analysis:
     def _count_edge(self, state: int, edge: _Edge, length: int) -> int:
         after = self._following(edge)
         if length < 0 or (self._after_item[state] and after is not None and self._before[after]):
-            return 0  # of arrays within items only those of one item count: others may repeat an item
+            return 0  # arrays within items: only those with one item count, because others may repeat an item
         if edge.push < 0:
             return self._count(edge.into, length)
         first = max(self._length[edge.into], 0 if edge.reads else 1)
@@ -273,7 +274,8 @@ class _Analysis:
     def _extra(
         self, need: list[int], items: dict[int, int], lengths: dict[int, list[tuple[int, int]]]
     ) -> np.ndarray:
-        """(states,) int32: the surcharges of the array rules that the shortest completion calls."""
+        """(states,) int32: the sum of the surcharges (`pushdown.surcharge`) of the array rules that the
+        shortest completion calls."""
         extra = [0] * len(self._final)
         surcharges = {start: surcharge(lengths[items[start]], 0, need[start]) for start in self._starts()}
         if not any(surcharges.values()):
@@ -284,7 +286,7 @@ class _Analysis:
             if self._best[state] >= 0 and self._length[state]
         ]
         changed = True
-        while changed:  # the caller at a tail call may stand before the rule, whose completion is as long
+        while changed:  # the caller and the rule of a tail call have equal lengths: either may come first
             changed = False
             for state, edge in steps:
                 found = extra[edge.into] + (extra[edge.push] if edge.push >= 0 else 0)

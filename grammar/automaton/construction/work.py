@@ -1,4 +1,4 @@
-"""Work space of `subset_construction`: records with room for a number of states."""
+"""Work space of `subset_construction`: arrays of records, allocated for a given number of states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ramify.grammar.automaton.construction.nodes import (
 from ramify.grammar.automaton.numba_types import array_dtypes, record, tuple_type
 
 DONE, TOO_LARGE, NOT_COUNTED, FULL = range(4)
-"""Results of the construction. FULL: it takes more room."""
+"""Results of the construction. FULL: the arrays of `Work` are too small."""
 
 WORDS = 4
 """Words of 64 bits in a mask of first bytes."""
@@ -34,18 +34,19 @@ COUNTS = 16
 
 
 class Work(NamedTuple):
-    """Continuations, positions, sets of positions, states and classes of atoms under construction, each with
-    a hash table that numbers equal ones alike: 0 is a free place, and n + 1 stands for the number n. Records
-    by `_RECORDS`; `seen` is the round that met one last.
+    """Continuations, positions, sets of positions, states and classes of atoms under construction. A hash
+    table finds the number of an equal continuation, position, set or class: 0 is a free slot, and n + 1
+    stands for the number n. The fields of the records are in `_RECORDS`; `seen` is the last round in which
+    the record was met.
 
     then            continuations: a node, how many of its repetitions are over, and what follows
-    at              positions: the node, and for TEXT the index in `letters`; those of a text are in sequence
+    at              positions: the node, and for TEXT the index in `letters`, consecutive within a text
     sets            sets of positions, sorted, from `begin` in `set_items` up to the next one's
-    inlines         which calls to inline in a state, as a list
+    inlines         the calls to inline in a state, as a linked list
     first           by node, the mask of its first bytes; `atom_first` and `class_first` likewise
     found, parts, called            scratch: positions
     stack           scratch: nodes to look into
-    splits          scratch: which positions read an atom: those of `parent` and one more
+    splits          scratch: the positions that read an atom, as those of `parent` and one more
     group_bits      scratch: the atoms that lead to a state
     """
 
@@ -101,8 +102,8 @@ _DTYPES["counts"] = np.dtype(np.int64)
 WORK = tuple_type(Work, _DTYPES)
 
 COMPILED = {"cache": True, "nogil": True, "_nrt": False, "error_model": "numpy"}
-"""numba's options without reference counts: no array is made in compiled code, so passing `Work` on costs
-nothing."""
+"""numba's options, with reference counts turned off. No array is made in compiled code, so that passing
+`Work` on costs nothing."""
 
 njit: Any = numba.njit  # its types do not know these options
 part = njit(no_cpython_wrapper=True, **COMPILED)
@@ -110,7 +111,8 @@ part = njit(no_cpython_wrapper=True, **COMPILED)
 
 @part
 def meet(first: np.ndarray, a: int, others: np.ndarray, b: int) -> bool:
-    """Whether masks of first bytes, at `a` in one array and at `b` in the other, have a byte in common."""
+    """Whether two masks of first bytes, mask `a` of `first` and mask `b` of `others`, have a byte in
+    common."""
     common = np.uint64(0)
     for word in range(WORDS):
         common |= first[a * WORDS + word] & others[b * WORDS + word]
@@ -119,7 +121,7 @@ def meet(first: np.ndarray, a: int, others: np.ndarray, b: int) -> bool:
 
 @part
 def join(mask: np.ndarray, at: int, others: np.ndarray, b: int) -> bool:
-    """Add mask `b` of `others` to mask `at`. Returns whether that changed it."""
+    """Add the bytes of mask `b` of `others` to mask `at` of `mask`. Returns whether this added a byte."""
     changed = False
     for word in range(WORDS):
         joined = mask[at * WORDS + word] | others[b * WORDS + word]
@@ -130,7 +132,8 @@ def join(mask: np.ndarray, at: int, others: np.ndarray, b: int) -> bool:
 
 @part
 def learn_nodes(nodes: Nodes, work: Work) -> None:
-    """Find the nodes that may be empty, and the first bytes of each: fixed points over recursive rules."""
+    """Find the nodes that match the empty text, and the first bytes of each node: two fixed points over
+    recursive rules."""
     for i in range(nodes.ranges.size):
         for byte in range(nodes.ranges[i].lead, nodes.ranges[i].last_lead + 1):
             work.atom_first[nodes.ranges[i].atom * WORDS + (byte >> 6)] |= np.uint64(1) << np.uint64(
@@ -178,7 +181,7 @@ def learn_nodes(nodes: Nodes, work: Work) -> None:
 
 
 def room_for(nodes: Nodes, room: int) -> Work:
-    """Room for about `room` states."""
+    """Arrays for about `room` states."""
     atoms = int(nodes.atoms[0])
     words = (atoms + 63) // 64
     many, few = 4 * room + atoms, room + atoms
@@ -191,5 +194,5 @@ def room_for(nodes: Nodes, room: int) -> Work:
         "class_bits": few * words, "class_first": few * WORDS, "atoms": atoms, "group_bits": atoms * words,
         "masks": 2 * WORDS, "going_on": room * WORDS,
     }  # fmt: skip
-    # Memory that is not written stays untouched, which matters in a process that was just forked.
+    # np.zeros leaves the memory untouched until it is written, which matters after a fork.
     return Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})

@@ -4,6 +4,6 @@ token_trie            the entry: `TokenTrie.allow` fills a mask
 trie                  the prefix tree of all tokens
 walk                  the walk over the trie for a deterministic automaton
 nondeterministic_walk the walk for a nondeterministic one
-registers             the members read of open objects, which such a walk keeps track of
-loops                 states whose characters lead back to them: most tokens need no walk there
+registers             the members read in open objects, for the nondeterministic walk
+loops                 states that most characters lead back to: most tokens need no walk there
 """

@@ -1,8 +1,8 @@
 """Loops: states that many characters lead back to, and the tokens that such a state can read.
 
 After the opening quotation mark of a JSON string, every character but the quotation mark and the backslash
-leads back to the same state. So a token is read as the characters up to the first that leaves the loop, and
-the rest, which is read from the same state:
+leads back to the same state. So a token consists of two parts: the characters before the first one that
+leaves the loop, and the *rest*, which is read from the same state:
 
     token     loop     rest
     ab        ab                allowed
@@ -10,9 +10,9 @@ the rest, which is read from the same state:
     ",                 ",       likewise, in the same walk
     a\\n                         never, where a line feed has no edge
 
-The tokens without a rest are a bitmask, and the rests are a trie, made once for each set of characters. A
-state that only leads into a loop, as ``[a-z][a-z0-9]*`` begins, reads tokens as the loop does from the first
-character on.
+The tokens without a rest are a bitmask, and the rests are a trie; both are made once for each set of
+characters. A state may also lead into a loop of another state, such as the first state of ``[a-z][a-z0-9]*``.
+After its first character, that state reads a token as the loop does.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ import numpy as np
 from ramify.grammar.automaton.numba_types import BYTES, packed_bytes, packed_flags, packed_ints
 
 DEAD, LOOPS, LEAVES = 0, 1, 2
-"""Effects of a byte in a state: it cannot be read, it leads back to the state, or anything else. The first
-byte of a character of several bytes has `LOOPS` where every such character leads back."""
+"""Effects of a byte in a state: the byte cannot be read, it leads back to the state, or it has any other
+effect. The first byte of a character of several bytes is `LOOPS` if every character with this first byte
+leads back."""
 
 _LONGS = numba.types.Array(numba.int64, 1, "C", readonly=True)
 _NEVER = -1
 
 
 class Loop(NamedTuple):
-    """Tokens by how a loop reads them. `row`, (words,) int32, is the mask of those without a rest; `rests`
-    and `others` are packed tries of all other tokens by their rests, read from the loop, or from the state
-    itself where that is another."""
+    """Tokens by the way in which a loop reads them. `row`, (words,) int32, is the mask of the tokens without
+    a rest. All other tokens are in packed tries: `rests` has the rests to be read from the loop; `others` has
+    the tokens to be read from the state that leads into the loop, None if that state is the loop."""
 
     row: np.ndarray
     rests: tuple[np.ndarray, np.ndarray]
@@ -44,7 +45,7 @@ class Loop(NamedTuple):
 
 @numba.njit(cache=True)
 def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, first: int, last: int) -> int:
-    """The one edge of `state` for the bytes from `first` to `last`, or -1."""
+    """The edge of `state` that applies to all bytes from `first` to `last`, or -1 if no single edge does."""
     for edge in range(offsets[state], offsets[state + 1]):
         if low[edge] <= first and last <= high[edge]:
             return edge
@@ -53,7 +54,7 @@ def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, fi
 
 @numba.njit(cache=True)
 def _second_byte(lead: int) -> tuple[int, int]:
-    """The range of the byte after the first byte of a character (RFC 3629, section 4)."""
+    """The range of the second byte of a character whose first byte is `lead` (RFC 3629, section 4)."""
     if lead == 0xE0:
         return 0xA0, 0xBF
     if lead == 0xED:
@@ -65,16 +66,17 @@ def _second_byte(lead: int) -> tuple[int, int]:
 
 @numba.njit(cache=True)
 def _more_bytes(lead: int) -> int:
-    """The bytes after the first byte of a character."""
+    """Number of bytes after the first byte `lead` of a character."""
     return 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
 
 
 @numba.njit((BYTES, numba.int64), cache=True, nogil=True)
 def byte_kinds(automaton: np.ndarray, state: int) -> tuple[int, np.ndarray]:
-    """The loop next to `state` of the packed `pushdown.Arrays`: the state to which most ASCII characters
-    lead, often `state` itself; and (2, 256) uint8, what each byte does in the loop, and in `state`.
+    """Find the loop next to `state` in the packed `pushdown.Arrays`: the state to which most ASCII characters
+    lead, often `state` itself. Returns the loop, and (2, 256) uint8: the effect of each byte in the loop (row
+    0) and in `state` (row 1).
 
-    In `state`, `LOOPS` is a byte on which it goes on as the loop does, and that leads the loop to itself.
+    A byte is `LOOPS` in row 1 if it is `LOOPS` in row 0, and `state` has the same edge for it as the loop.
     """
     offsets, final = packed_ints(automaton, 0), packed_flags(automaton, 5)
     low, high = packed_bytes(automaton, 1), packed_bytes(automaton, 2)
@@ -107,7 +109,7 @@ def byte_kinds(automaton: np.ndarray, state: int) -> tuple[int, np.ndarray]:
         edge = _edge(offsets, low, high, loop, lead, lead)
         if edge < 0:
             continue
-        # The bytes after the first are often read by a rule of their own, which then returns to the loop.
+        # The bytes after the first are often read by a called rule, which then returns to the loop.
         pushed, here = push[edge], target[edge]
         first, last = _second_byte(lead)
         for _ in range(_more_bytes(lead)):
@@ -131,10 +133,11 @@ def byte_kinds(automaton: np.ndarray, state: int) -> tuple[int, np.ndarray]:
 
 @numba.njit((BYTES, _LONGS, BYTES, BYTES), cache=True, nogil=True)
 def rests(data: np.ndarray, sizes: np.ndarray, in_loop: np.ndarray, in_state: np.ndarray) -> np.ndarray:
-    """(tokens,) int64: where the rest of each token begins, its size if there is none, or -1 where it begins
-    with a byte that cannot be read; 0 where the whole token is to be read from the state itself.
+    """(tokens,) int64: the index at which the rest of each token begins. It is the size of the token if there
+    is no rest, 0 if the whole token must be read from the state itself, and -1 if the rest begins with a byte
+    that cannot be read.
 
-    `data` and `sizes` are those of `trie.Spellings`, the kinds those of `byte_kinds`.
+    `data` and `sizes` are those of `trie.Spellings`; `in_loop` and `in_state` are the rows of `byte_kinds`.
     """
     found = np.empty(sizes.size, np.int64)
     begin = 0

@@ -28,12 +28,13 @@ from ramify.grammar.automaton.numba_types import INTS
 from ramify.grammar.automaton.pushdown import Arrays
 
 MOST_STEPS = 4_000_000
-"""Most (node, configuration) pairs of one walk, about 40 ms. A grammar may double its configurations with
-every byte, and its walk would not end. Tokens that are not reached are not allowed."""
+"""Most (node, configuration) pairs of one walk, which take about 40 ms. In some grammars each byte doubles
+the number of configurations, so that a walk without this limit would hardly end. Tokens that the walk does
+not reach are not allowed."""
 
 ROOM = 1024
-"""First value of `room`. No array grows during a walk: numba counts references to one that may, in every
-step, which makes a walk 20 times as slow."""
+"""First value of `room`. No array grows during a walk: numba would count references to a growing array in
+every step, which makes a walk 20 times as slow."""
 
 FULL = -1
 
@@ -45,8 +46,8 @@ NO_LIMIT = 1 << 30
 
 @numba.njit(cache=True)
 def _write_out(automaton: Arrays, state: int, edge_on: np.ndarray) -> None:
-    """Write the edge of `state` on each byte into `edge_on`, (256,); NO_EDGE or SEVERAL where there is not
-    one."""
+    """Write into `edge_on`, (256,), the edge of `state` for each byte: NO_EDGE if there is none, SEVERAL if
+    there is more than one."""
     edge_on[:] = NO_EDGE
     for edge in range(automaton.offsets[state], automaton.offsets[state + 1]):
         for byte in range(automaton.low[edge], numba.int64(automaton.high[edge]) + 1):
@@ -78,11 +79,11 @@ def walk_nondeterministic(
     frames: np.ndarray,
     tested: np.ndarray,
 ) -> tuple[int, int]:
-    """Set bits in `row` as `walk.walk` does; all edges that read a byte are taken, and the return as well.
+    """Set bits in `row` as `walk.walk` does, but take all edges that read a byte, and the return as well.
 
-    `room` bounds the configurations kept on the way; returns FULL, 0 where it is too little. `frames` are the
-    registers of the state and of the entries of the stack (`registers`), none where the automaton has none;
-    `tested` says what of them the mask depends on.
+    `room` bounds the number of configurations kept; if it is too small, returns (FULL, 0). `frames` has the
+    registers of the state and of the entries of the stack (`registers`), no rows if the automaton has no
+    registers. The walk writes into `tested` the parts of them that the mask depends on.
     """
     # Local names: each access to an array of a tuple would count a reference.
     offsets, low, high, target, push = (
@@ -106,8 +107,8 @@ def walk_nondeterministic(
         trie.token_ids,
     )
     mark_of, start_of, ways, always = members.mark, members.start, members.ways, members.always
-    # The stacks are linked lists as in `link_stack`. Equal stacks are the same entry: the entries that lie on
-    # entry i are a list, which begins with above[i + 1] and goes on with `beside`.
+    # The stacks are linked lists as in `link_stack`. Equal stacks are the same entry. The entries that lie
+    # on entry i form a list: its first element is above[i + 1], and `beside` has the next of each element.
     height = stack.size
     entries = height
     returned = np.empty(height + room, np.int32)
@@ -121,8 +122,8 @@ def walk_nondeterministic(
     rows = np.empty((frames.shape[0] + (room if remembers else 1), frames.shape[1]), np.int32)
     rows[: frames.shape[0]] = frames
     registers = frames.shape[0]
-    first_of = np.full(members.room.size, NONE, np.int32)  # by object, its register at the beginning
-    saved = np.full(height + room, NONE, np.int32)  # by entry, the register to go on with
+    first_of = np.full(members.room.size, NONE, np.int32)  # by object, the register of a new one
+    saved = np.full(height + room, NONE, np.int32)  # by entry, the register to continue with after the return
     if remembers:
         for i in range(height):
             entry = height - 1 - i
@@ -140,14 +141,13 @@ def walk_nondeterministic(
     todo_node[0], todo_state[0], todo_top[0] = root, state, height - 1
     todo_register[0] = 0 if remembers and frames[0, MISSING] >= 0 else NONE
     count = 1
-    # The configurations from which one byte is still to be read; `entered` where a rule was called for that
-    # byte.
+    # The configurations from which one byte is still to be read. `entered`: a rule was called to read it.
     branch_state = np.empty(room, np.int32)
     branch_top = np.empty(room, np.int32)
     entered = np.empty(room, np.bool_)
     crossed = np.empty(room, np.bool_)
     registered = np.empty(room, np.int32)
-    # The edges of the state before the children, written out by byte: mostly the same state as before.
+    # The edges, by byte, of the last state whose children were walked: mostly it is the next one, too.
     edge_on = np.empty(256, np.int32)
     edges_of = -1
     examined = 0
@@ -184,8 +184,8 @@ def walk_nondeterministic(
                 register = registered[branches]
                 if branches + 1 + offsets[here + 1] - offsets[here] >= room:
                     return FULL, 0
-                # A rule that was called for this byte reads it: the caller has edges of its own for the case
-                # that the rule is empty.
+                # A rule that was called for this byte must read it. If the rule is empty, edges of the
+                # caller itself apply.
                 if final[here] and not entered[branches]:
                     if top < height:
                         examined = max(examined, height - top)
@@ -253,7 +253,7 @@ def walk_nondeterministic(
                                 continue
                             if into == registers:
                                 registers += 1
-                        # A call with all arrays of `members` takes 0.2 us: mostly it is not needed.
+                        # A call that passes all arrays of `members` takes 0.2 us, and is mostly not needed.
                         if into >= 0 and (ways[after] == ways[after + 1] or (always[after] and not exact)):
                             left += rows[into, OWED]
                         elif into >= 0:

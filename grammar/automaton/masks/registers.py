@@ -1,19 +1,21 @@
-"""Registers of objects whose members come in any order (`members`), as a walk over tokens has them.
+"""Registers of objects whose members come in any order (`members`), in the form that a walk over tokens uses.
 
 A register is a row of int32:
 
     0   required members that are missing
-    1   most members that may still come, or `members.NO_LIMIT`
-    2   members that must come beyond the missing ones
-    3   tokens of all that must come, the closing brace included; 0 where costs do not matter
-    4   marks that were read since the walk began
-    5   the frame that it was copied from, or -1 for an object that began in the walk
+    1   number of members that may still come, or `members.NO_LIMIT`
+    2   number of members that must come beyond the missing required ones
+    3   tokens of everything that must come, the closing brace included; 0 if costs do not matter
+    4   number of marks read since the walk began
+    5   the frame that the register was copied from; -1 if the object began in the walk
     6   and following: a bit for each member that was read
 
-Frame 0 is the state from which the walk begins, frame i the i-th entry of the stack from the top. What a walk
-finds depends on those registers only as far as `tested` says, a row for each frame:
+Frame 0 has the register of the state from which the walk begins, frame i that of the i-th entry of the stack
+from the top. The array `tested` records the parts of these registers that the result of the walk depends on,
+with a row for each frame:
 
-    0   0, or 1 more than the marks read before the numbers (columns 0 to 2) were looked at
+    0   0 if the result does not depend on the numbers (columns 0 to 2); else 1 more than the number of marks
+        read before the walk looked at the numbers
     1   and following: a bit for each member that was looked up
 """
 
@@ -29,7 +31,7 @@ from ramify.grammar.rules.expression import UNNAMED
 MISSING, ROOM, FILL, OWED, READ, FRAME, SEEN = range(7)
 
 DEAD, NONE = -2, -1
-"""Codes in place of a register: the member read is not allowed; no object is open."""
+"""Codes in place of a register. DEAD: the member read is not allowed. NONE: no object is open."""
 
 ROWS = numba.types.Array(numba.int32, 2, "C")
 ROW = numba.types.Array(numba.int32, 1, "C")
@@ -70,14 +72,14 @@ def _note(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> N
 
 @numba.njit((MEMBERS, numba.int64, ROW, ROWS), cache=True, nogil=True)
 def may_be_read(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> bool:
-    """Whether the member of `mark` may be read. The parts of `row` that decide it are noted in `tested`."""
+    """Whether the member of `mark` may be read. Notes in `tested` the parts of `row` that decide this."""
     _note(members, mark, row, tested)
     return _may_come(members, mark, row)
 
 
 @numba.njit(cache=True)
 def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int) -> int:
-    """Tokens of `fill` members of those that were not read; member `other` counts as read."""
+    """Tokens of the first `fill` fillers that were not read yet. The member `other` counts as read."""
     kind = members.object[mark]
     found = 0
     for i in range(members.fillers[kind], members.fillers[kind + 1]):
@@ -94,7 +96,7 @@ def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int
 
 @numba.njit(cache=True)
 def _owed_after(members: Members, mark: int, row: np.ndarray) -> int:
-    """Tokens of all that must come after the member of `mark`."""
+    """Tokens of everything that must come after the member of `mark`; 0 if costs do not matter."""
     if row[OWED] == 0:
         return 0
     if members.required[mark]:
@@ -107,7 +109,7 @@ def _owed_after(members: Members, mark: int, row: np.ndarray) -> int:
 
 @numba.njit((MEMBERS, numba.int64, ROWS, numba.int64), cache=True, nogil=True)
 def begin_object(members: Members, kind: int, rows: np.ndarray, count: int) -> None:
-    """Write into row `count` the register of a new object."""
+    """Write the register of a new object, number `kind`, into row `count` of `rows`."""
     rows[count, :] = 0
     rows[count, MISSING] = members.missing[kind]
     rows[count, ROOM] = members.room[kind]
@@ -120,7 +122,8 @@ def begin_object(members: Members, kind: int, rows: np.ndarray, count: int) -> N
 def entered_object(
     members: Members, mark: int, rows: np.ndarray, register: int, count: int, tested: np.ndarray
 ) -> int:
-    """The register after `mark`: `register` itself, `NONE`, `DEAD`, or `count`, whose row is written."""
+    """The row of the register after `mark`: `register` if nothing changes, else `count`, into which the new
+    register is written. `NONE` if the object has ended, `DEAD` if `mark` may not be read."""
     row = rows[register]
     number = members.number[mark]
     if number == END:
@@ -150,7 +153,7 @@ def entered_object(
 def left_of(
     members: Members, cost: np.ndarray, state: int, row: np.ndarray, exact: bool, tested: np.ndarray
 ) -> int:
-    """Tokens up to the end of the rule of an object from `state` on, or -1 where no way is left.
+    """Tokens from `state` to the end of the object's rule; -1 if `state` has ways and none of them is left.
 
     Unless `exact`, the number is an upper bound.
     """

@@ -1,12 +1,13 @@
 """Mask filling: which tokens of a vocabulary an automaton can read from a configuration.
 
-All tokens are a prefix tree (`trie`), walked against the automaton: a byte that cannot be read rules out the
-whole subtree. `walk` opens with a worked example; `nondeterministic_walk` follows several configurations.
+All tokens are in one prefix tree (`trie`), which is walked in step with the automaton: a byte that cannot be
+read rules out a whole subtree. The docstring of `walk` has a worked example; `nondeterministic_walk` follows
+several configurations.
 
-Inside a JSON string nearly every token is allowed, and a walk would visit nearly every node. Where any n
-characters of a kind may come (`runs`), the tokens of up to n such characters are allowed together, from a
-bitmask made once for each vocabulary, and only the other tokens are walked. Where characters of any kind lead
-back to the same state (`loops`), only what follows them in the tokens is walked.
+Inside a JSON string nearly every token is allowed, and a walk would visit nearly every node. If any n
+characters of a kind may come (`runs`), a bitmask made once for each vocabulary allows all tokens of up to n
+such characters together, and only the other tokens are walked. If characters lead back to the same state
+(`loops`), only the parts of tokens after those characters are walked.
 """
 
 from __future__ import annotations
@@ -43,20 +44,23 @@ from ramify.grammar.matcher import allow, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_GROUP = 32
-"""Characters of the longest tokens that are allowed together; the mask of each length takes 6 to 32 KB."""
+"""Number of characters of the longest tokens that are allowed together. Each length has a mask of 6 to 32
+KB."""
 
 LONG = (10, MAX_GROUP)
-"""Run lengths from which on a smaller trie is walked, which lacks the tokens of up to that length."""
+"""Run lengths that have a smaller trie of their own: for runs of at least n characters, a trie without the
+tokens of up to n characters is walked."""
 
 MAX_LOOPS = 64
-"""Most `loops.Loop` of one vocabulary: some 20 to 100 KB each. Schemas have few sets of characters."""
+"""Most `loops.Loop` that are kept for one vocabulary; each takes 20 to 100 KB. Schemas have few sets of
+characters."""
 
 MOST_RESTS = 8
-"""Divisor of the number of tokens that may have a rest: more than one in 8 would take tens of milliseconds to
+"""A loop is used only if at most one token in MOST_RESTS has a rest: more would take tens of milliseconds to
 sort."""
 
 FEW_NODES = 2000
-"""Nodes that are walked in about 20 us."""
+"""Number of nodes that are walked in about 20 us."""
 
 _NO_FRAMES = np.empty((0, 0), np.int32)
 
@@ -67,16 +71,16 @@ class Walk(NamedTuple):
     """Findings of a walk besides the mask."""
 
     examined: int
-    """Entries of the stack, from the top, on which the mask depends; one more than there are if it depends on
-    the end of the stack."""
+    """Number of entries of the stack, from the top, on which the mask depends. One more than the stack has if
+    the mask depends on the end of the stack."""
     rise: int
-    """Most tokens by which an allowed token raises the cost of completion."""
+    """The largest number of tokens by which any allowed token raises the cost of completion."""
 
 
 class _Group(NamedTuple):
-    """Tokens grouped by their characters of one kind. ``masks[n]``, (MAX_GROUP + 1, words), allows the tokens
-    of up to n such characters; ``tries[n]``, for 0 and the lengths of `LONG`, holds all other tokens, which
-    must be walked."""
+    """The tokens, divided for runs of one kind of characters. ``masks[n]``, (MAX_GROUP + 1, words), allows
+    the tokens of up to n such characters. ``tries[n]``, for n = 0 and the lengths of `LONG`, has all other
+    tokens, which must be walked."""
 
     masks: np.ndarray
     tries: dict[int, Trie]
@@ -86,8 +90,8 @@ class _Group(NamedTuple):
 class TokenTrie:
     """Prefix tree of all tokens of a vocabulary that have bytes, made by `token_trie`.
 
-    `whole` is their trie, and `first_node` gives its nodes of one byte (`trie.first_nodes`). `loops` are
-    those met last, by what each byte does in them.
+    `whole` is the trie of these tokens, and `first_node` has its nodes of one byte (`trie.first_nodes`).
+    `loops` has the most recently used loops, by the effect of each byte.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -101,7 +105,7 @@ class TokenTrie:
         self._groups = [
             self._group(tokens, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
         ]
-        # Then a group of plain characters leaves few nodes to be walked, and takes 8 us less than a loop.
+        # If True, a run of plain characters leaves few nodes to be walked, and takes 8 us less than a loop.
         self._plain_is_small = len(self._groups[0].tries[LONG[-1]].byte) < FEW_NODES
         self.first_node = first_nodes(self.whole)
         self._levels = int(self.whole.depth.max(initial=0)) + 2
@@ -119,8 +123,8 @@ class TokenTrie:
         return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries, packed)
 
     def _loop(self, kinds: np.ndarray, same: bool) -> Loop | None:
-        """The tokens by `kinds` of `byte_kinds`, where the state itself is the loop if `same`; None where no
-        or too few characters stay in the loop."""
+        """The tokens divided by `kinds`, as `byte_kinds` returns it. `same` says whether the state itself is
+        the loop. None if no byte stays in the loop, or too many tokens have a rest (`MOST_RESTS`)."""
         in_loop, in_state = kinds
         key = bytes([same]) + kinds.tobytes()
         if LOOPS not in in_state:
@@ -141,7 +145,8 @@ class TokenTrie:
         return loop
 
     def _rests(self, begin: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A packed trie of the tokens in `chosen` without their first `begin` bytes, and its `longest`."""
+        """A packed trie of the tokens in `chosen`, each without its first `begin` bytes, and the `longest` of
+        that trie."""
         texts = [
             (self._spelled[i][0][begin[i] :], self._spelled[i][1]) for i in np.flatnonzero(chosen).tolist()
         ]
@@ -150,7 +155,7 @@ class TokenTrie:
 
     @cached_property
     def ids_of(self) -> dict[bytes, list[int]]:
-        """The tokens by what they spell."""
+        """The tokens by spelling."""
         found: dict[bytes, list[int]] = {}
         for text, token in self._spelled:
             found.setdefault(text, []).append(token)
@@ -163,7 +168,7 @@ class TokenTrie:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """Number of bytes of the longest token."""
         return max(map(len, self.ids), default=0)
 
     def allow(
@@ -179,13 +184,15 @@ class TokenTrie:
         tested: np.ndarray = _NO_FRAMES,
         run: bool = True,
     ) -> Walk:
-        """Write into `row`, (words,) int32, which tokens can be read from `state`; stop tokens cannot.
+        """Write into `row`, (words,) int32, the mask of the tokens that can be read from `state`, without
+        stop tokens.
 
-        `stack`: int32, the states to return to, the top first. `limit`: only tokens after which the cost of
-        completion, less the cost of `stack`, is at most this. `doubtful`, (words,) int32, gets the allowed
-        tokens that begin or end a unique item, or come before one. `after`: only tokens that begin with these
-        bytes and are longer, of which the rest can be read. `frames` and `tested` are those of `registers`,
-        where the automaton has `members`; `run` is False where a run may not come.
+        `stack`: int32, the states to return to, the top first. `limit`: a token is allowed only if the cost
+        of completion after it, less the cost of `stack`, is at most `limit`. `doubtful`, (words,) int32, gets
+        the mask of the allowed tokens that begin or end a unique item, or come before one. `after`: only
+        tokens that begin with these bytes and are longer are allowed, if the bytes after `after` can be read.
+        `frames` and `tested` are those of `registers`, for an automaton that has `members`. `run`: whether
+        the run of `state` may come.
         """
         arrays = automaton.arrays
         owed = int(frames[0, OWED]) if len(frames) else 0
@@ -239,9 +246,12 @@ class TokenTrie:
         self, automaton: PushdownAutomaton, state: int, limit: int, row: np.ndarray, inside: bool
     ) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
         """Write into `row` the tokens that stay in the loop next to `state`. Returns the tries still to be
-        walked, each with the state to walk it from. Empty where there is no loop, the limit may rule some
-        out, or `inside` is True and the loop is another state: a run of plain characters leaves less to be
-        walked."""
+        walked, each with the state to walk it from.
+
+        Leaves `row` as it is and returns an empty list if there is no loop, if `limit` may rule out some of
+        its tokens, or if `inside` is True and the loop is another state. In the last case a run of plain
+        characters leaves less to be walked.
+        """
         arrays = automaton.arrays
         if automaton.nondeterministic:
             return []
@@ -255,7 +265,7 @@ class TokenTrie:
         return [(start, loop.rests)] if loop.others is None else [(start, loop.rests), (state, loop.others)]
 
     def _node(self, text: bytes) -> int | None:
-        """The node that spells `text`, or None."""
+        """The node that spells `text`, or None if no token begins with `text`."""
         node = int(self.first_node[text[0]])
         for byte in text[1:]:
             if node < 0:
@@ -268,7 +278,7 @@ class TokenTrie:
 
 
 def token_trie(vocabulary: Vocabulary) -> TokenTrie:
-    """Built once for each vocabulary."""
+    """The `TokenTrie` of `vocabulary`, built once for each vocabulary."""
     if vocabulary not in _tries:
         _tries[vocabulary] = TokenTrie(vocabulary)
     return _tries[vocabulary]

@@ -1,5 +1,7 @@
-"""Prefix trees of tokens as arrays in depth-first order: the subtree of node i is the nodes ``[i,
-end[i])``."""
+"""Prefix trees of tokens as arrays in depth-first order.
+
+The subtree of node i consists of the nodes from i up to ``end[i]``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ _LONGS = numba.types.Array(numba.int64, 1, "C", readonly=True)
 
 
 class Trie(NamedTuple):
-    """Arrays by node, (nodes,), but for `token_start`, (nodes + 1,), and `token_ids`, (tokens,).
+    """A trie as arrays by node, (nodes,), except `token_start`, (nodes + 1,), and `token_ids`, (tokens,).
 
-    byte         the last byte of what the node spells
-    depth        the number of bytes before that one
-    end          the first node behind the subtree
+    byte         the last byte of the text that the node spells
+    depth        the number of bytes before `byte`
+    end          the first node after the subtree
     longest      length, in characters of one kind, of the longest token in the subtree
     token_ids    the tokens that node i spells are ``token_ids[token_start[i] : token_start[i + 1]]``
     """
@@ -35,15 +37,15 @@ TRIE = tuple_type(Trie, array_dtypes(Trie, uint8=("byte", "longest")))
 
 
 class Spellings(NamedTuple):
-    """Tokens, sorted by what they spell: all bytes in one piece, (bytes,) uint8; the number of bytes of each,
-    (tokens,) int64; and their ids, (tokens,) int32."""
+    """Tokens sorted by spelling. `data`, (bytes,) uint8, is the concatenation of their spellings; `sizes`,
+    (tokens,) int64, has the number of bytes of each, and `ids`, (tokens,) int32, the token ids."""
 
     data: np.ndarray
     sizes: np.ndarray
     ids: np.ndarray
 
     def only(self, chosen: np.ndarray) -> Spellings:
-        """The tokens where `chosen`, (tokens,) bool, is True."""
+        """The tokens for which `chosen`, (tokens,) bool, is True."""
         return Spellings(self.data[np.repeat(chosen, self.sizes)], self.sizes[chosen], self.ids[chosen])
 
 
@@ -55,13 +57,14 @@ def spellings(spelled: list[tuple[bytes, int]]) -> Spellings:
 
 
 def build_trie(tokens: Spellings, lengths: np.ndarray) -> Trie:
-    """The trie of `tokens`; `lengths` (tokens,) uint8 is for `longest`."""
+    """The trie of `tokens`. `lengths`, (tokens,) uint8, has the number of characters of each token for
+    `Trie.longest`."""
     byte, depth, end, token_start = _nodes(tokens.data, tokens.sizes)
     return Trie(byte, depth, end, longest_below(end, token_start, lengths), token_start, tokens.ids)
 
 
 def first_nodes(trie: Trie) -> np.ndarray:
-    """(256,) int32: by byte the node at depth 0, or -1."""
+    """(256,) int32: for each byte the node at depth 0, or -1 if there is none."""
     nodes = np.full(256, -1, np.int32)
     top = np.flatnonzero(trie.depth == 0)
     nodes[trie.byte[top]] = top
@@ -71,8 +74,8 @@ def first_nodes(trie: Trie) -> np.ndarray:
 # The signatures make numba compile at import (cached on disk), not under the first request.
 @numba.njit((BYTES, _LONGS), cache=True, nogil=True)
 def _nodes(data: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`byte`, `depth`, `end` and `token_start`; `data` is the sorted texts, of `sizes` bytes, in one
-    piece."""
+    """`byte`, `depth`, `end` and `token_start` of `Trie`. `data` is the concatenation of the sorted texts,
+    which have `sizes` bytes."""
     byte = np.empty(data.size, np.uint8)
     depth = np.empty(data.size, np.int32)
     end = np.empty(data.size, np.int32)
@@ -104,7 +107,7 @@ def _nodes(data: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def pack_trie(trie: Trie) -> np.ndarray:
-    """`byte`, `depth`, `end`, `token_start`, `token_ids` and `first_nodes` for `walk`, packed."""
+    """Pack `byte`, `depth`, `end`, `token_start`, `token_ids` and `first_nodes` into one array for `walk`."""
     return pack((trie.byte, trie.depth, trie.end, trie.token_start, trie.token_ids, first_nodes(trie)))
 
 

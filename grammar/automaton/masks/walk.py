@@ -18,8 +18,8 @@ After the text ``[[`` the state is 1, and the stack holds one 2. With the tokens
     x]]      3                   the same again: "x]]" is allowed
     x]]]     -                   the stack is empty: the subtree of this node is left out
 
-The mask allows "[", "x", "x]" and "x]]". It depends on state 1 and on both entries that were popped or found
-missing, hence `examined` is 2: the one entry of the stack, and its end.
+The mask allows "[", "x", "x]" and "x]]". The mask depends on state 1, on the one entry of the stack, which
+was popped, and on the end of the stack, where an entry was missing. So `examined` is 2.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def allow_tokens(token_start: np.ndarray, token_ids: np.ndarray, node: int, row:
 def link_stack(
     stack: np.ndarray, cost: np.ndarray, returned: np.ndarray, below: np.ndarray, returning: np.ndarray
 ) -> None:
-    """Write `stack` as a linked list: entry i returns to state ``returned[i]`` and lies on entry
-    ``below[i]``.
+    """Write `stack` as a linked list into the other arrays: entry i returns to state ``returned[i]`` and lies
+    on entry ``below[i]``.
 
-    ``returning[i + 1]`` is the cost of the entries up to i, less the cost of all of `stack`.
+    ``returning[i + 1]`` is the cost of the entries up to i, less the cost of the whole stack.
     """
     height = stack.size
     returning[height] = 0
@@ -112,9 +112,9 @@ def walk(
     """Set the bits in `row` of the tokens that can be read from `state`, for `TokenTrie.allow`.
 
     `trie` is that of `pack_trie`, `longest` as in `Trie`, and `automaton` the packed `pushdown.Arrays`. Only
-    nodes below `root` are walked, and what they spell after it is read; -1 stands for the whole trie.
-    `levels` is the depth of the trie plus two. Subtrees without a token of more than `skipped` characters are
-    left out: their tokens are in `row` already. `doubtful` is empty where it is not asked for.
+    nodes below `root` are walked, and only the bytes after those of `root` are read; -1 stands for the whole
+    trie. `levels` is the depth of the trie plus two. Subtrees without a token of more than `skipped`
+    characters are left out: their tokens are in `row` already. `doubtful` is empty if it is not wanted.
     Returns `examined` and `rise` of `token_trie.Walk`.
     """
     # Local names: each access to an array of a tuple would count a reference.
@@ -124,8 +124,8 @@ def walk(
     after_item, before_item = packed_flags(automaton, 10), packed_flags(automaton, 11)
     byte_of, depth_of, end_of = packed_bytes(trie, 0), packed_ints(trie, 1), packed_ints(trie, 2)
     token_start, token_ids, first_node = packed_ints(trie, 3), packed_ints(trie, 4), packed_ints(trie, 5)
-    # The edges of the state at each depth, written out by byte. The state at a depth is mostly the same as at
-    # the node before of that depth, and a node then costs one look-up.
+    # The edges of the state at each depth, written out by byte. Successive nodes of one depth mostly have the
+    # same state, and then cost one look-up each.
     edges_at = np.empty((levels, 256), np.int32)
     edges_of = np.full(levels, -1, np.int32)
     state_at = np.empty(levels, np.int32)
@@ -137,7 +137,7 @@ def walk(
     link_stack(stack, cost, returned, below, returning)
     top_at = np.empty(levels, np.int32)
     free_at = np.empty(levels, np.int32)
-    crossed_at = np.zeros(levels, np.bool_)  # an item began or ended on the way to this depth
+    crossed_at = np.zeros(levels, np.bool_)  # whether a unique item began or ended above this depth
     state_at[0], top_at[0], free_at[0] = state, height - 1, height
     edges_of[0] = state
     _write_out(offsets, low, high, target, push, state, edges_at[0])

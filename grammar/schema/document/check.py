@@ -1,8 +1,7 @@
-"""Check that a document is a JSON Schema: keywords have values of the right type, and references have
-targets.
+"""Check that a document is a JSON Schema: the types of keywords, and the targets of references.
 
-It knows draft 2020-12, and the forms of older drafts back to draft-04. Keywords that no draft defines are
-annotations, as the specification says. What the keywords mean is not looked at here.
+The check supports draft 2020-12 and older drafts back to draft-04. Keywords that no draft defines are
+annotations, as the specification says. The meaning of keywords is not considered here.
 """
 
 from __future__ import annotations
@@ -24,31 +23,32 @@ Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_DEPTH = 200
 ANY_DRAFT = 10
-"""The draft number of a schema without ``$schema``: the keywords of all drafts count."""
+"""The draft number of a schema without ``$schema``, in which the keywords of all drafts count."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 MAX_KEYWORD_DIGITS = 400
-"""Most digits before the point, or zeros behind it, of a keyword's number: minimum, maximum, multipleOf and
-the like. Constants may have more (`json_values.MAX_DIGITS`)."""
+"""Most digits before the point, or zeros directly after it, in a number that is a keyword's value (such as
+minimum or multipleOf). Numbers in const and enum may have more (`json_values.MAX_DIGITS`)."""
 
 
 class SchemaDocument:
     """A checked schema, whose subschemas are named by their JSON pointer (RFC 6901) from the root.
 
-    `root` is as `json_values.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
-    `InvalidConstraint` with the pointer of the first error.
+    `root` must be as `json_values.parse_json` returns it: numbers are integers and `Decimal`, never floats.
+    Raises `InvalidConstraint` with the pointer of the first error.
 
     The target of a ``$dynamicRef`` depends on the *dynamic scope*: the schema resources (those with an
-    ``$id``) that were entered on the way (2020-12 Core, section 7.1). Where that matters, a subschema's name
-    begins with "#" and the number of its scope, as in "#2/$defs/item/items". `entered` gives such names,
-    `place` takes the number away, and all other methods take and return both kinds.
+    ``$id``) that were entered on the way (2020-12 Core, section 7.1). If the dynamic scope matters, the name
+    of a subschema begins with "#" and the number of its scope, as in "#2/$defs/item/items". `entered` returns
+    such names, and `place` removes the number. All other methods take and return names with or without a
+    number.
     """
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self._drafts = {"": _draft(root)}
         self.unread: dict[str, str] = {}
-        """Keywords that are newer than the draft and so say nothing, by pointer."""
+        """Keywords, by pointer, that are newer than the draft and therefore have no effect."""
         self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
@@ -70,13 +70,14 @@ class SchemaDocument:
         return self._subschemas[place(pointer)]
 
     def draft(self, pointer: str) -> int:
-        """The draft whose rules the subschema is read by: that of the schema resource it is in."""
+        """The draft by which the subschema is read: that of the schema resource that contains it."""
         return self._drafts[self._bases.get(place(pointer), "")]
 
     def entered(self, pointer: str) -> str:
-        """`pointer` with the dynamic scope of the subschema there, which includes its own resource.
+        """`pointer` with the number of the dynamic scope after the subschema there is entered. The scope
+        includes the subschema's own resource.
 
-        Only resources count that have a dynamic anchor whose name others have as well.
+        Only resources count that have a dynamic anchor whose name is used in other resources as well.
         """
         if not self._tracked:
             return pointer
@@ -96,12 +97,13 @@ class SchemaDocument:
         return frozenset(resource for anchors in several for resource in anchors)
 
     def _scope(self, pointer: str) -> tuple[str, ...]:
-        """The resources around `pointer`, the outermost first."""
+        """The resources of the dynamic scope in `pointer`, the outermost first."""
         number = pointer.partition("/")[0]
         return self._scopes[int(number[1:])] if number else ()
 
     def keywords(self, pointer: str) -> dict[str, Any]:
-        """The keywords of a subschema that is no boolean: up to draft-07 a ``$ref`` overrides all others."""
+        """The keywords of a subschema, which must not be a boolean. Up to draft-07 a ``$ref`` overrides all
+        other keywords."""
         schema = self.at(pointer)
         assert isinstance(schema, dict)
         if "$ref" in schema and self.draft(pointer) <= 7:
@@ -110,14 +112,16 @@ class SchemaDocument:
         return {name: value for name, value in schema.items() if name not in newer} if newer else schema
 
     def canonical(self, pointer: str) -> str:
-        """The first pointer with an equal subschema, so that equal subschemas share one formula."""
+        """The pointer of the first subschema that is equal to the one at `pointer`, so that equal subschemas
+        share one formula."""
         here = place(pointer)
         return pointer.removesuffix(here) + self._canonical.get(here, here)
 
     def target(self, pointer: str, keyword: str = "$ref") -> str:
         """The pointer of the subschema that the reference `keyword` at `pointer` leads to.
 
-        Raises `InvalidConstraint` if it leads out of the document or nowhere.
+        Raises `InvalidConstraint` if the reference leads out of the document, or if its target does not
+        exist.
         """
         here = place(pointer)
         found = self._found(here, keyword)
@@ -128,9 +132,11 @@ class SchemaDocument:
         return pointer.removesuffix(here) + found
 
     def _dynamic_name(self, pointer: str, keyword: str, found: str) -> str | None:
-        """The name of the dynamic anchor at `found` that a reference means wherever it is defined.
+        """The name of the dynamic anchor at `found`, if the reference must be resolved in the dynamic scope;
+        else None.
 
-        For a ``$recursiveRef`` that is "", which all resources with ``$recursiveAnchor: true`` define.
+        For a ``$recursiveRef``, the name is "": all resources with ``$recursiveAnchor: true`` define an
+        anchor of this name.
         """
         schema = self.at(pointer)
         if keyword == "$ref" or not isinstance(schema, dict):
@@ -141,7 +147,7 @@ class SchemaDocument:
         return name if found in self._dynamic_anchors.get(name, {}).values() else None
 
     def _found(self, pointer: str, keyword: str) -> str:
-        """The subschema that a reference leads to without regard to the dynamic scope."""
+        """The pointer of the subschema that a reference leads to if the dynamic scope is ignored."""
         schema = self._subschemas[pointer]
         assert isinstance(schema, dict)
         reference: str = schema[keyword]
@@ -206,7 +212,8 @@ class SchemaDocument:
     def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
         """Check a subschema and all subschemas below it.
 
-        The first pointer of an equal subschema is returned: it stands for the content in keys of those above.
+        Returns a key that is the same for equal subschemas: the pointer of the first of them, or the boolean
+        itself.
         """
         if not isinstance(schema, dict | bool):
             _refuse(pointer, f"A schema is an object or a boolean, not {_kind(schema)}")
@@ -240,7 +247,8 @@ class SchemaDocument:
         return first
 
     def _is_older_form(self, keyword: str, value: Any, base: str) -> bool:
-        """A boolean exclusiveMinimum, which in draft-04 and OpenAPI 3.0 makes minimum exclusive."""
+        """Whether `value` is a boolean exclusiveMinimum or exclusiveMaximum, which in draft-04 and OpenAPI
+        3.0 makes minimum or maximum exclusive."""
         return (
             keyword in ("exclusiveMinimum", "exclusiveMaximum")
             and isinstance(value, bool)
@@ -250,7 +258,7 @@ class SchemaDocument:
     def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
         """Record the URI and anchors of a subschema. Returns the base URI inside it.
 
-        With a URI of its own, a subschema may have a ``$schema`` of its own (2020-12 Core, section 8.1.1).
+        A subschema that has a URI may also have a ``$schema`` of its own (2020-12 Core, section 8.1.1).
         """
         draft = self._drafts[base]
         own = isinstance(schema.get("$schema"), str) and {"$id", "id"} & schema.keys()
@@ -279,12 +287,13 @@ class SchemaDocument:
 
 
 def place(pointer: str) -> str:
-    """The JSON pointer in a name that `SchemaDocument.entered` gave: "/items" of "#2/items"."""
+    """The JSON pointer in a name that `SchemaDocument.entered` returned: "/items" for "#2/items"."""
     return pointer if pointer[:1] != "#" else pointer[len(pointer.partition("/")[0]) :]
 
 
 def _draft(schema: Any, pointer: str = "") -> int:
-    """The number of the draft that ``$schema`` names: 8 for 2019-09, 9 for 2020-12 and later."""
+    """The number of the draft that ``$schema`` names: 8 for 2019-09, 9 for 2020-12 and later; ANY_DRAFT if it
+    names none."""
     name = schema.get("$schema") if isinstance(schema, dict) else None
     if isinstance(name, str):
         for draft in (4, 6, 7):
@@ -325,7 +334,7 @@ dependencies dependentRequired dependentSchemas allOf anyOf oneOf not if then el
 unevaluatedProperties unevaluatedItems nullable
 """
 KEYWORDS = frozenset([*_ASSERTING.split(), *REFERENCES])
-"""Assertions and applicators: the keywords that decide which values are valid."""
+"""Assertions and applicators, the keywords that decide which values are valid."""
 
 _SINCE = {
     **dict.fromkeys(["const", "contains", "propertyNames"], 6),
@@ -334,11 +343,11 @@ _SINCE = {
     **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems", "$recursiveRef"], 8),
     **dict.fromkeys(["prefixItems", "$dynamicRef"], 9),
 }
-"""First draft of each keyword that draft-04 does not have."""
+"""The draft that introduced each keyword that is newer than draft-04."""
 
 
 def _newer(schema: dict[str, Any], draft: int) -> set[str]:
-    """The keywords of a subschema that are newer than the draft it is read by, in which they say nothing."""
+    """The keywords of a subschema that are newer than its draft and therefore have no effect."""
     return {name for name in _SINCE.keys() & schema.keys() if _SINCE[name] > draft}
 
 
@@ -351,16 +360,17 @@ _SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas",
 
 
 _TEXTS = _SCHEMA_MAPS | {"const", "enum", "pattern", "required", "dependentRequired", "dependencies"}
-"""Keywords whose texts and names occur in instances or in error messages."""
+"""Keywords whose strings and property names occur in instances or in error messages."""
 
 
 def _refuse(pointer: str, message: str, remedy: str | None = None) -> NoReturn:
-    """Raise `InvalidConstraint`. Either `message` or `remedy` says what to write."""
+    """Raise `InvalidConstraint`. Either `message` or `remedy` must tell the user what to write."""
     raise InvalidConstraint(f"{message}.", pointer=pointer, remedy=remedy)
 
 
 def _check_characters(pointer: str, keyword: str, value: Any) -> None:
-    """Raise `InvalidConstraint` for half of a surrogate pair in texts that an instance would have."""
+    """Raise `InvalidConstraint` if `value` contains half of a surrogate pair, which no instance can
+    contain."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
@@ -373,7 +383,8 @@ def _check_characters(pointer: str, keyword: str, value: Any) -> None:
 
 
 Check = Callable[[str, str, Any], None]
-"""Check of a keyword's value, given the keyword's pointer, name and value. Raises `InvalidConstraint`."""
+"""A check of a keyword's value. Takes the keyword's pointer, name and value, and raises
+`InvalidConstraint`."""
 
 
 def _kind(value: Any) -> str:

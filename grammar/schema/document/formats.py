@@ -1,8 +1,8 @@
 """The values of JSON Schema's ``format``, as patterns.
 
-Some formats allow strings that take too many states, such as leap seconds with an offset of hours. Grammars
-write a subset; the validator, and a negated format, use the whole. Formats that no document defines restrict
-nothing, as the specification says.
+Some formats allow strings that would take too many states, such as leap seconds with an offset of hours. For
+these, grammars write a subset of the format; the validator, and a negated format, use the whole format.
+Formats that no specification defines restrict nothing, as JSON Schema says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOUR = r"([01][0-9]|2[0-3])"
 _MINUTE = r"[0-5][0-9]"
 _FRACTION = r"(\.[0-9]+)?"
 _OFFSET = rf"[+-]{_HOUR}:{_MINUTE}"
-# A leap second ends a day of UTC. With another offset it is written at another time of day: 1,440 pairs.
+# A leap second ends a day of UTC. Other offsets would add 1,440 pairs of a time of day and an offset.
 _LEAP_SECOND = rf"23:59:60{_FRACTION}([Zz]|[+-]00:00)"
 _TIME = rf"({_HOUR}:{_MINUTE}:{_MINUTE}{_FRACTION}([Zz]|{_OFFSET})|{_LEAP_SECOND})"
 _DURATION_TIME = r"T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
@@ -36,7 +36,7 @@ _GROUP = r"[0-9a-fA-F]{1,4}"
 _IPV6 = "|".join(
     [rf"({_GROUP}:){{7}}{_GROUP}", rf"({_GROUP}:){{1,7}}:", rf":(:{_GROUP}){{1,7}}", "::"]
     + [rf"({_GROUP}:){{1,{7 - n}}}(:{_GROUP}){{1,{n}}}" for n in range(1, 7)]
-    # the last two groups written as an IPv4 address
+    # addresses whose last two groups are written as an IPv4 address
     + [rf"({_GROUP}:){{6}}{_IPV4}", rf"::({_GROUP}:){{0,5}}{_IPV4}"]
     + [rf"({_GROUP}:){{1,{5 - n}}}(:{_GROUP}){{1,{n}}}:{_IPV4}" for n in range(1, 5)]
     + [rf"({_GROUP}:){{1,5}}:{_IPV4}"]
@@ -44,7 +44,8 @@ _IPV6 = "|".join(
 
 
 def _compressed(before: int, most: int, ending: str = "") -> str:
-    """Addresses of `before` groups, "::" and up to `most` groups in all, each with `ending` after it."""
+    """A pattern of addresses with `before` groups before the "::", and up to `most` groups in all. If
+    `ending` is given, a colon ends each group after the "::"."""
     head = rf"{_GROUP}(:{_GROUP}){{{before - 1}}}" if before else ""
     after = most - before
     if not after:
@@ -54,8 +55,8 @@ def _compressed(before: int, most: int, ending: str = "") -> str:
     return rf"{head}::({_GROUP}(:{_GROUP}){{0,{after - 1}}})?"
 
 
-# No label has hyphens as its third and fourth characters: they mark encoded international names. A name has
-# at most 253 characters, here three labels of up to 63 characters, then 30 letters and digits.
+# No label has hyphens as its third and fourth characters, since these mark encoded international names. A
+# name may have 253 characters; grammars write three labels of up to 63 characters, then 30 more characters.
 _LETTER = "a-zA-Z0-9"
 
 
@@ -103,7 +104,8 @@ _PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
 def _uri(beyond: str, private: str, *, relative: bool) -> str:
-    """The pattern of RFC 3986, or of RFC 3987 with the characters that it adds."""
+    """The pattern of URIs (RFC 3986), or of IRIs (RFC 3987) if `beyond` and `private` have the characters
+    that RFC 3987 adds."""
     safe = rf"a-zA-Z0-9._~!$&'()*+,;=\-{beyond}"
     pchar = rf"([{safe}:@]|{_ENCODED})"
     host = rf"([{safe}]|{_ENCODED})*"
@@ -118,7 +120,8 @@ def _uri(beyond: str, private: str, *, relative: bool) -> str:
 
 
 def _regular_expression() -> str:
-    """Regular expressions that are valid in all common dialects, with groups nested up to three deep."""
+    """A pattern of regular expressions that are valid in all common dialects, with groups nested up to three
+    deep."""
     escape = r"\\([dDwWsStnrfv^$.|?*+()\[\]{}/\\-]|x[0-9a-fA-F]{2}|u[0-9a-cA-C][0-9a-fA-F]{3})"
     ranges = "|".join(
         rf"{chr(low)}-[{chr(low)}-{last}]"
@@ -204,7 +207,8 @@ _WHOLE: dict[str, str] = {
 
 
 def beyond_patterns(name: str, text: str) -> bool:
-    """Whether `text`, which matches the pattern of the whole format `name`, is of the format."""
+    """Whether `text` is of the format `name`. `text` must match the pattern `StringFormat.whole`, which may
+    allow too much."""
     match name:
         case "regex":
             return is_regex(text)
@@ -219,7 +223,7 @@ MAX_HOSTNAME = 253
 
 
 def _ends_a_day(time: str) -> bool:
-    """Whether `time` is no leap second, or lies in the last minute of a day of UTC."""
+    """Whether `time` is not a leap second, or is one at the end of a day of UTC."""
     if time[6:8] != "60" or time.endswith("Z"):
         return True
     sign = 1 if time[-6] == "+" else -1
@@ -233,14 +237,14 @@ class StringFormat(NamedTuple):
     whole: str
     """All strings of the format; for some formats a superset (`beyond_patterns`)."""
     written: str
-    """The common subset, which a grammar writes."""
+    """The common strings of the format; grammars write only these."""
     counted: str
-    """A pattern with fewer states, for strings whose characters are counted: its matches of up to 250
-    characters are of the format. Empty if there is none."""
+    """A pattern with fewer states, for strings whose characters are counted. Its matches of up to 250
+    characters are of the format. Empty if there is no such pattern."""
 
 
 class NumberFormat(NamedTuple):
-    """A format of numbers: those from `low` to `high`, both included."""
+    """A format of numbers: the numbers from `low` to `high`, both included."""
 
     low: Decimal
     high: Decimal
@@ -253,9 +257,9 @@ for _bits in (8, 16, 32, 64):  # the registry of formats of OpenAPI
 
 
 def meaning(name: str, pointer: str) -> StringFormat | NumberFormat | None:
-    """Meaning of the format `name`; None for a format that restricts nothing.
+    """The strings or numbers of the format `name`; None for a format that restricts nothing.
 
-    `pointer` is that of the keyword. Raises `Unenforceable` for a misspelt name, such as "datetime".
+    `pointer` is the pointer of the keyword. Raises `Unenforceable` for a misspelt name, such as "datetime".
     """
     if name in _PATTERNS:
         written = _PATTERNS[name]
@@ -274,6 +278,6 @@ def _letters(name: str) -> str:
 
 
 FORMATS = (*_PATTERNS, *_RANGES)
-"""The formats that are enforced."""
+"""The names of the formats that are enforced."""
 
 _SPELLINGS = {_letters(name): name for name in FORMATS}

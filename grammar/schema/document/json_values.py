@@ -1,4 +1,4 @@
-"""JSON values: read from text, with numbers of bounded size; their types; and equality as JSON defines it.
+"""JSON values: parsing with numbers of bounded size, types, and equality as JSON Schema defines it.
 
 1 equals 1.0, and does not equal true.
 """
@@ -16,12 +16,13 @@ from ramify.json_text import escape, no_constant
 from ramify.text import shortened
 
 MAX_DIGITS = 4300
-"""Most digits of a number that is read, and most zeros between its digits and its point. Python's `int` has
-the same limit (`sys.int_info.default_max_str_digits`)."""
+"""Most digits of a number that is read, and most zeros between its digits and its decimal point. Python's
+`int` has the same limit (`sys.int_info.default_max_str_digits`)."""
 
 
 class NumberTooLong(InvalidConstraint):
-    """A number of more digits than are read: 1e999999999 has ten characters and a billion digits."""
+    """Error: a number has more than `MAX_DIGITS` digits. 1e999999999, for example, has 11 characters and a
+    billion digits."""
 
     def __init__(self, number: str) -> None:
         super().__init__(
@@ -32,7 +33,7 @@ class NumberTooLong(InvalidConstraint):
 
 
 def parse_json(source: str) -> Any:
-    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON, and `NumberTooLong`.
+    """The value of a JSON text. Raises `InvalidConstraint` if the text is not JSON, and `NumberTooLong`.
 
     Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
@@ -49,14 +50,14 @@ def parse_json(source: str) -> Any:
 
 
 def integer_of(text: str) -> int:
-    """The integer of its JSON text. Raises `NumberTooLong`."""
+    """The integer that a JSON text denotes. Raises `NumberTooLong`."""
     if len(text) > MAX_DIGITS + text.startswith("-"):
         raise NumberTooLong(text)
     return int(text)
 
 
 def decimal_of(text: str) -> Decimal:
-    """The number of its JSON text, exactly. Raises `NumberTooLong`."""
+    """The exact number that a JSON text denotes. Raises `NumberTooLong`."""
     try:
         return checked_number(Decimal(text))
     except InvalidOperation:  # an exponent of more than 18 digits
@@ -64,8 +65,8 @@ def decimal_of(text: str) -> Decimal:
 
 
 def checked_number(value: Decimal) -> Decimal:
-    """`value`; raises `NumberTooLong` where it has too many digits, and `InvalidConstraint` for infinity and
-    NaN."""
+    """Return `value`. Raises `NumberTooLong` if it has too many digits, and `InvalidConstraint` for infinity
+    and NaN."""
     if not value.is_finite():
         raise InvalidConstraint(f"{value} is no JSON number.", remedy="Write a finite number.")
     if abs(value.adjusted()) >= MAX_DIGITS or len(value.as_tuple().digits) > MAX_DIGITS:
@@ -98,7 +99,7 @@ _MOST_BITS = math.ceil(MAX_DIGITS * math.log2(10))
 
 
 class Value:
-    """A JSON value as a key of dictionaries: two are equal where their values are equal as JSON."""
+    """A JSON value as a key of dictionaries. Two such keys are equal if their values are equal as JSON."""
 
     __slots__ = ("_hash", "_key", "value")
 
@@ -131,7 +132,8 @@ def _key(value: Any) -> Any:
 
 
 def type_of(value: Any) -> str:
-    """The type of a value, one of `formula.TYPES`: "integer" for a whole number, "fraction" for another."""
+    """The type of a value, one of `formula.TYPES`. A number is an "integer" if it is whole, else a
+    "fraction"."""
     match value:
         case None:
             return "null"
@@ -151,27 +153,27 @@ def type_of(value: Any) -> str:
 
 
 def is_multiple(value: int | Decimal, divisor: Decimal) -> bool:
-    """Whether `value` / `divisor` is whole: exactly, in time that depends on their digits and not on their
-    exponents. 12e9 is a multiple of 7 where 12 % 7 * (10**9 % 7) is one."""
+    """Whether `value` / `divisor` is a whole number, without rounding. The time depends on the digits of the
+    two numbers, not on their exponents: 12e9 is a multiple of 7 if 12 % 7 * (10**9 % 7) is."""
     digits, length, exponent = _digits_and_exponent(Decimal(value))
     unit, _, scale = _digits_and_exponent(divisor)
     if digits == 0 or exponent >= scale:
         return digits % unit * pow(10, max(0, exponent - scale), unit) % unit == 0
-    # The last digits of a multiple are zeros, one for each place that the divisor does not have.
+    # A multiple has no more places than the divisor, so its digits at further places must be zeros.
     places = scale - exponent
     return places < length and digits % (unit * 10**places) == 0
 
 
 def _digits_and_exponent(number: Decimal) -> tuple[int, int, int]:
-    """n, its count of digits, and e of the number n * 10**e."""
+    """The integer n, the number of digits of n, and the exponent e, for `number` = n * 10**e."""
     sign, digits, exponent = number.as_tuple()
     return int(Decimal((sign, digits, 0))), len(digits), int(exponent)
 
 
 def place_of_long_number(source: str) -> str | None:
-    """The JSON pointer of the first number of the text `source` that is too long to be read.
+    """The JSON pointer of the first number in the text `source` that has too many digits.
 
-    None where no number is, or where `source` is not JSON.
+    None if there is no such number, or if `source` is not JSON.
     """
     try:
         value = json.loads(
@@ -189,7 +191,7 @@ _LONG = object()
 
 
 def _marked_if_long(read: Callable[[str], object]) -> Callable[[str], object]:
-    """A function that returns `_LONG` for a number that `read` refuses as too long."""
+    """Wrap `read` so that it returns `_LONG` instead of raising `NumberTooLong`."""
 
     def mark(text: str) -> object:
         try:

@@ -1,4 +1,4 @@
-"""Patterns of schemas: as expressions, and matched against strings by their derivatives."""
+"""Patterns of schemas, as expressions, and matched against strings by derivatives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from ramify.grammar.schema.document.unenforceable import Unenforceable
 MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""
 MAX_STEPS = 10_000
-"""Most steps of a pattern's automaton that are kept."""
+"""Most steps of a pattern's automaton that are cached."""
 _CHECKED = 1024
-"""Characters that are read by known steps before the time is looked at."""
+"""Number of characters that are read by cached steps between two checks of the time limit."""
 
 
 class SearchPattern:
-    """The strings in which a pattern matches somewhere, with the automaton states that were needed so far."""
+    """The strings in which a pattern matches somewhere, as an automaton whose steps are computed when they
+    are needed."""
 
     def __init__(self, pattern: str) -> None:
         self.expression = regex_syntax.search(pattern)
@@ -30,8 +31,8 @@ class SearchPattern:
         self.steps: dict[tuple[Residual, str], Residual] = {}
 
     def matches(self, string: str, left_s: Callable[[], float] | None = None) -> bool:
-        """Whether the pattern matches. `left_s` is called on the way, and may raise to end a match that takes
-        long."""
+        """Whether the pattern matches somewhere in `string`. `left_s` is called from time to time, and may
+        raise an error to end a match that takes too long."""
         left: Residual = frozenset([self.expression])
         for index, char in enumerate(string):
             if not left:
@@ -61,15 +62,15 @@ def _search_pattern(pattern: str) -> SearchPattern:
 
 
 def search_pattern(pointer: str, pattern: str) -> SearchPattern:
-    """`SearchPattern` of `pattern`, from a cache.
+    """The `SearchPattern` of `pattern`, from a cache.
 
-    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, and `Unenforceable` for one
-    that is valid and has no automaton, such as a backreference.
+    Raises `InvalidConstraint` with `pointer` if the pattern is not valid. Raises `Unenforceable` if the
+    pattern is valid but has no automaton, for example because of a backreference.
     """
     try:
         return _search_pattern(pattern)
     except InvalidConstraint as error:
-        # `regex_syntax` gives a remedy only for what is valid and not supported.
+        # `regex_syntax` gives a remedy only if the pattern is valid but not supported.
         if error.remedy:
             raise Unenforceable(error.message, pointer=pointer, remedy=error.remedy) from None
         raise InvalidConstraint(
@@ -78,10 +79,11 @@ def search_pattern(pointer: str, pattern: str) -> SearchPattern:
 
 
 def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
-    """Patterns that a string must match (True) or must not, which together mean the same as `pattern`.
+    """Split `pattern` into patterns that a string must match (True) or must not match (False). Together they
+    mean the same as `pattern`.
 
-    ``^(?!a)b`` is ``[("^b", True), ("^(?:a)", False)]``: lookaheads right after ^ become patterns of their
-    own. Where they stand elsewhere, the result is `pattern` alone.
+    ``^(?!a)b`` is ``[("^b", True), ("^(?:a)", False)]``: lookaheads directly after ^ become patterns of their
+    own. If that is not possible, the result is `pattern` alone.
     """
     found: list[tuple[str, bool]] = []
     rest = pattern.removeprefix("^")
@@ -102,7 +104,8 @@ def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
 
 
 def _group_end(pattern: str) -> int | None:
-    """The position of the parenthesis that closes the first group, with which `pattern` begins."""
+    """The position of the parenthesis that closes the group with which `pattern` begins; None if the group is
+    not closed."""
     for i, char, depth in _depths(pattern):
         if char == ")" and depth == 0:
             return i
@@ -114,7 +117,8 @@ def _has_top_level_or(pattern: str) -> bool:
 
 
 def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
-    """(position, character, open groups after it), but for escaped characters and those inside [sets]."""
+    """(position, character, number of groups open after it) for each character of `pattern`, without escaped
+    characters and those inside [sets]."""
     depth = 0
     in_set = escaped = False
     for i, char in enumerate(pattern):
@@ -129,8 +133,8 @@ def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
 
 
 def matches_regular(pointer: str, pattern: str, string: str, limit: TimeLimit | None = None) -> bool:
-    """Whether `pattern`, which must have an automaton, matches somewhere. Raises as `search_pattern`, and
-    `TakesTooLong`."""
+    """Whether `pattern` matches somewhere in `string`. Raises as `search_pattern` does if the pattern has no
+    automaton, and `TakesTooLong`."""
     left_s = None if limit is None else functools.partial(limit.left, pointer)
     return search_pattern(pointer, pattern).matches(string, left_s)
 
@@ -138,8 +142,8 @@ def matches_regular(pointer: str, pattern: str, string: str, limit: TimeLimit | 
 def matches_pattern(pointer: str, pattern: str, text: str, limit: TimeLimit | None = None) -> bool:
     """Whether `pattern` matches somewhere in `text`.
 
-    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, or has no automaton and takes
-    longer than `MAX_SECONDS` to match, and `TakesTooLong`.
+    Raises `InvalidConstraint` with `pointer` if the pattern is not valid. Raises `TakesTooLong` if the limit
+    is reached, or if the pattern has no automaton and takes longer than `MAX_SECONDS` to match.
     """
     try:
         return all(
@@ -151,7 +155,7 @@ def matches_pattern(pointer: str, pattern: str, text: str, limit: TimeLimit | No
 
 
 def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None) -> bool:
-    """Whether a pattern without an automaton matches, by backtracking, which may take exponential time."""
+    """Whether a pattern without an automaton matches. Uses backtracking, which may take exponential time."""
     import regex
 
     seconds = MAX_SECONDS if limit is None else min(MAX_SECONDS, limit.left(pointer))
@@ -170,7 +174,7 @@ def _backtracked(pointer: str, pattern: str, text: str, limit: TimeLimit | None)
 
 
 def is_regex(text: str) -> bool:
-    """Whether the `regex` package takes `text` for a regular expression."""
+    """Whether `text` is a regular expression to the `regex` package."""
     import regex
 
     try:

@@ -1,4 +1,4 @@
-"""A limit on the processor time that validating a value takes."""
+"""A limit on the processor time of validating a value."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.document.check import place
 
 MAX_SECONDS = 2.0
-"""Limit of one validation. References that overlap, or a pattern with lookarounds, can take exponential
+"""Limit of one validation. References that overlap, or patterns with lookarounds, can take exponential
 time."""
 
 
 class TakesTooLong(InvalidConstraint):
-    """A validation that was given up."""
+    """Error: a validation, or the match of a pattern, took too long and was given up."""
 
 
 class TimeLimit:
-    """`seconds` of processor time of the calling thread, so that a busy machine changes no answer."""
+    """A limit of `seconds` of processor time of the calling thread. Since waiting for a processor does not
+    count, a busy machine changes no result."""
 
     def __init__(self, seconds: float = MAX_SECONDS, clock: Callable[[], float] = time.thread_time) -> None:
         self._seconds = seconds
@@ -26,7 +27,7 @@ class TimeLimit:
         self._end = clock() + seconds
 
     def left(self, pointer: str) -> float:
-        """Seconds that are left. Raises `TakesTooLong`, with the `pointer` of the keyword, for none."""
+        """The seconds that are left. If none are, raises `TakesTooLong` with `pointer`, that of a keyword."""
         left = self._end - self._clock()
         if left <= 0.0:
             raise TakesTooLong(

@@ -15,7 +15,8 @@ class Unenforceable(InvalidConstraint):
 
 
 class NotCanonical(Exception):
-    """Error: some values, which the message names, have several texts where each must have one."""
+    """Error: each value must have exactly one text here, but the values that the message names have
+    several."""
 
     def __init__(self, values: str, remedy: str) -> None:
         super().__init__(values)

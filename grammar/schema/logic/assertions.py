@@ -1,7 +1,8 @@
-"""The assertions that formulas about JSON values are made of, each about values of one type or a few.
+"""The assertions that formulas about JSON values are made of. Each is about values of one or a few types.
 
-``"minimum": 8`` is ``LowerBound(Decimal(8), inclusive=True)``: a number is at least 8, and any value of
-another type satisfies it. Its negation is ``And((Types(NUMBERS), UpperBound(Decimal(8), inclusive=False)))``.
+``"minimum": 8`` is ``LowerBound(Decimal(8), inclusive=True)``: a number satisfies this assertion if it is at
+least 8; any value of another type satisfies it. Its negation is
+``And((Types(NUMBERS), UpperBound(Decimal(8), inclusive=False)))``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ ARRAY = frozenset(["array"])
 OBJECT = frozenset(["object"])
 
 _note = dataclasses.field(default="", compare=False)
-"""A JSON pointer for messages; assertions that differ in it only are equal."""
+"""A JSON pointer for messages. Assertions that differ only in this pointer are equal."""
 
 
 @term
 class Types(Assertion):
-    """The type of the value is one of these."""
+    """The type of the value is one of `types`."""
 
     types: frozenset[str]
 
@@ -51,7 +52,7 @@ class Types(Assertion):
 
 @term
 class InEnum(Assertion):
-    """The value is one of these: enum and const."""
+    """The value is one of `values`: enum and const."""
 
     values: tuple[Value, ...]
 
@@ -67,7 +68,7 @@ class InEnum(Assertion):
 
 @term
 class NotInEnum(Assertion):
-    """The value is none of these, among which are no arrays and no objects."""
+    """The value is none of `values`, which contain neither arrays nor objects."""
 
     values: tuple[Value, ...]
     kinds: ClassVar[frozenset[str]] = SCALARS
@@ -80,12 +81,12 @@ class NotInEnum(Assertion):
 
 
 def in_enum(values: Iterable[Any]) -> Formula:
-    """Membership in `values`, compared as JSON values are: 1 equals 1.0 and not true."""
+    """The formula "is one of `values`". Values are compared as JSON values: 1 equals 1.0, but not true."""
     return InEnum(tuple(dict.fromkeys(map(Value, values))))
 
 
 def equal_to(value: Any) -> Formula:
-    """Equality with `value`; for an array or object, as assertions about its parts."""
+    """The formula "equals `value`". For an array or object, it consists of assertions about the parts."""
     match value:
         case list():
             items = tuple(map(equal_to, value))
@@ -105,13 +106,13 @@ class _OfKinds(Assertion):
         return conjunction(Types(self.kinds), self._opposite())
 
     def _opposite(self) -> Formula:
-        """A formula that exactly those values of the `kinds` satisfy that do not satisfy this assertion."""
+        """The negation of this assertion for values of its `kinds`."""
         raise NotImplementedError
 
 
 @term
 class _Counted(_OfKinds):
-    """`low` to `high` characters, items or properties; `high` is None for no limit."""
+    """The value has `low` to `high` characters, items or properties; `high` None means no limit."""
 
     low: int
     high: int | None
@@ -127,7 +128,7 @@ class _Counted(_OfKinds):
 
 
 def within(count: int, low: int, high: int | None) -> bool:
-    """`low` <= `count` <= `high`, where None is no limit."""
+    """Whether `low` <= `count` <= `high`; `high` None means no limit."""
     return low <= count and (high is None or count <= high)
 
 
@@ -136,7 +137,8 @@ def within(count: int, low: int, high: int | None) -> bool:
 
 @term
 class LowerBound(_OfKinds):
-    """minimum and exclusiveMinimum: at least `value`, or more than it."""
+    """minimum and exclusiveMinimum: the number is at least `value` or, if `inclusive` is False, greater than
+    `value`."""
 
     value: Decimal
     inclusive: bool
@@ -151,7 +153,8 @@ class LowerBound(_OfKinds):
 
 @term
 class UpperBound(_OfKinds):
-    """maximum and exclusiveMaximum: at most `value`, or less than it."""
+    """maximum and exclusiveMaximum: the number is at most `value` or, if `inclusive` is False, less than
+    `value`."""
 
     value: Decimal
     inclusive: bool
@@ -166,7 +169,7 @@ class UpperBound(_OfKinds):
 
 @term
 class MultipleOf(_OfKinds):
-    """A multiple of `divisor` or, where it is not `positive`, no multiple."""
+    """The number is a multiple of `divisor` or, if `positive` is False, is not a multiple."""
 
     divisor: Decimal
     positive: bool
@@ -192,10 +195,11 @@ class Length(_Counted):
 
 @term
 class Matches(_OfKinds):
-    """`pattern` matches somewhere in the string or, where it is not `positive`, nowhere.
+    """`pattern` matches somewhere in the string or, if `positive` is False, nowhere.
 
-    A format has two more patterns, which match a subset of its strings (`formats.StringFormat`): `written` is
-    what a grammar writes, and `counted` replaces it where characters must be counted. Both may be empty.
+    A format has two more patterns, which match subsets of its strings (`formats.StringFormat`): a grammar
+    writes the strings of `written`, or those of `counted` if their characters must be counted. Both patterns
+    may be empty.
     """
 
     pattern: str
@@ -224,7 +228,8 @@ class ItemCount(_Counted):
 
 @term
 class Items(_OfKinds):
-    """prefixItems and items: the first items satisfy `prefix`, one each, and all later ones `rest`."""
+    """prefixItems and items: the first items satisfy the formulas of `prefix`, one formula each. All later
+    items satisfy `rest`."""
 
     prefix: tuple[Formula, ...]
     rest: Formula
@@ -267,7 +272,7 @@ class Contains(_OfKinds):
 
     @property
     def cap(self) -> int:
-        """The count from which greater counts make no difference."""
+        """The greatest count that must be told apart; greater counts have the same effect."""
         return self.low if self.high is None else self.high + 1
 
     def _opposite(self) -> Formula:
@@ -284,7 +289,7 @@ class Contains(_OfKinds):
 
 @term
 class UniqueItems(_OfKinds):
-    """No two items are equal or, where it is not `positive`, some are."""
+    """No two items are equal or, if `positive` is False, some two are."""
 
     positive: bool
     pointer: str = _note
@@ -302,10 +307,11 @@ class UniqueItems(_OfKinds):
 
 @term
 class Properties(_OfKinds):
-    """properties, patternProperties and additionalProperties: what the value of each property satisfies.
+    """properties, patternProperties and additionalProperties: formulas for the values of properties.
 
-    A property may be `named` and also satisfy some keys of `keyed`, which are formulas about its name; then
-    its value satisfies all their formulas. A property of neither kind has a value that satisfies `others`.
+    `named` has pairs of a name and a formula for its value, `keyed` pairs of a formula for names and a
+    formula for values. If several pairs apply to a property, its value satisfies all their formulas. If none
+    applies, its value satisfies `others`.
     """
 
     named: tuple[tuple[str, Formula], ...]
@@ -314,7 +320,7 @@ class Properties(_OfKinds):
     kinds: ClassVar[frozenset[str]] = OBJECT
 
     def formula_of(self, name: str, test: Test) -> Formula:
-        """Formula of the value of the property `name`."""
+        """The formula for the value of the property `name`. `test` decides whether `name` satisfies a key."""
         found = [value for known, value in self.named if known == name]
         found += [value for key, value in self.keyed if test(key, name)]
         return conjunction(*found) if found else self.others
@@ -338,7 +344,7 @@ class Properties(_OfKinds):
 
 @term
 class Required(_OfKinds):
-    """The object has the property."""
+    """The object has the property `name`."""
 
     name: str
     kinds: ClassVar[frozenset[str]] = OBJECT
@@ -351,7 +357,7 @@ class Required(_OfKinds):
 
 
 def absent(name: str) -> Formula:
-    """The assertion that an object does not have the property."""
+    """The assertion that an object does not have the property `name`."""
     return Properties(((name, FALSE),), (), TRUE)
 
 
@@ -364,7 +370,7 @@ class PropertyCount(_Counted):
 
 @term
 class PropertyNames(_OfKinds):
-    """All names of properties satisfy `key`."""
+    """The names of all properties satisfy `key`."""
 
     key: Formula
     pointer: str = _note

@@ -1,12 +1,12 @@
 """Choices between conditions on single properties, in conjunctive normal form.
 
-"Not both a and b", for each of twelve pairs of properties, has 4,096 disjuncts. Each pair is a clause, which
-one of its two properties meets by being absent:
+"Not both a and b", for each of twelve pairs of properties, has 4,096 disjuncts. As clauses there are only
+twelve. The clause of a pair is met if one of its two properties is absent:
 
     AnyProperty((("a", FALSE, True), ("b", FALSE, True)))
 
-The grammar of the object keeps the clauses that no property has met yet (`values.object_members`), and where
-the properties of a clause are close to each other, few clauses are unmet at any one time.
+The states of the object's grammar record the clauses that no property has met yet (`values.object_members`).
+If the properties of each clause are close to each other, few clauses are unmet at any one time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ MAX_CLAUSES = 64
 """Most clauses of one choice."""
 
 Named = tuple[str, Formula, bool]
-"""A property: its name, a formula that its value satisfies if it is there, and whether it may be absent."""
+"""A condition on a property: its name, a formula for its value if it is present, and whether it may be
+absent."""
 
 
 @term
 class AnyProperty(Assertion):
-    """The condition that one of the `named` properties is as named there, or that a property is as in
-    `other`."""
+    """A condition on objects: that at least one of the conditions `named` holds for its property, or that
+    some property is as `other` says."""
 
     named: tuple[Named, ...]
     other: HasProperty | None
     pointer: str = dataclasses.field(default="", compare=False)
-    """Pointer of the subschema that the choice stands in, for messages."""
+    """Pointer of the subschema that contains the choice, for messages."""
     kinds: ClassVar[frozenset[str]] = OBJECT
 
     def holds(self, value: Any, test: Test) -> bool:
@@ -54,18 +55,18 @@ class AnyProperty(Assertion):
         ) or (self.other is not None and self.other.holds(value, test))
 
     def by(self, name: str, test: Test) -> Formula:
-        """Formula of the property `name` if it meets the condition."""
+        """The formula that the value of the property `name` must satisfy to meet the condition."""
         options = [formula for known, formula, _ in self.named if known == name]
         if self.other is not None and test(self.other.key, name):
             options.append(self.other.value)
         return disjunction(*options)
 
     def by_absence(self, name: str) -> bool:
-        """Whether the condition is met where there is no property `name`."""
+        """Whether the absence of the property `name` meets the condition."""
         return any(absent for known, _, absent in self.named if known == name)
 
     def union(self, other: AnyProperty) -> AnyProperty | None:
-        """Disjunction of two conditions; None where it would need two of `other`."""
+        """The disjunction of two conditions; None if both have an `other` and these differ."""
         if self.other is not None and other.other not in (None, self.other):
             return None
         found = {name: (formula, absent) for name, formula, absent in self.named}
@@ -77,19 +78,20 @@ class AnyProperty(Assertion):
 
     @property
     def trivial(self) -> bool:
-        """Whether the condition is seen to hold for all objects."""
+        """Whether the condition obviously holds for all objects."""
         return any(formula == TRUE and absent for _, formula, absent in self.named)
 
 
 NEVER = AnyProperty((), None)
-"""The condition that nothing meets."""
+"""The condition that no object meets."""
 
 
 def clauses(
     formula: Formula, expanded: Callable[[Subschema], Formula], path: tuple[Subschema, ...] = ()
 ) -> list[AnyProperty] | None:
-    """Conditions that together are what `formula` asserts of objects; None where it is about more than single
-    properties, or there would be more than `MAX_CLAUSES`. `expanded` gives the formulas of subschemas."""
+    """Conditions whose conjunction is what `formula` asserts about objects. None if `formula` is about more
+    than single properties, or would need more than `MAX_CLAUSES` conditions. `expanded` returns the formula
+    of a subschema."""
     match formula:
         case Types(types):
             return [] if "object" in types else [NEVER]

@@ -1,4 +1,4 @@
-"""A disjunct: a conjunction of assertions without a choice left in it (`normal_form`)."""
+"""A disjunct: a conjunction of assertions, which contains no disjunction (`normal_form`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
 
 @dataclasses.dataclass(frozen=True)
 class Disjunct:
-    """The values of `types` for which all `assertions` hold or, where `values` is given, exactly those
+    """The values of `types` for which all `assertions` hold or, if `values` is not None, exactly those
     values.
 
-    The assertions are in the order of the schema; those about other types are left out.
+    The assertions are in the order of the schema. Assertions about types that are not in `types` are left
+    out.
     """
 
     types: frozenset[str] = frozenset(TYPES)
@@ -38,7 +39,7 @@ class Disjunct:
     values: tuple[Value, ...] | None = None
 
     def asserted(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
-        """The assertions of one class."""
+        """The assertions of the class `kind`."""
         return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
 
     def item_formula(self, i: int) -> Formula:
@@ -56,7 +57,8 @@ class Disjunct:
 
     @functools.cached_property
     def named_properties(self) -> dict[str, None]:
-        """The names that the schema has, in its order, then those that are only required."""
+        """The names of properties in the order of the schema: first those that have schemas, then those in
+        clauses, then those that are only required."""
         in_clauses = {name: None for clause in self.asserted(AnyProperty) for name, _, _ in clause.named}
         named = {name: None for known in self.asserted(Properties) for name, _ in known.named}
         return named | in_clauses | self.required
@@ -67,7 +69,7 @@ class Disjunct:
 
 
 def with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
-    """`assertions` with all `NotInEnum` joined to one, in the place of the first."""
+    """`assertions` with all `NotInEnum` merged into one, at the place of the first."""
     excluded = dict.fromkeys(
         value for assertion in assertions if isinstance(assertion, NotInEnum) for value in assertion.values
     )
@@ -78,7 +80,7 @@ def with_exclusions_joined(assertions: Iterable[Assertion]) -> list[Assertion]:
 
 
 def with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
-    """`disjuncts` with all that have `values` joined to one."""
+    """`disjuncts` with all those that have `values` merged into one."""
     enums = [disjunct for disjunct in disjuncts if disjunct.values is not None]
     if len(enums) < 2:
         return disjuncts
@@ -98,7 +100,8 @@ def numbers_possible(disjunct: Disjunct) -> bool:
 
 
 def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
-    """The strictest lower and upper bound on numbers."""
+    """The strictest lower bound and the strictest upper bound on numbers; None for a bound that the disjunct
+    does not have."""
     low = max(
         disjunct.asserted(LowerBound),
         key=lambda bound: (bound.value, not bound.inclusive),
@@ -109,7 +112,7 @@ def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
 
 
 def counts(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> tuple[int, int | None]:
-    """The least and the most characters, items or properties; None: no limit."""
+    """The least and the greatest number of characters, items or properties; None means no limit."""
     assertions = disjunct.asserted(kind)
     low = max((assertion.low for assertion in assertions), default=0)
     return low, min((assertion.high for assertion in assertions if assertion.high is not None), default=None)

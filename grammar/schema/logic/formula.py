@@ -1,11 +1,12 @@
-"""Formulas, which say what a schema asserts: assertions and subschemas under "and", "or" and "not".
+"""Formulas, which express what a schema asserts: assertions and subschemas under "and", "or" and "not".
 
-A `Subschema` stands for the conjunction of its keywords. It is expanded where it is needed, so a schema that
-refers to itself has a finite formula: ``{"anyOf": [{"type": "null"}, {"$ref": "#"}]}`` is
+A `Subschema` stands for the conjunction of its keywords. A subschema is expanded only when its content is
+needed, so a schema that refers to itself has a finite formula. The formula of
+``{"anyOf": [{"type": "null"}, {"$ref": "#"}]}`` is
 
     Or((Types({"null"}), Subschema("")))
 
-"Not" is pushed down to assertions and subschemas: each knows its own negation.
+"Not" is pushed down to assertions and subschemas, which know their own negations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 from ramify.grammar.rules.term import Term, term
 
 TYPES = ("null", "boolean", "integer", "fraction", "string", "array", "object")
-"""The types of values. A number is an "integer" if it is whole, however it is written, else a "fraction"."""
+"""The types of values. A number is an "integer" if it is whole, even if written as 1.0; else a "fraction"."""
 
 
 class Assertion(Term):
@@ -29,8 +30,8 @@ class Assertion(Term):
         raise NotImplementedError
 
     def holds(self, value: Any, test: Test) -> bool:
-        """Whether `value`, of one of the `kinds`, satisfies the assertion; `test` decides formulas about
-        parts of `value`."""
+        """Whether `value`, whose type is one of `kinds`, satisfies the assertion. `test` decides formulas
+        about parts of `value`."""
         raise NotImplementedError
 
 
@@ -50,7 +51,7 @@ class Or(Term):
 
 @term
 class Subschema(Term):
-    """The subschema at a JSON pointer or, where it is not `positive`, its negation."""
+    """The subschema at a JSON pointer or, if `positive` is False, its negation."""
 
     pointer: str
     positive: bool = True
@@ -58,14 +59,14 @@ class Subschema(Term):
 
 Formula = Assertion | And | Or | Subschema
 Test = Callable[[Formula, Any], bool]
-"""Whether a value satisfies a formula."""
+"""A function that decides whether a value satisfies a formula."""
 
 TRUE = And(())
 FALSE = Or(())
 
 
 def conjunction(*parts: Formula) -> Formula:
-    """The conjunction, flat and without repetitions."""
+    """The conjunction of `parts`, flattened and without repetitions."""
     if FALSE in parts:
         return FALSE
     pieces = tuple(
@@ -75,7 +76,7 @@ def conjunction(*parts: Formula) -> Formula:
 
 
 def disjunction(*options: Formula) -> Formula:
-    """The disjunction, flat and without repetitions."""
+    """The disjunction of `options`, flattened and without repetitions."""
     if TRUE in options:
         return TRUE
     pieces = tuple(
@@ -87,7 +88,7 @@ def disjunction(*options: Formula) -> Formula:
 
 
 def negation(formula: Formula) -> Formula:
-    """The formula that exactly the other values satisfy."""
+    """The negation of `formula`: exactly the values that do not satisfy `formula` satisfy it."""
     match formula:
         case And(parts):
             return disjunction(*map(negation, parts))

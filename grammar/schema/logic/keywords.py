@@ -47,17 +47,19 @@ from ramify.grammar.schema.logic.unevaluated import Unevaluated
 from ramify.json_text import escape
 
 Shared = Callable[[Formula, Formula], frozenset[str]]
-"""A function of two formulas: the types of values that may satisfy both, and perhaps more types."""
+"""A function of two formulas. Returns the types of values that may satisfy both; some more types may be among
+them."""
 
 
 class SchemaFormulas:
     """The formulas of the subschemas of `document`.
 
-    `ignored` holds pointers: the keyword at such a pointer is left out, and a subschema at such a pointer is
-    read without its `CHOICES`. Such a subschema allows more values or, with `refuted`, none: these are the
-    formulas of negated subschemas, so that there, too, what is left out excludes nothing. `shared` says for
-    which types two options of a oneOf must exclude each other. Without it oneOf is read as anyOf, which
-    allows more.
+    `ignored` holds JSON pointers. A keyword at such a pointer is left out; a subschema at such a pointer is
+    read without its `CHOICES`. A subschema with ignored keywords allows more values than it should. Under a
+    negation it would then exclude valid values; `refuted` is True for the formulas of negated subschemas, in
+    which a subschema with ignored keywords has no values at all, so that its negation excludes nothing.
+    `shared` returns the types for which two options of a oneOf must exclude each other. Without `shared`,
+    oneOf is read as anyOf, which allows more values.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class SchemaFormulas:
         self._formulas: dict[str, Formula] = {}
 
     def subschema(self, pointer: str) -> Formula:
-        """The subschema at `pointer`, unexpanded.
+        """The formula for the subschema at `pointer`, not expanded.
 
-        A subschema without assertions is TRUE, and one that is only a ``$ref`` is replaced by its target.
+        A subschema without assertions becomes TRUE. A subschema that has only a ``$ref`` is replaced by its
+        target.
         """
         for _ in range(100):
             schema = self.document.at(pointer)
@@ -112,11 +115,11 @@ class SchemaFormulas:
         return frozenset(known - self.keywords(pointer).keys())
 
     def is_refuted(self, pointer: str) -> bool:
-        """Whether the formula at `pointer` has no values because a keyword is ignored."""
+        """Whether the subschema at `pointer` has no values because of `refuted` and an ignored keyword."""
         return self._refuted and bool(self.left_out(pointer))
 
     def formula(self, pointer: str) -> Formula:
-        """The conjunction of the keywords at `pointer`."""
+        """The conjunction of the formulas of all keywords at `pointer`."""
         if pointer not in self._formulas:
             self._formulas[pointer] = self._formula(pointer)
         return self._formulas[pointer]
@@ -181,7 +184,8 @@ class SchemaFormulas:
         return disjunction(conjunction(condition, then), conjunction(negation(condition), otherwise))
 
     def _dependent(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        """dependentRequired, dependentSchemas, and dependencies, which holds either kind."""
+        """The formula of dependentRequired, of dependentSchemas, or of dependencies, which combines the
+        two."""
         parts = []
         for name, needed in value.items():
             if isinstance(needed, list):
@@ -210,7 +214,7 @@ class SchemaFormulas:
         return in_enum([value])
 
     def _nothing(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        """TRUE, for annotations and for keywords that another keyword reads."""
+        """The formula TRUE, for annotations and for keywords that the handler of another keyword reads."""
         return TRUE
 
     def _multiple(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
@@ -231,7 +235,8 @@ class SchemaFormulas:
 
     def _items(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
         pointer = where.rpartition("/")[0]
-        # Up to draft 2019-09, items was an array where it is prefixItems now, and additionalItems was items.
+        # Up to draft 2019-09, items could be an array, with the meaning of today's prefixItems, and
+        # additionalItems had the meaning of today's items.
         older = isinstance(keywords.get("items"), list)
         prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         return Items(
@@ -269,7 +274,7 @@ class SchemaFormulas:
         )
 
     def key(self, pointer: str, pattern: str) -> Formula:
-        """The names that a pattern of patternProperties matches."""
+        """The formula for the names that a pattern of patternProperties matches."""
         return conjunction(Types(STRING), _matching(pattern, f"{pointer}/patternProperties"))
 
     def _required(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
@@ -281,7 +286,7 @@ class SchemaFormulas:
 
 
 def _none_of(types: frozenset[str], formula: Formula) -> Formula:
-    """Formula of all values but those of `types` that satisfy `formula`."""
+    """The formula of all values except those that have one of `types` and satisfy `formula`."""
     others = frozenset(TYPES) - types
     if not types or not others:
         return negation(formula) if types else TRUE
@@ -293,12 +298,13 @@ def _matching(pattern: str, where: str) -> Formula:
 
 
 Handler = Callable[[SchemaFormulas, str, dict[str, Any], Any], Formula]
-"""A function from (formulas, pointer of a keyword, all keywords of its subschema, its value) to its
-formula."""
+"""A function that returns the formula of a keyword. Takes the `SchemaFormulas`, the keyword's pointer, all
+keywords of the subschema, and the keyword's value."""
 
 
 def _bound(kind: type[LowerBound | UpperBound], exclusive: str) -> Handler:
-    """minimum or maximum, which a boolean keyword `exclusive` makes exclusive in draft-04."""
+    """The handler of minimum or maximum. In draft-04 the keyword `exclusive` is a boolean that makes the
+    bound exclusive."""
     return lambda formulas, where, keywords, value: kind(Decimal(value), keywords.get(exclusive) is not True)
 
 

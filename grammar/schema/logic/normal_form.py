@@ -1,14 +1,14 @@
 """Formulas in disjunctive normal form: a value satisfies a formula if and only if it satisfies some disjunct.
 
-A disjunct is a conjunction of assertions without a choice left in it. Arriving at them takes three steps,
-here for ``{"type": ["integer", "null"], "minimum": 8, "not": {"const": null}}``:
+A disjunct is a conjunction of assertions, which contains no disjunction. Disjuncts are computed in three
+steps, here for ``{"type": ["integer", "null"], "minimum": 8, "not": {"const": null}}``:
 
     formula     Types(integer, null) and LowerBound(8) and not the subschema "/not"
     expanded    Types(integer, null) and LowerBound(8) and NotInEnum(null)
     disjuncts   one: types integer and null, assertions LowerBound(8) and NotInEnum(null)
 
-Disjuncts that no value satisfies are dropped while the options of a disjunction are distributed, so that
-those of several disjunctions do not multiply.
+Disjuncts that no value satisfies are dropped while the options of a disjunction are distributed. This often
+keeps the options of several disjunctions from multiplying.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ from ramify.grammar.schema.logic.simplify import simplified
 
 MAX_DISJUNCTS = 300
 MAX_MULTIPLIED = 24
-"""Disjuncts above which choices between single properties become clauses (`clauses`)."""
+"""Number of disjuncts above which choices between single properties become clauses (`clauses`)."""
 MAX_DEPTH = 4
-"""Levels below a value that are searched for a contradiction."""
+"""Levels of nesting inside a value that are searched for a contradiction."""
 
 
 class _Marks(NamedTuple):
-    """Marks by which values of different options are told apart: their types, and the values of required
-    properties."""
+    """Characteristics of a disjunct's values: their types, and the possible values of required properties.
+    They show that two options of a oneOf cannot hold together."""
 
     types: frozenset[str]
     properties: dict[str, frozenset[Value]]
 
     def tells_from(self, other: _Marks) -> bool:
-        """Whether no value has both marks."""
+        """Whether no value can have the characteristics of both."""
         shared = self.types & other.types
         return not shared or (
             shared == OBJECT
@@ -85,8 +85,9 @@ class _Marks(NamedTuple):
 class NormalForm:
     """The disjunctive normal forms of formulas whose subschemas are in `formulas`.
 
-    `refuted` gives the formulas of negated subschemas, where those differ. `check` decides which disjuncts
-    are contradictions; it defaults to this object. Choices become clauses above `most_multiplied` disjuncts.
+    `refuted` has the formulas of negated subschemas, by default those of `formulas`. `check` decides which
+    disjuncts are contradictions, by default this object. Choices between single properties become clauses
+    above `most_multiplied` disjuncts.
     """
 
     def __init__(
@@ -141,9 +142,11 @@ class NormalForm:
         return inner if subschema.positive else negation(inner)
 
     def shared_types(self, a: Formula, b: Formula) -> frozenset[str]:
-        """The types of values that may satisfy both, as far as is seen within `MAX_DEPTH` levels.
+        """The types of values that may satisfy both `a` and `b`, as far as a search of `MAX_DEPTH` levels
+        shows.
 
-        Types of which no value satisfies one of the two are among them, unless there are no others.
+        If there are such types, the result also contains each type of which no value satisfies `a`, or none
+        satisfies `b`.
         """
         left, right = self._all_values(a), self._all_values(b)
         if left is not None and right is not None and left.isdisjoint(right):
@@ -156,7 +159,7 @@ class NormalForm:
         return shared | (frozenset(TYPES) - (of_a & of_b)) if shared else shared
 
     def _types_possible(self, formula: Formula) -> frozenset[str]:
-        """The types of values that may satisfy `formula`: see `possible`."""
+        """The types of values that may satisfy `formula`, decided as in `possible`."""
         try:
             disjuncts = self.disjuncts_of(formula)
         except Unenforceable:
@@ -192,7 +195,7 @@ class NormalForm:
         return self._marks[formula]
 
     def _all_values(self, formula: Formula) -> frozenset[Value] | None:
-        """The values of `formula`; None unless all its disjuncts have `values`."""
+        """All values that satisfy `formula`, if all its disjuncts have `values`; else None."""
         if formula not in self._values:
             try:
                 values = [disjunct.values for disjunct in self.disjuncts_of(formula)]
@@ -203,14 +206,15 @@ class NormalForm:
         return self._values[formula]
 
     def possible(self, formula: Formula, depth: int) -> bool:
-        """Whether some value may satisfy `formula`: False where a contradiction is within `depth` levels."""
+        """Whether some value may satisfy `formula`. False if each disjunct has a contradiction within `depth`
+        levels."""
         if formula in (TRUE, FALSE):
             return formula == TRUE
         if depth == 0:
             return True
         key = (formula, depth)
         if key not in self._possible:
-            self._possible[key] = True  # the answer where the formula contains itself
+            self._possible[key] = True  # the answer if the formula contains itself
             try:
                 disjuncts = self.disjuncts_of(formula)
             except Unenforceable:
@@ -241,10 +245,11 @@ class NormalForm:
     def _distributed(
         self, disjuncts: list[Disjunct], choices: list[tuple[Or, tuple[Subschema, ...]]], *, as_clauses: bool
     ) -> list[Disjunct] | None:
-        """The disjuncts of `disjuncts` and all `choices`.
+        """The disjunctive normal form of `disjuncts` AND all `choices`: each disjunct combined with options
+        of each choice.
 
-        With `as_clauses`, choices that multiply the disjuncts are left to the objects' grammar where they can
-        be (`clauses`); without it, None where they multiply to more than `most_multiplied`.
+        With `as_clauses`, a choice that multiplies the disjuncts becomes clauses if possible (`clauses`).
+        Without `as_clauses`, returns None if such a choice leads to more than `most_multiplied` disjuncts.
         """
         for choice, path in choices:
             found = self._choose(disjuncts, choice, path)
@@ -285,8 +290,8 @@ class NormalForm:
         path: tuple[Subschema, ...],
         conditions: list[AnyProperty],
     ) -> list[Disjunct] | None:
-        """The disjuncts of `disjuncts` and the choice, where objects get `conditions` instead of the
-        choice."""
+        """The disjunctive normal form of `disjuncts` AND `choice`. For objects, `conditions` stand in for
+        `choice`, so that their disjuncts do not multiply."""
         objects: list[Disjunct] = []
         others: list[Disjunct] = []
         for disjunct in disjuncts:
@@ -309,7 +314,8 @@ class NormalForm:
         assertions: dict[Assertion, None],
         choices: dict[Or, Any],
     ) -> None:
-        """Add the conjuncts of `formula` to `assertions` and `choices`; `path` has the subschemas around."""
+        """Add the conjuncts of `formula` to `assertions` and `choices`. `path` has the subschemas that are
+        being expanded."""
         match formula:
             case And(parts):
                 for part in parts:
@@ -336,14 +342,15 @@ class NormalForm:
     def _choose(
         self, disjuncts: list[Disjunct], choice: Or, path: tuple[Subschema, ...]
     ) -> list[Disjunct] | None:
-        """The disjuncts of `disjuncts` and the choice; None for more than `MAX_DISJUNCTS`."""
+        """The disjunctive normal form of `disjuncts` AND `choice`: each disjunct combined with each option.
+        None if there are more than `MAX_DISJUNCTS`."""
         found: dict[Disjunct, None] = {}
         for disjunct in disjuncts:
             options: dict[Disjunct, None] = {}
             for option in choice.options:
                 options |= dict.fromkeys(self._expand([disjunct], option, path))
             if disjunct in options:
-                options = {disjunct: None}  # the option that always holds includes the others
+                options = {disjunct: None}  # one option always holds, so it includes all others
             found = with_values_joined(found | options)
             if len(found) > MAX_DISJUNCTS:
                 found = dict.fromkeys(self._only_possible(found))
@@ -355,7 +362,7 @@ class NormalForm:
         return [disjunct for disjunct in disjuncts if self._check._is_possible(disjunct, MAX_DEPTH)]
 
     def joined(self, disjunct: Disjunct, assertion: Assertion) -> Disjunct | None:
-        """The conjunction of a disjunct and an assertion; None where no value satisfies it."""
+        """The conjunction of a disjunct and an assertion; None if they obviously contradict each other."""
         if disjunct.values is not None:
             values = tuple(self._satisfying(assertion, disjunct.values))
             return Disjunct(disjunct.types, disjunct.assertions, values) if values else None
@@ -384,10 +391,10 @@ class NormalForm:
         return Disjunct(disjunct.types, (*disjunct.assertions, assertion))
 
     def _decided(self, disjunct: Disjunct, assertion: Properties) -> bool | None:
-        """Whether `assertion` holds for all objects of `disjunct`, or for none, as is seen from the enum of a
-        property; else None.
+        """Whether `assertion` holds for all objects of `disjunct` (True) or for none (False), if the enum of
+        a property shows this; else None.
 
-        Of 50 if/then that depend on one property, only the one for its value is left.
+        Of 50 if/then that depend on the value of one property, only the one for the given value remains.
         """
         match assertion:
             case Properties(((name, formula),), (), others) if others == TRUE:
@@ -405,7 +412,8 @@ class NormalForm:
         return None
 
     def _enumerated(self, formula: Formula) -> frozenset[Value] | None:
-        """The values of `formula`; None where it is no conjunction of assertions with an enum among them."""
+        """The values that satisfy `formula`, if it is a conjunction of assertions with an enum among them;
+        else None."""
         if formula not in self._enums:
             assertions = self._assertions(formula) or ()
             enums = [each.values for each in assertions if isinstance(each, InEnum)]
@@ -416,7 +424,7 @@ class NormalForm:
         return self._enums[formula]
 
     def _assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
-        """The assertions that `formula` is a conjunction of; None if there is a disjunction among them."""
+        """The assertions whose conjunction `formula` is; None if `formula` contains a disjunction."""
         if formula not in self._conjunctions:
             assertions: dict[Assertion, None] = {}
             choices: dict[Or, Any] = {}

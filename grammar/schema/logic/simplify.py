@@ -1,12 +1,13 @@
-"""Disjunctions with fewer options, above all those that come of negations.
+"""Simplification of disjunctions to fewer options, above all of disjunctions that result from negations.
 
 The negation of ``{"type": "object", "properties": {"p": {"const": 1}}}`` is a disjunction of
 
     Types(all but object)
     And(Types(object), Required("p"), Properties(p: not 1))
 
-A formula such as ``if`` adds the option "an object without p". Then the last two options are one assertion,
-"p, if present, is not 1", which other types satisfy anyway, so the first option is part of it as well.
+A formula such as ``if`` adds the option "an object without p". This option and the second one together are
+the assertion "p, if present, is not 1". All values of other types satisfy this assertion, so the first option
+is contained in it as well.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ramify.grammar.schema.logic.formula import (
 )
 
 MAX_DISTRIBUTED = 40
-"""Most options over which a type is distributed."""
+"""Most options of a disjunction over which types are distributed."""
 
 
 def simplified(choice: Or) -> Formula:
-    """A formula that the same values satisfy, where possible with fewer options."""
+    """An equivalent formula, with fewer options if possible."""
     options = [piece for option in choice.options for piece in _distributed(option)]
     options = _with_properties_joined(options)
     types = [option.types for option in options if isinstance(option, Types)]
@@ -47,7 +48,7 @@ def simplified(choice: Or) -> Formula:
 
 
 def _distributed(option: Formula) -> list[Formula]:
-    """``T and (a or b)`` as ``T and a``, ``T and b``, where T are types."""
+    """Split an option of the form ``T and (a or b)``, where T are types, into ``T and a`` and ``T and b``."""
     if not isinstance(option, And):
         return [option]
     choices = [part for part in option.parts if isinstance(part, Or)]
@@ -60,7 +61,8 @@ def _distributed(option: Formula) -> list[Formula]:
 
 
 def _only_assertion(option: Formula) -> Assertion | None:
-    """The assertion of an option that is one assertion about all values of its types."""
+    """The assertion of an option that consists of types and one assertion about exactly these types; else
+    None."""
     match option:
         case And((Types(types), Assertion() as assertion)) if types == assertion.kinds:
             return assertion
@@ -68,7 +70,8 @@ def _only_assertion(option: Formula) -> Assertion | None:
 
 
 def _with_properties_joined(options: list[Formula]) -> list[Formula]:
-    """``the object has no p, or a p that satisfies F`` as ``p, if present, satisfies F``."""
+    """Replace the options "the object has no p" and "p satisfies F" by the one option "p, if present,
+    satisfies F"."""
     missing = {name for option in options if (name := _missing(option)) is not None}
     values: dict[str, Formula] = {}
     for option in options:
@@ -86,7 +89,8 @@ def _with_properties_joined(options: list[Formula]) -> list[Formula]:
 
 
 def _missing(option: Formula) -> str | None:
-    """The property that the objects of `option` are without, if that is all it says."""
+    """The name of the property that `option` forbids, if forbidding it is all that `option` does; else
+    None."""
     match option:
         case And((Types(types), Properties(((name, value),), (), others))):
             if types == OBJECT and value == FALSE and others == TRUE:
@@ -95,7 +99,8 @@ def _missing(option: Formula) -> str | None:
 
 
 def _present(option: Formula) -> tuple[str, Formula] | None:
-    """The property that the objects of `option` have, and what it satisfies, if that is all it says."""
+    """The name of the property that `option` requires and the formula for its value, if that is all that
+    `option` asserts; else None."""
     match option:
         case And((Types(types), Required(name), Properties(((other, value),), (), others))):
             if types == OBJECT and name == other and others == TRUE:

@@ -1,14 +1,13 @@
-"""unevaluatedProperties and unevaluatedItems, which apply to the parts that no adjacent keyword has
-evaluated.
+"""unevaluatedProperties and unevaluatedItems, for the parts that no adjacent keyword has evaluated.
 
-The parts evaluated depend on the options that a value satisfies, so a schema is split into cases: each has a
-formula, and the parts evaluated where the formula holds. For
+The evaluated parts depend on the options that a value satisfies. So a schema is split into cases; each has a
+formula, and the parts that are evaluated if the formula holds. For
 
     {"anyOf": [{"properties": {"a": A}}, {"properties": {"b": B}}], "unevaluatedProperties": false}
 
-they are "the first option" with a evaluated, "the second option" with b evaluated, and "both options" with a
-and b evaluated. Each case then has unevaluatedProperties apply to the other properties, and the schema is the
-disjunction of its cases.
+the cases are "the first option" with a evaluated, "the second option" with b evaluated, and "both options"
+with a and b evaluated. In each case unevaluatedProperties applies to all other properties, and the schema is
+the disjunction of its cases.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ MAX_CASES = 128
 MAX_ANY_OF = 6
 
 _IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
-"""Applicators to the value itself, whose evaluated parts count for the schema that has them."""
+"""Applicators that apply to the value itself. The parts that their subschemas evaluate count as evaluated by
+the schema."""
 
 _ABOUT_PROPERTIES = frozenset(
     ["properties", "patternProperties", "additionalProperties", "unevaluatedProperties", *_IN_PLACE]
@@ -38,7 +38,8 @@ _ABOUT_PROPERTIES = frozenset(
 _ABOUT_ITEMS = frozenset(
     ["prefixItems", "items", "additionalItems", "contains", "unevaluatedItems", *_IN_PLACE]
 )
-"""Keywords that count as having evaluated everything where they are ignored."""
+"""Keywords that, if they are ignored, count as having evaluated all items (or all properties, for
+`_ABOUT_PROPERTIES`)."""
 
 
 class Evaluated(NamedTuple):
@@ -46,15 +47,15 @@ class Evaluated(NamedTuple):
 
     names: tuple[str, ...] = ()
     keys: tuple[Formula, ...] = ()
-    """Properties whose name satisfies one of these."""
+    """Properties whose names satisfy one of these formulas are evaluated."""
     all_names: bool = False
     items: int | None = 0
-    """Number of first items that are evaluated; None for all items."""
+    """Number of items, from the first, that are evaluated; None if all are."""
     contained: tuple[Formula, ...] = ()
-    """Items that satisfy one of these."""
+    """Items that satisfy one of these formulas are evaluated."""
 
     def union(self, other: Evaluated) -> Evaluated:
-        """Properties and items that one of the two evaluates."""
+        """The properties and items that at least one of the two evaluates."""
         return Evaluated(
             tuple(dict.fromkeys(self.names + other.names)),
             tuple(dict.fromkeys(self.keys + other.keys)),
@@ -65,24 +66,26 @@ class Evaluated(NamedTuple):
 
 
 Case = tuple[Formula, Evaluated]
-"""A case: a formula, and the parts evaluated of values that satisfy it."""
+"""A case: a formula, and the parts that are evaluated in values that satisfy the formula."""
 
 NOTHING_EVALUATED = Evaluated()
 _ANY_VALUE: list[Case] = [(TRUE, NOTHING_EVALUATED)]
 
 
 class Unevaluated:
-    """Formulas of subschemas that have one of the two keywords."""
+    """Formulas of subschemas that have unevaluatedProperties or unevaluatedItems."""
 
     def __init__(self, formulas: SchemaFormulas) -> None:
         self._formulas = formulas
 
     def formula(self, pointer: str) -> Formula:
-        """The conjunction of all keywords at `pointer`, one of the two among them."""
+        """The conjunction of all keywords at `pointer`, unevaluatedProperties and unevaluatedItems
+        included."""
         return disjunction(*(formula for formula, _ in self._cases(pointer, ())))
 
     def _cases(self, pointer: str, path: tuple[str, ...]) -> list[Case]:
-        """The cases of the subschema at `pointer`; `path` are the pointers of those around it."""
+        """The cases of the subschema at `pointer`. `path` has the pointers of the subschemas that are being
+        expanded."""
         schema = self._formulas.document.at(pointer)
         if isinstance(schema, bool):
             return _ANY_VALUE if schema else []
@@ -110,7 +113,8 @@ class Unevaluated:
         return cases
 
     def _own(self, pointer: str, keywords: dict[str, Any]) -> Evaluated:
-        """Properties and items evaluated by the keywords that apply to them directly."""
+        """The properties and items that are evaluated by keywords about properties and items themselves, such
+        as properties."""
         older = isinstance(keywords.get("items"), list)
         prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         contained: tuple[Formula, ...] = ()
@@ -129,7 +133,7 @@ class Unevaluated:
     def _applied(
         self, where: str, keywords: dict[str, Any], keyword: str, path: tuple[str, ...]
     ) -> list[Case]:
-        """The cases of one of the keywords `_IN_PLACE`."""
+        """The cases of `keyword`, one of `_IN_PLACE`."""
         value = keywords[keyword]
         match keyword:
             case "allOf":
@@ -182,7 +186,8 @@ class Unevaluated:
         return _product(self._cases(where, path), then, where) + _product(failing, otherwise, where)
 
     def _rest(self, pointer: str, keywords: dict[str, Any], case: Case) -> Case:
-        """The case with the two keywords themselves, after which everything is evaluated."""
+        """The case with unevaluatedProperties and unevaluatedItems added to its formula. All properties or
+        items are then evaluated."""
         formula, evaluated = case
         if "unevaluatedProperties" in keywords:
             others = self._formulas.subschema(f"{pointer}/unevaluatedProperties")
@@ -205,13 +210,14 @@ def _all_of(parts: Iterable[list[Case]], where: str) -> list[Case]:
 
 
 def _product(left: list[Case], right: list[Case], where: str) -> list[Case]:
-    """The cases of a conjunction."""
+    """The cases of the conjunction of two schemas with the cases `left` and `right`."""
     pairs = itertools.product(left, right)
     return _limited([(conjunction(a, b), known.union(more)) for (a, known), (b, more) in pairs], where)
 
 
 def _limited(cases: list[Case], where: str) -> list[Case]:
-    """`cases` with those joined that evaluate the same. Refuses more than `MAX_CASES`."""
+    """`cases`, with those that evaluate the same parts merged. Raises `Unenforceable` for more than
+    `MAX_CASES`."""
     joined: dict[Evaluated, list[Formula]] = {}
     for formula, evaluated in cases:
         if formula != FALSE:

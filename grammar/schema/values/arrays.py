@@ -1,10 +1,10 @@
-"""The arrays of one disjunct, as expressions.
+"""Expressions for the arrays of one disjunct.
 
 ``{"prefixItems": [A, B], "items": C, "minItems": 1, "maxItems": 4}`` becomes
 
     "[" A (", " B (", " C){0,2})? "]"
 
-Items that ``contains`` counts take one rule for each position and count, and unique items are in
+If ``contains`` counts items, there is one rule for each position and count. Unique items are in
 `unique_arrays`.
 """
 
@@ -23,10 +23,10 @@ from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.unique_arrays import unique_arrays
 
 MAX_COUNTED = 1_000_000
-"""Greatest minItems that is enforced; a maxItems may be greater."""
+"""Greatest minItems that is enforced. A maxItems may be greater."""
 MAX_WRITTEN_OUT = 1000
-"""Greatest minItems where items are unique, where contains counts them, and where the automaton cannot count
-further (`Options.counted`). A greater maxItems is lowered to it there."""
+"""Greatest minItems if items are unique, if contains counts them, or if the automaton cannot count further
+(`Options.counted`). In these cases a greater maxItems is lowered to this number."""
 MAX_STATES = 4000
 
 
@@ -61,11 +61,12 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
 def _sequence(
     grammar: SchemaGrammar, prefix: list[Expression], rest: Expression, low: int, high: int | None
 ) -> Expression:
-    """The items of `prefix`, then any number of `rest`: `low` to `high` items in all."""
+    """The arrays that have the items of `prefix`, then any number of items `rest`, and `low` to `high` items
+    in total."""
     comma = grammar.marks.comma
     length = len(prefix)
     if NOTHING in prefix or rest == NOTHING:
-        # No array is longer than the items before the first that has no value.
+        # The first item that has no value cannot occur, nor can any later item.
         length = prefix.index(NOTHING) if NOTHING in prefix else length
         high = length if high is None else min(high, length)
     if high is not None and high < low:
@@ -76,7 +77,7 @@ def _sequence(
         return enclosed("[", NOTHING, "]", grammar.marks)
     more = None if high is None else high - length
     tail = repeat(seq(comma, rest), max(0, low - length), more) if more != 0 else EMPTY
-    # From the back: `tail` is what may follow item i - 1, which is at least the required items.
+    # Backwards: `tail` is the text that may follow item i - 1. It contains the required items at least.
     for i in reversed(range(1, length)):
         following = seq(comma, prefix[i], tail)
         tail = grammar.rules.define(following if i < low else alt(following, EMPTY))
@@ -88,16 +89,16 @@ def _sequence(
 
 
 _State = tuple[int, tuple[int, ...]]
-"""Number of items so far, and of those that satisfied each `Contains`; both are counted only as far as they
-matter."""
+"""The number of items so far, and for each `Contains` the number of items that satisfied it. Numbers are
+counted only as far as greater ones make a difference."""
 
 
 class _ContainsArrays:
-    """Arrays in which items that satisfy a `Contains` are counted: one rule a state.
+    """Arrays in which the items that satisfy a `Contains` are counted, with one rule for each state.
 
-    An item counts as satisfying a `Contains` or as not. Where only a minimum is set, an item that counts as
-    not satisfying it may have any value, and where only a maximum is set, an item that counts as satisfying
-    it may: the arrays are the same, and the rules fewer.
+    Each item is counted as satisfying a `Contains` or as not satisfying it. If a `Contains` has only a
+    minimum, the items counted as not satisfying it may have any value. If it has only a maximum, the items
+    counted as satisfying it may have any value. This allows the same arrays with fewer rules.
     """
 
     def __init__(self, grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> None:
@@ -148,7 +149,8 @@ class _ContainsArrays:
         return [*(seq(comma, step) for step in self._steps(items, counted)), *ending]
 
     def _steps(self, items: int, counted: tuple[int, ...]) -> list[Expression]:
-        """Texts of one more item and of all that follows it."""
+        """Texts of the next item and of everything after it, one expression for each way to count the
+        item."""
         if self._high is not None and items == self._high:
             return []
         ways = [self._ways_to_count(contains, items) for contains in self._contains]
@@ -167,7 +169,8 @@ class _ContainsArrays:
         return found
 
     def _ways_to_count(self, contains: Contains, i: int) -> list[tuple[int, Formula]]:
-        """Ways in which item `i` may count: 1 or 0, and the formula of the item then."""
+        """Ways in which `contains` may count item `i`: pairs of 1 or 0, and the formula that the item must
+        then satisfy."""
         if i < contains.begin:
             return [(0, TRUE)]
         if contains.high is None:

@@ -1,10 +1,10 @@
 """Numbers in plain notation under several conditions, as an automaton that reads them digit by digit.
 
-A multiple of 0.25 is recognised by the remainder modulo 25 of the digits up to two places after the point,
-where all later digits are 0. Reading "1.75": 1, 17, 175, and 175 % 25 == 0.
+A multiple of 0.25 is recognised by the remainder modulo 25 of the digits up to two places after the point;
+all later digits must be 0. Reading "1.75" gives 1, 17, 175, and 175 % 25 == 0.
 
-Remainders from which the same digits lead to a multiple are one state: of the 100,000 remainders of a
-multipleOf 100,000, only the number of zeros at the end of the digits matters, so there are 6 states.
+Remainders from which the same digits lead to a multiple are one state. For multipleOf 100,000, only the
+number of zeros at the end of the digits matters, so there are 6 states instead of 100,000 remainders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ramify.grammar.rules.expression import (
 )
 
 MAX_REMAINDERS = 4000
-"""Most remainders that a multipleOf may take."""
+"""Most remainders, after merging, that are told apart for one multipleOf."""
 
 _ONE: dict[int, Ranges] = {ord(char): ((ord(char), ord(char)),) for char in "0123456789.-"}
 _POINT = ord(".")
@@ -38,7 +38,7 @@ _ZERO = ord("0")
 
 
 class Divisor(NamedTuple):
-    """Multiples of `unit` / 10 ** `places` or, where it is not `positive`, all other numbers."""
+    """The multiples of `unit` / 10 ** `places` or, if `positive` is False, all other numbers."""
 
     unit: int
     places: int
@@ -53,13 +53,13 @@ class Divisor(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """The state of one divisor: the parts of the digits read that matter to it."""
+    """The state of the automaton for one divisor."""
 
     remainder: int = 0
     after_point: int | None = None
-    """Digits read after the point, up to the divisor's places; None before the point."""
+    """Number of digits read after the point, at most the divisor's places; None before the point."""
     beyond: bool = False
-    """Whether a digit other than 0 was read after those places, so that the number is no multiple."""
+    """Whether a digit other than 0 was read after the divisor's places, so that the number is no multiple."""
 
 
 def _next(step: Divisor, read: _Read, point: int) -> _Read:
@@ -79,12 +79,13 @@ def _next(step: Divisor, read: _Read, point: int) -> _Read:
 
 @lru_cache(maxsize=64)
 def after_digits(unit: int) -> dict[int, tuple[int, ...]] | None:
-    """Remainders modulo `unit`, each with the remainder after each further digit; None for more than
-    `MAX_REMAINDERS`.
+    """A mapping from each remainder modulo `unit` to the remainders after each of the ten digits; None if
+    there are more than `MAX_REMAINDERS`.
 
-    Of equivalent remainders there is only the first one met.
+    Equivalent remainders are merged into the one that was found first.
     """
-    # The largest divisor of `unit` without a factor of 10, and the digits after which only it matters.
+    # The largest divisor of `unit` that is coprime to 10, and the number of further digits after which only
+    # the remainder modulo this divisor matters.
     coprime, digits = unit, 0
     while (common := math.gcd(coprime, 10)) > 1:
         coprime //= common
@@ -95,7 +96,7 @@ def after_digits(unit: int) -> dict[int, tuple[int, ...]] | None:
     first: dict[tuple[int, ...], int] = {}
 
     def representative(remainder: int) -> int:
-        # The number that n more digits must be, which may be too great for them.
+        # The number that the next n digits must form; it may be too great for n digits.
         missing = ((-remainder * power) % unit for power in powers)
         key = tuple(number if number < power else -1 for number, power in zip(missing, powers, strict=True))
         return first.setdefault((remainder % coprime, *key), remainder)
@@ -124,15 +125,16 @@ def decimals_automaton(
     steps: Sequence[Divisor],
     most_states: int,
 ) -> CharAutomaton | None:
-    """The texts of `expression` that satisfy all of `further` and of `steps`; None beyond `most_states`
-    states.
+    """The texts of `expression` that satisfy all conditions of `further` and all divisors of `steps`; None
+    beyond `most_states` states.
 
-    A pair of `further` is an expression, and whether the text must match it or must not.
+    A condition of `further` is an expression, and True if the text must match the expression, False if it
+    must not.
     """
     product = Product([(expression, True), *further])
     Reads = tuple[_Read, ...]
     State = tuple[tuple[Residual, ...], Reads]
-    rows: dict[Reads, dict[int, Reads]] = {}  # the same at each count of digits
+    rows: dict[Reads, dict[int, Reads]] = {}  # the steps do not depend on the count of digits
 
     def after(state: State) -> list[tuple[Ranges, State]]:
         residuals, reads = state

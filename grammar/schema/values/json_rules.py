@@ -22,7 +22,7 @@ CHARACTERS = Call("json_characters")
 
 @lru_cache(maxsize=16)
 def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
-    """Rules by name for values of any type, written with this white space."""
+    """The rules, by name, for values of any type, with the white space of the option `whitespace`."""
     marks = punctuation(whitespace)
     member = seq(STRING, marks.colon, VALUE)
     return {
@@ -38,18 +38,19 @@ def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
 
 
 def any_number(item: Expression, marks: Punctuation) -> Expression:
-    """One or more `item`, separated by commas."""
+    """One or more texts of `item`, separated by commas."""
     return seq(item, repeat(seq(marks.comma, item), 0, None))
 
 
 def enclosed(
     opening: str, content: Expression, closing: str, marks: Punctuation, *, empty: bool = True
 ) -> Expression:
-    """`content`, which does not match the empty text, between brackets; with `empty` it may be absent."""
+    """`content` between `opening` and `closing`. `content` must not match the empty text; with `empty`, it
+    may be absent."""
     filled = NOTHING if content == NOTHING else seq(marks.opening, content, marks.closing)
     if not empty:
         return seq(Text(opening), filled, Text(closing))
     if marks.empty == marks.opening == marks.closing and filled != NOTHING:
-        # The white space is the same with and without content, and is read once: the grammar is unambiguous.
+        # The white space is the same with and without content. It is read once, to avoid ambiguity.
         return seq(Text(opening), marks.opening, optional(seq(content, marks.closing)), Text(closing))
     return seq(Text(opening), alt(filled, marks.empty), Text(closing))

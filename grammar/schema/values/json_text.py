@@ -1,8 +1,8 @@
 """Spellings of JSON values that grammars allow (RFC 8259).
 
-In a string, a character is written as itself or, where JSON requires an escape, as its shortest escape.
-Strings without a restriction may have any valid escape. Halves of surrogate pairs are never written. Commas
-and brackets are in `punctuation`.
+In a string, a character is written as itself or, if JSON requires an escape, as its shortest escape. Strings
+without restrictions may have any valid escapes. Halves of surrogate pairs are never written. Commas and
+brackets are in `punctuation`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def spelled(value: Any) -> str:
 
 
 def number_spelled(value: Decimal) -> str:
-    """A number in plain notation below 20 digits, else with an exponent."""
+    """A number in plain notation if its decimal exponent is from -19 to 19, else with that exponent."""
     if abs(value.adjusted()) < 20:
         return plain_number(value)
     return str(value.normalize()).replace("E", "e")
@@ -68,9 +68,9 @@ QUOTE = Text('"')
 
 @lru_cache(maxsize=4096)
 def escaped(expression: Expression) -> Expression:
-    """An expression over the characters of a string as one over the JSON text between its quotes.
+    """Turn an expression over the characters of a string into one over the JSON text between the quotes.
 
-    Rules that it calls must be escaped already.
+    Rules that `expression` calls must be escaped already.
     """
     match expression:
         case Chars(ranges):
@@ -93,14 +93,14 @@ def _escaped_chars(ranges: Ranges) -> Expression:
 
 @lru_cache(maxsize=2048)
 def _spellings(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
-    """The characters that are written as themselves, and the escapes of the others."""
+    """The characters in `ranges` that are written as themselves, and the escapes of all others."""
     points = (point for low, high in intersection(ranges, _ESCAPED) for point in range(low, high + 1))
     return intersection(ranges, _PLAIN), tuple(json.dumps(chr(point))[1:-1] for point in points)
 
 
 def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
-    """`automaton`, over the characters of a string, as one over JSON text: its states, then those inside
-    escapes."""
+    """Turn an automaton over the characters of a string into an automaton over JSON text. The states of
+    `automaton` come first, then the states inside escapes."""
     inside: list[list[tuple[Ranges, int]]] = []
     number: dict[tuple[tuple[str, int], ...], int] = {}
 
@@ -128,7 +128,8 @@ def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
 
 @lru_cache(maxsize=256)
 def _escape_tree(escapes: tuple[tuple[str, int], ...]) -> list[list[tuple[Ranges, int]]]:
-    """The states that read (escape without its backslash, number of its target); ~n leads to target n."""
+    """The edges of the states that read `escapes`, pairs of an escape without its backslash and the number of
+    its target. The state ~n in an edge stands for target n."""
     tree = [escapes]
     rows: list[list[tuple[Ranges, int]]] = []
     for possible in tree:

@@ -27,8 +27,9 @@ _MINUS = Text("-")
 
 
 MOST_DIGITS = 100
-"""Most digits before the point of a number, unless the schema names longer ones. Without a limit an integer
-could have more digits than Python reads (4,300), and a number more than a double holds (308)."""
+"""Most digits before the point of a number, unless the schema names longer numbers. Without a limit, an
+integer could have more digits than Python reads (4,300), and a number could exceed the range of a double (308
+digits)."""
 
 
 def any_integer() -> Expression:
@@ -36,8 +37,8 @@ def any_integer() -> Expression:
 
 
 def any_number() -> Expression:
-    """Numbers in plain notation, or with an exponent and one digit before the point: less than 1e308, so that
-    all fit a double (IEEE 754, binary64), whose largest is 1.8e308."""
+    """Numbers in plain notation, or with an exponent and one digit before the point. All are less than 1e308,
+    so that they fit a double (IEEE 754, binary64), whose maximum is 1.8e308."""
     size = alt(
         seq(_digits("0", "2"), _DIGIT, _DIGIT), seq(Text("30"), _digits("0", "7")), repeat(_DIGIT, 1, 2)
     )
@@ -49,13 +50,13 @@ def any_number() -> Expression:
 
 
 def _whole(most: int | None) -> Expression:
-    """Integers above 0 of at most `most` digits; None is no limit."""
+    """The integers above 0 with at most `most` digits; None means no limit."""
     return seq(_NONZERO, repeat(_DIGIT, 0, _one_less(most)))
 
 
 def decimal_once(most: int | None = None) -> Expression:
-    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text; `most`
-    digits before the point at most."""
+    """Numbers in plain notation without trailing zeros in the fraction, so that each number has one text.
+    They have at most `most` digits before the point; None means no limit."""
     fraction = seq(Text("."), repeat(_DIGIT, 0, None), _NONZERO)
     whole = _whole(most)
     return alt(
@@ -120,7 +121,7 @@ def _same_length(low: str, high: str) -> Expression:
 
 
 class Bound(NamedTuple):
-    """A limit on a number, which may equal it if it is `inclusive`."""
+    """A bound on a number. If `inclusive` is True, the number may equal the bound."""
 
     value: Decimal
     inclusive: bool
@@ -132,8 +133,8 @@ class Bound(NamedTuple):
 def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -> Expression:
     """The numbers within the bounds in plain notation, with at most `places` digits after the point.
 
-    ``decimals(Bound(0.75, True), None)`` is "0.", then "7" and "5" or more, or "8" or "9" and any digits, or
-    a whole number of at least 1 with or without a fraction.
+    ``decimals(Bound(0.75, True), None)`` has two kinds of texts: "0.7" and a digit from 5 on, or "0.8" or
+    "0.9", each followed by any digits; and whole numbers of at least 1, with or without a fraction.
     """
     zero = Bound(Decimal(0), False)
     options: list[Expression] = []
@@ -167,7 +168,7 @@ def _positive(low: Bound, high: Bound | None, places: int | None) -> Expression:
 
 
 class _Tail(NamedTuple):
-    """A bound on the digits after the point, as the digits of the bound without trailing zeros."""
+    """A bound on the digits after the point, given as digits without trailing zeros."""
 
     digits: str
     inclusive: bool
@@ -186,8 +187,8 @@ def _whole_and_tail(bound: Bound) -> tuple[int, _Tail]:
     return int(whole), _Tail(tail.rstrip("0"), bound.inclusive)
 
 
-# The three functions below give the digit strings t, possibly empty, for which 0.t is within bounds. `places`
-# is the most digits that t may have; None is no limit.
+# The three functions below return the digit strings t, possibly empty, for which 0.t is within bounds.
+# `places` is the most digits that t may have; None means no limit.
 
 
 def _at_least(low: _Tail, places: int | None) -> Expression:
@@ -245,14 +246,14 @@ def _between(low: _Tail, high: _Tail, places: int | None) -> Expression:
 
 
 def _fraction(tail: Expression) -> Expression:
-    """A point and `tail`; the point is left out if the tail is empty."""
+    """A point and `tail`, or nothing where `tail` is the empty text."""
     some, empty = _not_empty(tail)
     return alt(seq(Text("."), some), EMPTY if empty else NOTHING)
 
 
 def _not_empty(tail: Expression) -> tuple[Expression, bool]:
-    """`tail`, which a function above has made, without the empty text; and whether `tail` matched the empty
-    text."""
+    """The non-empty texts of `tail`, and whether `tail` matches the empty text. One of the three functions
+    above must have made `tail`."""
     match tail:
         case Alt(options):
             pieces = [_not_empty(option) for option in options]

@@ -4,8 +4,8 @@ For members a (required) and b (optional), and any number of others c, the rules
 
     a (", " b)? (", " c)*
 
-Where the members are counted, or some must satisfy a condition, there is a rule for each count and each set
-of conditions that no member satisfies yet.
+If the members are counted, or some member must meet a condition, there is a rule for each count and each set
+of conditions that no member has met yet.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from ramify.grammar.schema.values.json_rules import any_number
 from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_ORDERS = 1 << 12
-"""Most states, one for each set of members written so far, where they come in any order."""
+"""Most states of an object whose members come in any order, if some must meet a condition. There is about one
+state for each set of members written so far."""
 
 MAX_WAYS_COUNTED = 20_000
-"""Most ways to write all properties, times the numbers of properties written that are told apart, times the
-sets of conditions that may be unmet."""
+"""Most pairs of a state and a way to write the next member, over all members. A state is a number of members
+written and a set of unmet conditions."""
 
 Conditions = frozenset[int]
-"""Conditions that some property must meet (`logic.clauses.AnyProperty`), by their numbers."""
+"""Numbers of conditions that some property must meet (`logic.clauses.AnyProperty`)."""
 
 
 class Way(NamedTuple):
-    """Texts of a property, all of which satisfy the conditions `met`."""
+    """A way to write a property: texts that all meet the conditions `met`."""
 
     met: Conditions
     text: Expression
@@ -57,9 +58,10 @@ class Member(NamedTuple):
     value: Expression
     """The colon and the value."""
     ways: tuple[Way, ...]
-    """Ways to write the property: the first has all its texts, the others meet conditions."""
+    """Ways to write the property. The first has all its texts; the others have the texts that meet further
+    conditions."""
     absent: Conditions = frozenset()
-    """The conditions that are met where the property is absent."""
+    """The conditions that are met if the property is absent."""
 
     @property
     def text(self) -> Expression:
@@ -68,7 +70,7 @@ class Member(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A place between two members: the number of members written, counted up to a limit, and the unmet
+    """A state between two members: the number of members written, counted up to a limit, and the unmet
     conditions."""
 
     written: int
@@ -76,11 +78,12 @@ class _State(NamedTuple):
 
 
 class MemberSequence:
-    """`members` in order, the optional ones possibly absent, then any number of `others`.
+    """The members of an object: `members` in order, of which the optional ones may be absent, then any number
+    of `others`.
 
-    There are `low` to `high` of both together, and each of `conditions` is met by one of `members`, present
-    or absent, or by one of `others`. `pointer` is that of the keyword to name in messages. With
-    ``grammar.any_order`` all orders are allowed.
+    The object has `low` to `high` members in total. Each of `conditions` must be met by the presence or
+    absence of one of `members`, or by one of `others`. `pointer` is the pointer of a keyword for messages.
+    With ``grammar.any_order``, all orders are allowed.
     """
 
     def __init__(
@@ -103,13 +106,13 @@ class MemberSequence:
         self._low = 0 if low <= sum(member.required for member in members) else low
         self._high = None if high is not None and not others and high >= len(members) else high
         self._conditions = _not_implied(conditions, members, others)
-        # Members beyond this number make no difference.
+        # Greater numbers of members need not be told apart.
         self._cap = max(1, self._low, 0 if self._high is None else self._high + 1)
         self._loops: dict[_State, Expression] = {}
 
     def content(self) -> tuple[Expression, bool, Expression]:
-        """Text between the braces unless they are empty; whether they may be empty; and the mark that must
-        stand behind the closing brace."""
+        """The texts of one or more members; whether the object may have no members; and the mark that must
+        follow the closing brace."""
         start = _State(0, self._conditions)
         empty = self._may_end_without(frozenset(range(len(self._members))), start)
         if not self._any_order or not self._members or len(self._members) + len(self._others) < 2:
@@ -123,21 +126,22 @@ class MemberSequence:
         return not state.unmet and state.written >= self._low
 
     def _may_end_without(self, left: frozenset[int], state: _State) -> bool:
-        """Whether the object may end before the members `left`."""
+        """Whether the object may end if the members with the indices `left` are absent."""
         members = [self._members[i] for i in left]
         unmet = state.unmet.difference(*(member.absent for member in members))
         return self._may_end(state._replace(unmet=unmet)) and not any(member.required for member in members)
 
     def _after(self, state: _State, met: Conditions) -> _State | None:
-        """The state after one more member; None where that exceeds the limit."""
+        """The state after one more member, which meets the conditions `met`; None if that exceeds the maximum
+        number of members."""
         if self._high is not None and state.written >= self._high:
             return None
         return _State(min(state.written + 1, self._cap), state.unmet - met)
 
     def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
-        """The states after `member`, and its text with the comma before it."""
+        """The states after `member`, each with the texts of the comma and the member that lead to it."""
         comma = self._comma if state.written else EMPTY
-        # The fewer conditions a way meets, the more texts it has.
+        # Ways that meet fewer conditions come first, because they have more texts.
         ways: dict[Conditions, Way] = {}
         for way in sorted(member.ways, key=lambda way: len(way.met)):
             ways.setdefault(way.met & state.unmet, way)
@@ -153,7 +157,7 @@ class MemberSequence:
     def _ordered(self) -> Expression:
         """One or more members in the order of `members`."""
         states = self._states()
-        # From the back: rest[s] is what may follow in state s when the members from here on remain.
+        # Backwards: rest[s] is the text that may follow in state s, made of the members from i on.
         rest = {state: self._tail(state) if state.written else self._first(state) for state in states[-1]}
         for i in reversed(range(len(self._members))):
             rest = {state: self._rules.define(following) for state, following in rest.items()}
@@ -162,8 +166,8 @@ class MemberSequence:
         return self._rules.define(content) if len(self._members) > 1 else content
 
     def _states(self) -> list[list[_State]]:
-        """States before each member, and then those behind all, without those from which no later member
-        meets a condition."""
+        """A list of the possible states before each member, then of those after all members. States with an
+        unmet condition that no later member can meet are left out."""
         later = [frozenset[int]().union(*(way.met for other in self._others for way in other.ways))]
         for member in reversed(self._members):
             later.append(later[-1].union(member.absent, *(way.met for way in member.ways)))
@@ -201,12 +205,12 @@ class MemberSequence:
         return alt(found, skipped)
 
     def _first(self, state: _State) -> Expression:
-        """One or more of the others, and no member before them."""
+        """Texts of one or more of the others, without any member before them."""
         steps = [step for other in self._others for step in self._steps(other, state)]
         return alt(*(seq(text, self._tail(after)) for after, text in steps))
 
     def _tail(self, state: _State) -> Expression:
-        """Texts of any number of others, behind what is written already."""
+        """Texts of any number of others after the members written so far, up to the end of the object."""
         ending = EMPTY if self._may_end(state) else NOTHING
         if not self._others:
             return ending
@@ -230,7 +234,7 @@ class MemberSequence:
     # --- in any order -----------------------------------------------------------------------------
 
     def _in_any_order(self) -> tuple[Expression, Expression]:
-        """One or more members, each of `members` at most once, and the mark that must stand behind the
+        """Texts of one or more members, each of `members` at most once; and the mark that must follow the
         closing brace."""
         required = frozenset(i for i, member in enumerate(self._members) if member.required)
         if self._high is not None and (self._high == 0 or self._high < len(required)):
@@ -250,7 +254,8 @@ class MemberSequence:
         return any_number(member, self._grammar.marks), ObjectEnd(number, *content)
 
     def _permuted(self) -> Expression:
-        """One or more members, each of `members` at most once, anywhere among the others."""
+        """Texts of one or more members, each of `members` at most once, in any order and with the others
+        anywhere between them."""
         calls: dict[tuple[frozenset[int], _State], Call] = {}
         queue: list[tuple[frozenset[int], _State]] = []
 
@@ -286,7 +291,7 @@ class MemberSequence:
 
 
 def _not_implied(conditions: Conditions, members: list[Member], others: list[Member]) -> Conditions:
-    """The `conditions` that do not follow from others among them."""
+    """The `conditions` that neither always hold nor follow from another one of them."""
     always: set[int] = set()
     meeting: list[Conditions] = []
     for member in (*members, *others):

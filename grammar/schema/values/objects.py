@@ -1,10 +1,10 @@
-"""The objects of one disjunct, as expressions.
+"""Expressions for the objects of one disjunct.
 
 ``{"properties": {"a": A}, "required": ["a"], "additionalProperties": B}`` becomes
 
     "{" "\"a\": " A (", " key ": " B)* "}"        where key is any string but "a"
 
-`object_members` writes what is between the braces.
+`object_members` makes the expression between the braces.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.string_language import combinations
 
 MAX_COUNTED = 1000
-"""Most properties that are counted: maxProperties is lowered to it, and a greater minProperties refused."""
+"""Most properties that are counted. A greater maxProperties is lowered to this number, and a greater
+minProperties is refused."""
 MAX_WAYS = 64
-"""Most sets of conditions that one property may meet at once."""
+"""Most different sets of conditions that one property can meet."""
 CONDITIONS_REMEDY = (
     "Such conditions come of additionalProperties, patternProperties or propertyNames below not, if or "
     "oneOf: write anyOf for oneOf where options may overlap, or tell them apart by a required property."
@@ -58,11 +59,12 @@ NAME_THEM = (
 )
 MAX_PATTERN_STATES = 5000
 MAX_PATTERN_SETS = 4
-"""Most patterns for names of which every set is tried, where their automaton has too many states."""
+"""Most patterns for names if their automaton has too many states. Every set of the patterns is then tried."""
 
 
 class _Unnamed(NamedTuple):
-    """Properties that are not named: the formulas of their names and of their values."""
+    """A kind of properties that the schema does not name: the formula for their names, and that for their
+    values."""
 
     key: Formula
     value: Formula
@@ -117,7 +119,7 @@ class _Object:
                 f"A minProperties above {MAX_COUNTED} is not enforced",
                 f"Lower it to {MAX_COUNTED}.",
             )
-        # A repeated name would be counted twice, so names must differ. Their texts can only be compared where
+        # A repeated name would be counted twice, so names must differ. Their texts can be compared only if
         # all properties are of one kind.
         self._unique_names = (
             low > 1 and not members and not self._conditions and len(self._kinds_of_unnamed()) == 1
@@ -131,7 +133,7 @@ class _Object:
         return self._grammar.rules.define(seq(body, end))
 
     def _member(self, name: str) -> Member | None:
-        """The named property `name`; None where it cannot have a value."""
+        """The named property `name`; None if it cannot have a value."""
         if self._keys != TRUE and not self._test(self._keys, name):
             return None
         formula = self._disjunct.property_formula(name, self._test)
@@ -151,10 +153,12 @@ class _Object:
     def _ways(
         self, formula: Formula, wanted: list[Formula], start: Callable[[Conditions], Expression]
     ) -> tuple[Way, ...]:
-        """A property whose value satisfies `formula`, for each set of conditions that it can meet at once.
+        """The ways to write a property whose value satisfies `formula`: one for each set of conditions that
+        the property can meet together.
 
-        To meet condition i, its value satisfies `wanted` i; `start` gives the texts of its name and the colon
-        if it meets some conditions. Of sets with equal texts there is only the greatest.
+        To meet condition i, the value must satisfy ``wanted[i]``. `start` returns the texts of the name and
+        the colon for a set of conditions to be met. Of several sets with equal texts, only the largest is
+        returned.
         """
 
         def texts(met: Conditions) -> Expression:
@@ -203,7 +207,8 @@ class _Object:
         return found
 
     def _start_of_unnamed(self, key: Formula, start: Expression, met: Conditions) -> Expression:
-        """The names that satisfy `key` and may meet `met`, with the colon; `start` for no conditions."""
+        """The names that satisfy `key` and can meet the conditions `met`, each with the colon; `start` if
+        `met` is empty."""
         if not met:
             return start
         others = (self._conditions[i].other for i in sorted(met))
@@ -211,7 +216,9 @@ class _Object:
         return NOTHING if name == NOTHING else seq(name, self._grammar.marks.colon)
 
     def _no_others(self) -> list[Member]:
-        """No members: in canonical form an object has one order, and unnamed properties have none."""
+        """An empty list, as an object in canonical form has no unnamed properties: their order would be free.
+        Raises `NotCanonical` if the schema requires unnamed properties, has schemas for them, or names no
+        properties although objects may have some."""
         if self._disjunct.asserted(HasProperty) or any(
             kind != _Unnamed(TRUE, TRUE) for kind in self._kinds_of_unnamed()
         ):
@@ -222,7 +229,8 @@ class _Object:
         return []
 
     def _kinds_of_unnamed(self) -> list[_Unnamed]:
-        """The unnamed properties, divided by which patterns of patternProperties their names match."""
+        """The unnamed properties, divided by the set of patterns of patternProperties that their names
+        match."""
         properties = self._disjunct.asserted(Properties)
         patterns = list(dict.fromkeys(key for each in properties for key, _ in each.keyed))
         kinds: list[_Unnamed] = []
@@ -238,7 +246,8 @@ class _Object:
         return kinds
 
     def _matching_sets(self, patterns: list[Formula]) -> list[list[Formula]]:
-        """The sets of `patterns` such that some name satisfies exactly these, and perhaps a few more sets."""
+        """The sets of `patterns` for which some name satisfies exactly the patterns of the set. A few more
+        sets may be among them."""
         if not patterns:
             return [[]]
         expressions = [_pattern(key) for key in patterns]
@@ -265,7 +274,7 @@ class _Object:
 
 
 def _pattern(key: Formula) -> Expression | None:
-    """The expression of a key that is one pattern."""
+    """The expression of a key that consists of one pattern; else None."""
     parts = key.parts if isinstance(key, And) else (key,)
     match [part for part in parts if not isinstance(part, Types)]:
         case [Matches(pattern, True, pointer)]:

@@ -10,18 +10,18 @@ from ramify.grammar.schema.values.json_text import COLON, COMMA, spelled
 
 
 class Punctuation(NamedTuple):
-    """The punctuation marks of JSON with the white space beside them."""
+    """The punctuation of JSON, with the white space next to each mark."""
 
     comma: Expression
     colon: Expression
     opening: Expression
-    """After the opening bracket or brace of a non-empty array or object."""
+    """White space after the opening bracket or brace of a non-empty array or object."""
     closing: Expression
-    """Before the closing one."""
+    """White space before the closing bracket or brace of a non-empty array or object."""
     empty: Expression
-    """Between the brackets or braces of an empty array or object."""
+    """White space between the brackets or braces of an empty array or object."""
     around: Expression
-    """Before and after the whole text."""
+    """White space before and after the whole text."""
 
 
 def punctuation(whitespace: Whitespace) -> Punctuation:
@@ -40,7 +40,7 @@ def punctuation(whitespace: Whitespace) -> Punctuation:
 
 
 def value_text(value: Any, marks: Punctuation) -> Expression:
-    """The texts of one JSON value, which differ in white space only."""
+    """The texts of one JSON value. They differ only in white space."""
     match value:
         case dict() if value:
             members = [

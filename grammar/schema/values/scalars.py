@@ -1,7 +1,8 @@
-"""The numbers and strings of one disjunct, as expressions.
+"""Expressions for the numbers and strings of one disjunct.
 
 ``{"minimum": 8, "type": "integer"}`` becomes ``[8-9] | [1-9] [0-9]+``. A multipleOf needs an automaton that
-reads the digits (`decimal_language`); between two bounds with few multiples, these are written out.
+reads the digits (`decimal_language`). If there are few multiples between two bounds, the multiples are
+written out instead.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from ramify.grammar.schema.values.string_language import StringLanguage
 MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
 COUNTED_STATES = 250
-"""States that may be spent on counting digits where remainders are computed. Numbers with 2 remainders, even
-and odd ones, have up to MOST_DIGITS digits."""
+"""Most states for counting digits and computing remainders together. With 2 remainders (even and odd
+numbers), numbers may still have MOST_DIGITS digits."""
 FEWEST_DIGITS = 18
-"""Digits that are counted even if that takes more states, up to MAX_STATES."""
+"""Number of digits that are counted even if that takes more than COUNTED_STATES states, up to MAX_STATES."""
 
 
 def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
@@ -90,7 +91,7 @@ def _integers(
     excluded = [value for value in excluded if value == int(value)]
     if first is None and last is None and not divisors and not excluded:
         return json_rules.INTEGER
-    # Integers that are multiples of n/d in lowest terms are the multiples of n.
+    # With n/d in lowest terms, the integers that are multiples of n/d are the multiples of n.
     divisors = [_on_integers(divisor) for divisor in divisors]
     low, high = _limited(low, high, divisors)
     first, last = _first_integer(low), -_first_integer(high.negation())
@@ -106,14 +107,14 @@ def _integers(
 
 
 def _limited(low: Bound | None, high: Bound | None, divisors: list[Divisor]) -> tuple[Bound, Bound]:
-    """The bounds, completed where one is missing: numbers have at most MOST_DIGITS digits before the point,
-    or one more than the longest number that the schema names, if that is longer.
+    """The bounds, with a default for a missing one: numbers have at most MOST_DIGITS digits before the point.
+    If the schema names a number with at least as many digits, they may have one digit more than that number.
 
-    Where remainders take many states, there are fewer digits.
+    If remainders take many states, the default allows fewer digits.
     """
     remainders = [len(after_digits(divisor.unit) or ()) for divisor in divisors]
     states = max(1, math.prod(remainders))
-    possible = MAX_STATES // states + len(str(states)) - 2  # the first digits lead to fewer states
+    possible = MAX_STATES // states + len(str(states)) - 2  # fewer states are reachable by the first digits
     digits = min(number_text.MOST_DIGITS, max(FEWEST_DIGITS, COUNTED_STATES // states), possible)
     named = [bound.value.adjusted() + 1 for bound in (low, high) if bound is not None]
     named += [len(str(divisor.unit)) - divisor.places for divisor in divisors]
@@ -126,7 +127,7 @@ def _on_integers(divisor: Divisor) -> Divisor:
 
 
 def _divisors(disjunct: Disjunct) -> list[Divisor]:
-    """The negated divisors, and one for all positive ones: their least common multiple."""
+    """The negated divisors, followed by one divisor for all positive ones, their least common multiple."""
     assertions = disjunct.asserted(MultipleOf)
     divisors = [Divisor.of_step(each.divisor, positive=False) for each in assertions if not each.positive]
     positive = [each.divisor for each in assertions if each.positive]
@@ -143,7 +144,8 @@ def _excluded(disjunct: Disjunct) -> list[int | Decimal]:
 
 
 def _few(disjunct: Disjunct, low: Bound, high: Bound, divisors: list[Divisor]) -> list[int | Decimal] | None:
-    """The multiples between the bounds; None for more than `MAX_WRITTEN_OUT`."""
+    """The multiples between the bounds; None if there is no positive divisor, or if there are more than
+    `MAX_WRITTEN_OUT` multiples."""
     positive = [divisor for divisor in divisors if divisor.positive]
     if not positive:
         return None
@@ -195,7 +197,7 @@ def _read(
 
 
 def _first_integer(low: Bound) -> int:
-    """The least integer that satisfies the lower bound."""
+    """The least integer that satisfies the lower bound `low`."""
     floor = int(low.value.to_integral_value(rounding="ROUND_FLOOR"))
     return floor if floor == low.value and low.inclusive else floor + 1
 
@@ -204,7 +206,7 @@ def _first_integer(low: Bound) -> int:
 
 
 def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = False) -> Expression:
-    """The strings of `disjunct` with their quotes; with `canonical`, each has one text."""
+    """The strings of `disjunct` with their quotes. With `canonical`, each string has exactly one text."""
     canonical = canonical or grammar.canonical
     low, high = counts(disjunct, Length)
     if high is not None and high < low:
@@ -225,10 +227,10 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
 
 
 LONGEST = 4096
-"""Greatest maxLength where the automaton cannot count further (`Options.counted`); a greater one is lowered
-to this."""
+"""Greatest maxLength if the automaton cannot count further (`Options.counted`). A greater maxLength is
+lowered to this number."""
 LONGEST_COUNTED = 1_000_000
-"""Greatest minLength that is enforced; a maxLength may be greater."""
+"""Greatest minLength that is enforced. A maxLength may be greater."""
 
 
 def language_of(disjunct: Disjunct) -> StringLanguage:

@@ -1,4 +1,4 @@
-"""The grammar of a schema under construction, which the modules about single types write into."""
+"""The grammar of a schema under construction, to which the modules about single types add rules."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ MAX_RULES = 20_000
 
 
 class Options(NamedTuple):
-    """Options of writing values and of leaving keywords unenforced (see `ramify.constraint`)."""
+    """Options for the spelling of values and for unenforced keywords (see `ramify.constraint`)."""
 
     whitespace: Whitespace = "natural"
     any_order: bool = False
     strict: Strict = True
     counted: bool = True
-    """Whether the automaton can count far. Otherwise strings with a maxLength have at most `scalars.LONGEST`
-    characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
+    """Whether the automaton can count long repetitions. If not, strings with a maxLength have at most
+    `scalars.LONGEST` characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
 
 
 Builders = Sequence[tuple[frozenset[str], Callable[["SchemaGrammar", Disjunct], Expression]]]
-"""Types of values, and a function that gives the expression of a disjunct's values of these types."""
+"""Pairs of types of values, and a function that returns the expression for a disjunct's values of these
+types."""
 
 
 class SchemaGrammar:
-    """The grammar of one schema under construction: formulas become rules, each formula once.
+    """The grammar of one schema under construction. Formulas become rules, one rule for each formula.
 
-    `builders` make the expressions of the values of each type. Keywords at the pointers `ignored` are left
-    out. Choices become clauses above `most_multiplied` disjuncts, by default as `NormalForm` says.
+    `builders` make the expressions for the values of each type. Keywords at the pointers `ignored` are left
+    out. `most_multiplied` is that of `NormalForm`.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class SchemaGrammar:
         most_multiplied: int | None = None,
     ) -> None:
         self._builders = builders
-        # The values that two options of a oneOf share are found on formulas that need no such decision: there
-        # a oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
+        # Whether two options of a oneOf share values is decided with formulas that do not need this decision.
+        # In these, oneOf is read as anyOf, which allows more; a negated oneOf excludes all pairs of options.
         as_any_of = SchemaFormulas(document, ignored)
         negated_ones = SchemaFormulas(document, ignored, shared=lambda a, b: frozenset(TYPES), refuted=True)
         check = NormalForm(as_any_of, negated_ones)
         formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
         refuted = SchemaFormulas(document, ignored, shared=check.shared_types, refuted=True)
-        # In any order, a clause would be remembered through all orders of the properties.
+        # With any_order, the states of a clause would be multiplied by all orders of the properties.
         most = most_multiplied or (MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED)
         self.normal_form = NormalForm(formulas, refuted if ignored else None, check, most_multiplied=most)
         self.root = formulas.subschema("")
@@ -72,7 +73,7 @@ class SchemaGrammar:
         self.counted = options.counted
         self.rules = Rules()
         self.objects: dict[tuple[Any, ...], int] = {}
-        """The numbers of objects whose members come in any order, by their members and counts."""
+        """The number of each object whose members come in any order, by its members and their counts."""
         self.rules.bodies.update(json_rules.json_rules(options.whitespace))
         self.canonical = False
         """Whether each value must have exactly one text, so that equal values have equal texts."""
@@ -123,10 +124,10 @@ class SchemaGrammar:
         return expression
 
     def canonical_value(self, formula: Formula) -> Expression:
-        """The values that satisfy `formula`, each in one text: white space is fixed and all properties are
-        named.
+        """The values that satisfy `formula`, each with exactly one text: white space is fixed, and objects
+        have only named properties.
 
-        Raises `NotCanonical` where that cannot be had.
+        Raises `NotCanonical` if some values would have several texts.
         """
         options = (self.canonical, self.marks, self.any_order)
         self.canonical, self.marks, self.any_order = True, self._fixed_marks, False
@@ -136,7 +137,8 @@ class SchemaGrammar:
             self.canonical, self.marks, self.any_order = options
 
     def define(self, expression: Expression, why: str, formula: Formula | None = None) -> Expression:
-        """A rule for `expression`. If that is `NOTHING` and leaves no instance, `why` is the reason given."""
+        """Add a rule for `expression`, and return a call of it. If `expression` is `NOTHING` and the schema
+        therefore has no instance, the error names `why` as the reason."""
         if expression == NOTHING and self._contradiction is None:
             innermost = next(reversed(self._open), (TRUE, False))[0]
             self._contradiction = (_pointer_of(formula or innermost), why)
@@ -149,7 +151,7 @@ class SchemaGrammar:
         return next((pointer for pointer in pointers if pointer), "")
 
     def _why_no_value(self, formula: Formula) -> str:
-        """The reason that `formula` has no instance: type and enum where these exclude each other."""
+        """The reason why `formula` has no instance. Names type and enum if these exclude each other."""
         why = "its keywords leave no value"
         schema = self._document.at(formula.pointer) if isinstance(formula, Subschema) else True
         if not isinstance(schema, dict) or "type" not in schema or not {"enum", "const"} & schema.keys():

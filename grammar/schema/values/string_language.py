@@ -1,8 +1,8 @@
 """Strings under several conditions at once, such as two patterns and a length, as grammar rules.
 
-The conditions become one automaton over characters, their product. A single pattern is used as the expression
-that it is, since repetitions take fewer states there than unrolled. A format is an automaton, too: it is made
-once a process (`compile.policy.prepare`).
+The conditions become one automaton over characters, the product of their automata. A single pattern stays an
+expression, since its repetitions take fewer states than unrolled in an automaton. A format also becomes an
+automaton, which is made once for each process (`compile.policy.prepare`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.values.json_text import escaped, escaped_automaton, free_character
 
 MAX_STATES = 6000
-"""Most states of the automaton of one string; each becomes a rule of the grammar."""
+"""Most states of the automaton of one string. Each state becomes a rule of the grammar."""
 
 MAX_MINIMISED = 1000
 """Most states of an automaton that is minimised."""
 MAX_SHORT_LENGTH = 250
 MIN_LOWERED_LENGTH = 60
-"""Least maximum to which a maxLength is lowered where counting up to it takes too many states."""
+"""Least number to which a maxLength is lowered if counting up to that maxLength takes too many states."""
 
 
 class _Condition(NamedTuple):
-    """The string matches `expression` or, where it is not `positive`, does not."""
+    """The condition that a string matches `expression` or, if `positive` is False, does not match it."""
 
     expression: Expression
     positive: bool
@@ -75,14 +75,15 @@ class StringLanguage:
         is_format: bool = False,
         short: Expression | None = None,
     ) -> None:
-        """Require that the string matches `expression`, or does not. `pointer` names the keyword in messages.
+        """Require that strings match `expression` or, if `positive` is False, do not match it. `pointer`
+        names the keyword in messages.
 
-        `short` may replace a positive `expression` where characters are counted: see `_Condition`.
+        `short` may replace a positive `expression` if characters are counted (see `_Condition`).
         """
         self._conditions.setdefault(_Condition(expression, positive, is_format, short), pointer)
 
     def exclude(self, strings: Iterable[str]) -> None:
-        """Require that the string is none of these."""
+        """Require that strings are none of `strings`."""
         self._excluded |= dict.fromkeys(strings)
 
     def expression(self, low: int, high: int | None, *, canonical: bool = False) -> Expression:
@@ -127,9 +128,10 @@ def _strings(
 def others_than(strings: tuple[str, ...], canonical: bool) -> Expression:
     """All strings but `strings`, as JSON text between quotes.
 
-    For "to" and "ten" the automaton follows their tree: "t", then "o" and at least one character, or "e" and
-    what is not "n", or any other character and anything; or any other character than "t" and anything; or
-    nothing at all. With `canonical` no character has two spellings; else "anything" may have any escapes.
+    The automaton follows the prefix tree of `strings`, and allows anything after the first character that
+    leaves the tree. For "to" and "ten" it allows "", "t" and "te", and every string that leaves the tree,
+    such as "a", "tx" or "tens". With `canonical`, each character has one spelling; else the characters after
+    the tree may have any escapes.
     """
     tree: list[dict[str, int]] = [{}]
     ends = set()
@@ -164,7 +166,8 @@ def _free_characters() -> CharAutomaton:
 
 
 def _continued(first: CharAutomaton, then: CharAutomaton) -> CharAutomaton:
-    """`first`, which goes on as `then` from its one state without edges."""
+    """The concatenation of `first` and `then`: the only state of `first` without edges becomes the start of
+    `then`."""
     joint = next(state for state, row in enumerate(first.edges) if not row)
     number = [joint, *range(len(first.edges), len(first.edges) + len(then.edges) - 1)]
     rows = [[(ranges, number[after]) for ranges, after in row] for row in then.edges]
@@ -173,9 +176,9 @@ def _continued(first: CharAutomaton, then: CharAutomaton) -> CharAutomaton:
 
 
 def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
-    """The sets of `expressions`, by number, such that some string matches exactly the expressions of the set.
+    """The sets of indices of `expressions` for which some string matches exactly the expressions in the set.
 
-    None where finding them takes more than `most_states` states.
+    None if finding the sets takes more than `most_states` states.
     """
     derivatives = Derivatives({})
     everything = repeat(ANY_CHAR, 0, None)
@@ -195,7 +198,7 @@ def combinations(expressions: list[Expression], most_states: int) -> set[frozens
 
 
 def _counted(expression: Expression, low: int, high: int | None) -> Expression | None:
-    """`expression` restricted to `low` to `high` characters; None where that takes an automaton."""
+    """`expression` restricted to `low` to `high` characters; None if that requires an automaton."""
     shortest, longest = _lengths(expression)
     if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return expression
@@ -208,7 +211,7 @@ def _counted(expression: Expression, low: int, high: int | None) -> Expression |
 
 @lru_cache(maxsize=4096)
 def _lengths(expression: Expression) -> tuple[int, int | None]:
-    """The least and the most characters of a match; None is no limit."""
+    """The least and the greatest number of characters of a match; None means no limit."""
     match expression:
         case Text(literal):
             return len(literal), len(literal)
@@ -230,8 +233,8 @@ def _lengths(expression: Expression) -> tuple[int, int | None]:
 def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> CharAutomaton | None:
     """The automaton of the strings of `low` to `high` characters; None beyond `MAX_STATES` states.
 
-    Where counting takes too many states, `high` is lowered, to `MAX_SHORT_LENGTH` for the `short` expressions
-    and otherwise to what fits.
+    If counting takes too many states, `high` is lowered: to `MAX_SHORT_LENGTH` if the `short` expressions are
+    used, else to the greatest number that fits.
     """
     positive = tuple(condition.positive for condition in conditions)
     free = uncounted(tuple(condition.expression for condition in conditions), positive)
@@ -251,7 +254,7 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
 
 
 def _fitting(free: CharAutomaton, high: int) -> int:
-    """The greatest number of characters up to `high` for which `MAX_STATES` states suffice in any case."""
+    """The greatest number of characters, at most `high`, for which `MAX_STATES` states certainly suffice."""
     places = {0}
     states = 0
     for count in range(high):
@@ -266,7 +269,7 @@ def _fitting(free: CharAutomaton, high: int) -> int:
 def uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -> CharAutomaton | None:
     parts = list(zip(expressions, positive, strict=True))
     if not any(positive):
-        # The product needs a step for every character, also for those that no expression begins with.
+        # The product needs a transition for every character, also for those that no expression can read.
         parts.append((repeat(ANY_CHAR, 0, None), True))
     product = Product(parts)
     found = explore(product.start, product.steps, product.final, MAX_STATES)
@@ -276,15 +279,16 @@ def uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -
 def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAutomaton | None:
     """`free` restricted to `low` to `high` characters; None beyond `MAX_STATES` states.
 
-    A state is one of `free` and the number of characters read. The number is left out where it decides
-    nothing any more: the shortest text that may follow is long enough, and the longest one short enough.
+    A state consists of a state of `free` and the number of characters read. The number is dropped as soon as
+    it no longer matters: the shortest text that may follow is long enough, and the longest is short enough.
     """
     if not free.edges:
         return free
     shortest, longest = _ways_to_end(free)
 
     def counted(place: int, count: int) -> tuple[int, int] | None:
-        """The state at `place` after `count` characters; None where no string of the right length follows."""
+        """The state for the state `place` of `free` after `count` characters; None if no string of an allowed
+        length can follow."""
         most, least = longest[place], shortest[place]
         if (high is not None and count + least > high) or (most is not None and count + most < low):
             return None
@@ -310,7 +314,8 @@ _UNCOUNTED = -1
 
 
 def _ways_to_end(automaton: CharAutomaton) -> tuple[list[int], list[int | None]]:
-    """Least and most characters from each state to a final state; None is no limit."""
+    """The least and the greatest number of characters from each state to a final state; None means no
+    limit."""
     sources: list[set[int]] = [set() for _ in automaton.edges]
     left = []
     for state, row in enumerate(automaton.edges):
@@ -329,7 +334,7 @@ def _ways_to_end(automaton: CharAutomaton) -> tuple[list[int], list[int | None]]
                 queue.append(source)
     longest: list[int | None] = [None] * len(sources)
     queue = [state for state, count in enumerate(left) if not count]
-    for state in queue:  # states from which a cycle can be reached never come here
+    for state in queue:  # a state from which a cycle can be reached is never in the queue
         longest[state] = max((1 + (longest[after] or 0) for _, after in automaton.edges[state]), default=0)
         for source in sources[state]:
             left[source] -= 1

@@ -1,7 +1,8 @@
-"""Arrays whose items are all different or, under a negation, are not.
+"""Arrays whose items are all different or, under a negation, not all different.
 
-Items of up to `MAX_VALUES` values take a rule for each set of values used so far. Other items are compared by
-their text (`expression.UniqueItem`), so each value must have exactly one text (`SchemaGrammar.canonical`).
+If items have at most `MAX_VALUES` possible values, there is a rule for each set of values used so far.
+Otherwise items are compared by their texts (`expression.UniqueItem`), so each value must have exactly one
+text (`SchemaGrammar.canonical`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ramify.grammar.schema.values.punctuation import value_text
 from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_VALUES = 9
-"""Most values of items for which there is a rule for each set of those used."""
+"""Most possible values of items if there is one rule for each set of used values."""
 MAX_PLACES = 40
 
 
@@ -59,10 +60,11 @@ _FLAT = "Ask for unique items in one of the two"
 
 
 def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
-    """Arrays in which no two items have the same text: the rule of the array remembers their texts.
+    """Arrays in which no two items have the same text. The rule of the array remembers the texts of its
+    items.
 
-    How many arrays are left depends on the items that were used. Where that matters, arrays within items of
-    other unique items are refused.
+    An array inside a unique item is refused if it can have few texts: the number of texts that are left then
+    depends on the items used in it.
     """
     nested = grammar.canonical
     if nested and low > 1:
@@ -95,7 +97,7 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
 
 
 def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
-    """Number of values that satisfy `formula`; None unless all are known one by one."""
+    """Number of values that satisfy `formula`; None unless enum or const lists them all."""
     values: set[Value] = set()
     for disjunct in grammar.normal_form.disjuncts_of(formula):
         if disjunct.values is None:
@@ -105,7 +107,7 @@ def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
 
 
 class _EnumeratedItems:
-    """Arrays of items with few values: one rule for each set of values used so far."""
+    """Arrays of items with few possible values: one rule for each set of values used so far."""
 
     def __init__(
         self, grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None, *, unique: bool
@@ -128,7 +130,7 @@ class _EnumeratedItems:
         self._calls: dict[_State, Call] = {}
 
     def _values(self) -> frozenset[Value] | None:
-        """Values that items may have; None for more than `MAX_VALUES`."""
+        """The values that items may have; None if there are more than `MAX_VALUES`."""
         known = max((len(assertion.prefix) for assertion in self._items), default=0)
         values: set[Value] = set()
         for place in range(self._known + 1):
@@ -190,7 +192,8 @@ class _EnumeratedItems:
 
 
 def _few_values(grammar: SchemaGrammar, formula: Formula) -> tuple[Value, ...] | None:
-    """The values of `formula` in the order of the schema; None for more than `MAX_VALUES`."""
+    """The values that satisfy `formula`, in the order of the schema; None if there are more than
+    `MAX_VALUES`."""
     found: dict[Value, None] = {}
     for disjunct in grammar.normal_form.disjuncts_of(formula):
         if disjunct.values is not None:
