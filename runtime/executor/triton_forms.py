@@ -106,7 +106,7 @@ def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: 
 def _on_few_pages(
     config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
 ) -> Runner:
-    """A runner with room for its warm-up."""
+    """A runner with the few pages that its warm-up needs."""
     shape = model.config
     assert config.page_size is not None
     pool = pool_for(config, shape, MANY_ROWS[0] // config.page_size + 2, dtype, device)

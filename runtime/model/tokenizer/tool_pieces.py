@@ -50,7 +50,8 @@ _RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
 
 
 def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
-    """The pieces of `tokenizer.chat_template` beside those of `chat`; None where they are not exact."""
+    """The pieces of `tokenizer.chat_template` for tools, which complete those of `chat`; None if they are not
+    exact."""
     tool_format = FORMATS[chat.tool_format]
     between_turns = chat.suffix.get("system", "") + chat.prefix.get("system>user", "\0")
     opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
