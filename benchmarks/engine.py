@@ -12,8 +12,8 @@ prefill    tokens/s of one long prompt in chunks; the roofline is the time in wh
 cascade    a step of many branches over one prefix, with cascade on and off.
 
 Every measurement is repeated, once nothing is compiled or captured any more; `+-` is the range of the times
-as a share of their median. A row says how many of its timed steps still were not warm. Printed as
-well: kernels compiled, CUDA graphs captured, and memory, after everything was built and at the end.
+as a share of their median. A row says how many of its timed steps still were not warm. Also
+printed: kernels compiled, CUDA graphs captured, and memory, after everything was built and at the end.
 
 With --deterministic, decode and prefill are measured again in that mode, and the ratio is printed. The KV of
 prompts is not computed for decode and cascade: pages of random numbers stand for it. Without --shape the
@@ -103,7 +103,10 @@ def engine_config(
 
 
 def decodes(engine: LocalEngine, sizes: Sizes, bandwidth: float) -> Iterator[Row]:
-    """A row for each batch size. bandwidth : bytes a second of the device's large copy"""
+    """A row for each batch size.
+
+    bandwidth : bytes a second of the device's large copy
+    """
     for batch in sizes.batches:
         prompts = [engine.prompt(sizes.context) for _ in range(batch)]
         for prompt in prompts:

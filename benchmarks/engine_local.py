@@ -98,8 +98,8 @@ class Step:
 
 
 class LocalEngine:
-    """An engine of which the KV of prompts need not be computed: pages of random numbers are put into the
-    tree.
+    """An engine in this process. The KV of prompts need not be computed: pages of random numbers are put into
+    the tree.
 
     memory : bytes of the device in use before anything was built, and of the weights and the KV pages;
         on the CPU only those of the pages are counted
@@ -203,8 +203,8 @@ class LocalEngine:
         self._cache.release(lock)
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int, rounds: int = 2) -> Step:
-        """Time `rounds` rounds of `steps` steps, in which a warm engine decodes all of `prompts`. The prompts
-        must be known."""
+        """Time `rounds` rounds of `steps` steps, in which a warm engine decodes all of `prompts`. Each prompt
+        must have been given to `know`."""
         with self._decoding(prompts, steps * rounds) as warm:
             seconds, unsettled, before = [], 0, self._positions()
             for _ in range(rounds):
@@ -228,7 +228,7 @@ class LocalEngine:
     @contextlib.contextmanager
     def decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[Callable[[], object]]:
         """Context that gives a function. Each call takes one step in which a warm engine decodes all of
-        `prompts`, which must be known. At most `steps` calls are allowed."""
+        `prompts`. At most `steps` calls are allowed. Each prompt must have been given to `know`."""
         with self._decoding(prompts, steps):
             yield self._scheduler.step
 
@@ -278,7 +278,7 @@ class LocalEngine:
         return calls
 
     def _work(self) -> tuple[int, ...]:
-        """Counters, which change in a step unless the engine is warm."""
+        """Counters that do not change in a step of a warm engine."""
         captured = self.runner.captured
         return captured.graphs, captured.awaited, self._compiled.kernels, self._compiled.loaded
 
@@ -289,8 +289,8 @@ class LocalEngine:
     def _device_time(self) -> float:
         """Seconds of one pass over one token of each running request, with logits and the sampler's kernels.
 
-        The token is the request's last one. If the last token begins a page, which only the next step would
-        allocate, it is the token before. That takes the same time.
+        The token is the request's last one, unless that token begins a page, which only the next step would
+        allocate. Then it is the token before, whose pass takes the same time.
         """
         extensions = []
         for request in self._scheduler.requests.running:

@@ -4,9 +4,8 @@
     python -m benchmarks.eviction --recorded trace.json … [--every 2.0] [--copies 8]
 
 Traces are generated (`tests.runtime.program_traces`) or read from files of ``state.trace.to_dict()``, and
-replayed by `tests.runtime.eviction_replay`. The budget of pages
-is a share of the working set: of the most pages that are between their first and last use at one time.
-Columns:
+replayed by `tests.runtime.eviction_replay`. The budget of pages is a share of the working set: of the most
+pages that are between their first and last use at one time. Columns:
 
     lru        no hints: the least recently used leaf is evicted
     program    the hints of the programs: leases by branch and fork, in the order of their next use

@@ -21,9 +21,9 @@ GGUF by dequantising it: to bfloat16 where the processor multiplies it, else to 
     warm        the same prefix, other ends                                              requests/s
     prefill-N   1 request of N tokens, 1 out                                             prompt tokens/s
 
-Prints each turn when it ends, and at last medians over the rounds with their range, and after the first
-engine by how many times that is faster. An engine that ends early (most often for lack of memory) takes no
-more turns.
+Prints each turn when it ends, and at last the medians over the rounds with their range. For every engine but
+the first it also prints how many times faster the first one is. An engine that ends early (most often for
+lack of memory) takes no more turns.
 """
 
 from __future__ import annotations

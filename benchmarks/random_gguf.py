@@ -2,8 +2,8 @@
 
     python -m benchmarks.random_gguf 1B Q4_K OUT.gguf
 
-The tokenizer is the default model's. Matrices have the format; norms are float32; the output head is the
-embedding. Ramify, llama.cpp and OpenVINO GenAI read the file.
+The tokenizer is the default model's. Matrices are in the given format, norms in float32; the head is tied to
+the embedding. Ramify, llama.cpp and OpenVINO GenAI read the file.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class PlannedAttention:
             self.planners[window].warm_up(k_pages, v_pages, soft_cap=self.soft_cap, sinks=sinks)
 
     def most_state_bytes(self) -> int:
-        """The most bytes of softmax states in an eager step, which the parts of cut sequences leave to be
-        merged."""
+        """The most bytes of softmax states in an eager step. Each part of a cut sequence leaves a state, to
+        be merged."""
         from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
 
         return STATE_BYTES

@@ -58,8 +58,8 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 def build_runners(
     config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
-    """The runners of the model and of the draft model, which `load` and `load_draft` load. None without
-    `load_draft`.
+    """The runners of the model, which `load` loads, and of the draft model, which `load_draft` loads. The
+    second is None without `load_draft`.
 
     Both runners have the same number of pages, and share the memory for KV. With `ranks`, `load` loads one
     rank's part of the model, and all ranks get the same number of pages.

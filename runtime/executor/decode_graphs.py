@@ -1,13 +1,13 @@
 """Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
 
 At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
-launches at most about twice the programs that have work. Sizes other than powers of two and their means have
-graphs of the two lowest levels alone, which most large batches need. A plan of a higher level is padded to
-the next size that has a graph of its level.
+launches at most about twice the programs that have work. Sizes other than powers of two and the means of
+adjacent ones have graphs of the two lowest levels alone, because large batches rarely need a higher level. A
+step whose plan has a higher level is padded to the next size that has a graph of this level.
 
 Two kinds of plans have too many forms to capture all at start. Each of these forms is captured when it has
-come up `OFTEN` times. Until then, cascade plans run eagerly. Flat plans that merge few tokens, because few
-sequences are long, until then take the graph of their level that has room to merge every token.
+come up `OFTEN` times. Until then, a cascade plan runs eagerly. A flat plan that merges few tokens (because
+few sequences are long) takes the graph of its level that has room to merge every token.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MOST_LATE = 64
 """The most graphs that are captured while serving, for each of the two kinds: cascade plans, and flat plans
 that merge few tokens."""
 FINE = ((256, 8), (1 << 30, 16))
-"""(largest size, step): up to this size, the ladder has all multiples of the step in addition to the coarse
-sizes."""
+"""(largest size, step) of adjacent ranges of sizes. In a range the ladder has all multiples of the step, in
+addition to the coarse sizes."""
 FINE_LEVELS = 2
-"""Number of lowest levels of flat plans that have a graph at every size. Higher levels have graphs at coarse
-sizes alone."""
+"""Number of levels of flat plans, the lowest ones, that have a graph at every size. Higher levels have graphs
+at coarse sizes alone."""
 
 LIBRARY_BYTES = 64 << 20
 """Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: torch's defaults are 32 MiB
@@ -241,7 +241,7 @@ class DecodeGraphs:
 def bytes_beside(
     attention: PlannedAttention, sizes: Sequence[int], positions: int, results: int, space: int = 0
 ) -> int:
-    """The most bytes that graphs of `sizes` take beside the largest step's: softmax states, results and
+    """The most bytes that graphs of `sizes` take in addition to the largest step: softmax states, results and
     library workspaces.
 
     positions : the most positions that the KV pages can have

@@ -28,9 +28,9 @@ ON_CUDA = (
     (32 << 30, DeviceDefaults(512, 8192, 64)),
     (0, DeviceDefaults(256, 2048, 64)),
 )
-"""(least bytes of device memory, defaults). They follow vLLM and SGLang, which take 256 to 1,024 requests,
-8,192 tokens, and 2,048 tokens on cards of 16 and 24 GiB. The reason for 2,048: 8,192 tokens of an 8B model
-are 131 TFLOP, over a second at the 121 TFLOP/s of an L4's data sheet."""
+"""(least bytes of device memory, defaults). As in vLLM and SGLang, these are 256 to 1,024 requests and 8,192
+tokens a step, or 2,048 tokens on cards of 16 and 24 GiB. On such a card 8,192 tokens of an 8B model would
+take over a second: 131 TFLOP at the 121 TFLOP/s of an L4's data sheet."""
 
 
 def defaults_of(memory: int | None) -> DeviceDefaults:

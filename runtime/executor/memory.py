@@ -212,8 +212,8 @@ def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
     """The number of pages of `page` bytes that fit into `fraction` of the device's memory beside its other
     uses.
 
-    One page more, for the padding of decoding steps, is accounted for. Raises `EngineError`, with the
-    figures, if fewer than `LEAST_PAGES` fit.
+    Room is left for one more page, for the padding of decoding steps. Raises `EngineError`, with the figures,
+    if fewer than `LEAST_PAGES` fit.
     """
     room = int(memory.total * fraction) - memory.used - memory.workspace
     pages = room // page - 1

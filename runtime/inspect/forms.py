@@ -21,8 +21,8 @@ _SHAPE = (64, 512)
 is padding."""
 _FILE = "forms.json"
 _OTHERS = {"checkpoint": "none"}
-"""Quantization → the one whose answer holds for float matrices. In quantised checkpoints these are packed as
-in any other checkpoint."""
+"""Quantization → the quantization whose forms apply to its float matrices. Those of a quantised checkpoint
+are packed as those of any other checkpoint."""
 
 
 @dataclass(frozen=True)

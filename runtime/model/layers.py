@@ -56,7 +56,8 @@ class Slot:
 
 
 Slots = Iterator[tuple[str, Slot]]
-"""(name in Hugging Face checkpoints without the owner's prefix, slot)."""
+"""(tensor's name in Hugging Face checkpoints, without the prefix of the module that yields the slot;
+slot)."""
 
 
 ActivationOp = Callable[[Tensor], Tensor]
@@ -230,7 +231,8 @@ class Linear(nn.Module):
         self._unfilled: set[str] | None = None
         self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
-        """Sums the products of all ranks, if the matrix's inputs are divided among ranks; else None."""
+        """Function that sums the products of all ranks, if the matrix's inputs are divided among ranks; else
+        None."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), or (T, outputs / 2) with a gate."""

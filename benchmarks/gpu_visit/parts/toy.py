@@ -1,8 +1,8 @@
 """A toy engine in deterministic mode: no feature changes a bit of a token or a log-probability.
 
-An engine with one of graphs, overlap, cascade and shared prefixes on is compared with one with all of them
-off. In a rehearsal steps are padded as by graphs. Its prompts are shorter than 512 positions, and a
-deterministic cascade shares multiples of 512, so a rehearsal has no cascade.
+For each of graphs, overlap, cascade and shared prefixes, an engine with this feature on is compared with an
+engine with all of them off. In a rehearsal, steps run eagerly, padded as for graphs. Its prompts are shorter
+than 512 positions, and a deterministic cascade shares multiples of 512, so a rehearsal has no cascade.
 """
 
 from __future__ import annotations

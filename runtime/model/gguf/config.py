@@ -278,7 +278,7 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "granitemoe": ("granitemoe", _granite),
     "glm4moe": ("glm4_moe", _glm4_moe),
     "gpt-oss": ("gpt_oss", _gpt_oss),
-    # In GGUF files its projections are in parts, as Qwen3.5's are. Nothing else differs.
+    # Qwen3-Next differs from Qwen3.5 in its fused projections alone, which GGUF files store as Qwen3.5's.
     "qwen3next": ("qwen3_5_moe", _hybrid_moe),
     "qwen35": ("qwen3_5", _hybrid),
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),

@@ -85,7 +85,8 @@ def packed(stored: Stored, quantised: Quantised) -> Rows:
     weight_packed : (outputs, ceil(inputs * bits / 32)) int32, the lowest bits first
     weight_scale : (outputs, 1) or (outputs, groups)
     weight_shape : (2,), outputs and inputs
-    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike, or int8 as the scale; optional
+    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike;
+        or int8, in the shape of the scale; optional
     weight_g_idx : (inputs,) int32, the group of each input; optional
     """
     words, scale = stored["weight_packed"], stored["weight_scale"]

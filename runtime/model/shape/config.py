@@ -86,7 +86,7 @@ class ModelShape:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None
-    """The recurrent state of linear attention layers, which have no keys and values; None without such
+    """The shape of the states that linear attention layers keep instead of keys and values; None without such
     layers."""
 
     def __post_init__(self) -> None:

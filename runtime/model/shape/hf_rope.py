@@ -33,11 +33,11 @@ _STRETCHED = ("linear", "yarn")
 
 
 def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
-    """The rotary embedding of `config`, or one of its several.
+    """A rotary embedding of `config`.
 
-    `given` has the fields of the one among several. None: the fields are found in `config`, under the names
-    of transformers 4 or 5. With `partial`, only a share of a head's elements may rotate. Raises
-    `UnsupportedField` or `InvalidRequest`.
+    `given` has its fields, if `config` has several rotary embeddings. None: the fields are found in `config`,
+    under the names of transformers 4 or 5. With `partial`, only a share of a head's elements may rotate.
+    Raises `UnsupportedField` or `InvalidRequest`.
     """
     scaling = dict(given or _given(config))
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0

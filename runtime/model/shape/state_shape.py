@@ -1,4 +1,4 @@
-"""The state of linear attention layers, which they keep of a sequence instead of keys and values."""
+"""The state of linear attention layers, which takes the place of a sequence's keys and values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 NUMBER_BYTES = 4
-"""Bytes of a state's number: float32. The recurrent state sums over all tokens, and bfloat16 would lose the
-small terms. The convolution's state is float32 as well, since it is only 2% to 5% of a slot."""
+"""Bytes of a number in a state: float32. The recurrent state sums over all tokens, and bfloat16 would lose
+the small terms. The convolution's state is float32 as well, since it is only 2% to 5% of a slot."""
 
 
 @dataclass(frozen=True, kw_only=True)

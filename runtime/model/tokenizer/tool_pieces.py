@@ -1,4 +1,4 @@
-"""Takes apart how a chat template writes tools and results, by probing it.
+"""Splits a chat template's way of writing tools and results into pieces, by probing the template.
 
 Example: a template that lists the tools behind the system message. It is rendered with one tool (T1) and with
 two (T1, T2); S and U are the contents of the system and the user message.
