@@ -1,8 +1,8 @@
 """The ten programs of `tests.lang.programs` as one writes them for an OpenAI-compatible endpoint.
 
-Each asks for the same texts with the same prompts, and asks at once for all that does not wait for another
-answer. A select is one request that may write nothing but a choice: cheaper than scoring every choice, which
-the API has no way to do for a chat. So its outcome can differ from that of a scored select.
+Each program asks for the same texts with the same prompts. Requests that do not depend on another answer are
+sent at once. A select is one request with a constraint to the choices. This is cheaper than scoring every
+choice, which the API cannot do for a chat, but the outcome can differ from that of a scored select.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Messages = list[dict[str, str]]
 
 
 class Ask(Protocol):
-    """A request: after a text, or as the next turn of a conversation."""
+    """A function that sends a request. `prompt` is a text to continue, or the messages of a conversation."""
 
     async def __call__(
         self,
@@ -186,4 +186,4 @@ PROGRAMS: dict[str, Callable[..., Awaitable[Any]]] = {
     "speculative-select": speculative_select,
     "streaming": story,
 }
-"""Programs by the names of `tests.lang.programs.CASES`."""
+"""Name in `tests.lang.programs.CASES` → program."""

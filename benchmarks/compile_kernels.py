@@ -1,11 +1,12 @@
-"""Every Triton kernel in every form that the runtime launches, compiled for GPUs that need not be there.
+"""Every Triton kernel, compiled in every form that the runtime launches, for GPUs that need not be there.
 
     python -m benchmarks.compile_kernels [--capability 80 89 90 100 120] [--only attend] [--json out.json]
 
-Prints what each form takes of a multiprocessor: registers of a thread; instructions that spill registers to
-memory, and those of them in loops that multiply matrices; bytes of shared memory; programs that run at once;
-and how many of its accesses to device memory move 16, 8 and fewer bytes a thread. Status 1 means that one
-does not compile, does not fit, or spills where it multiplies. Takes some minutes for a capability.
+Prints for each form its use of a multiprocessor: registers of a thread; instructions that spill registers to
+memory, and how many of these are in loops that multiply matrices; bytes of shared memory; programs that run
+at once; and numbers of accesses to device memory that move 16, 8 and fewer bytes a thread. Exit status 1: a
+form does not compile, does not fit, or spills in a loop that multiplies. Takes some minutes for each
+capability.
 """
 
 from __future__ import annotations

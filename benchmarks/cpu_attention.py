@@ -1,16 +1,17 @@
-"""The compiled attention against its ceilings: memory for decodes, arithmetic for prefills.
+"""The compiled attention against its ceilings: memory bandwidth for decodes, arithmetic for prefills.
 
     python -m benchmarks.cpu_attention [--threads 2] [--dtype bfloat16] [--heads 9 3] [--head-dim 64]
         [--exact-activations]
 
-Decodes print GB/s of keys and values read, beside the bandwidth measured here for reading a large array;
-prefills GFLOP/s of the visible scores, beside a large float32 matrix product. Ratios are the time of the
-torch twin, and of torch's scaled_dot_product_attention on keys and values gathered beforehand (of equal
-length, so that no padding or gathering is counted), over the kernel's. Pages lie in random order; where
-keys and values exceed `--cold-mb` the layers rotate, as in a model, so that no layer finds its own in
-the cache. Times are the best of several calls.
+For decodes it prints the GB/s of keys and values read, beside the bandwidth of reading a large array. For
+prefills it prints the GFLOP/s of the visible scores, beside those of a large float32 matrix product. Ratios
+are times over the kernel's time: the time of the torch twin, and that of torch's scaled_dot_product_attention
+on gathered keys and values of equal length, so that neither padding nor gathering is counted. Pages lie in
+random order. Up to 8 layers, of about `--cold-mb` together, take turns as in a model, so that no layer finds
+its keys and values in the cache. Times are the best of several calls.
 
-At the end decodes of branches that share a prefix: flat attention's time over the cascade's, the two in turn.
+At the end come decodes of branches that share a prefix: the time of flat attention over that of the cascade,
+measured in turn.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Case:
         return call
 
     def share(self, tokens: int) -> None:
-        """Let all sequences begin with the first one's pages."""
+        """Let all sequences begin with the pages of the first sequence."""
         pages = tokens // self.k.shape[3]
         self.page_table[:, :pages] = self.page_table[0, :pages].clone()
 

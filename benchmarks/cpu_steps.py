@@ -1,11 +1,12 @@
-"""Decoding steps of a GGUF file on the CPU and what bounds them, by the number of rows.
+"""Decoding steps of a GGUF file on the CPU, and the ceiling that bounds them, by the number of rows.
 
     python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--context 256] [--threads 2]
 
-Two ceilings are measured in the same run, before and after the steps, of which the better counts: the
-bandwidth of reading 512 MiB with all threads, and the operations a second of a prefill of 512 tokens of this
-model. *read*: bytes of weights, scales and KV of a step by its time. *computed*: operations of its products
-by its time. What is nearer to its ceiling bounds the step.
+Two ceilings are measured in the same run: the bandwidth of reading 512 MiB with all threads, and the
+operations a second of a prefill of 512 tokens of this model. Both are measured before and after the steps,
+and the higher value counts. *read*: bytes of weights, scales and KV of a step, over its time. *computed*:
+operations of the step's products, over its time. The figure that is nearer to its ceiling shows the bound of
+the step.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def measure(file: Path, options: argparse.Namespace) -> None:
 
 
 def step(engine: LocalEngine, rows: int, options: argparse.Namespace) -> float:
-    """Seconds of a step of `rows` requests, whose prompts are known."""
+    """Seconds of one decoding step of `rows` requests. The prompts' KV is put into the tree, not computed."""
     prompts = [engine.prompt(options.context) for _ in range(rows)]
     for prompt in prompts:
         engine.know(prompt)

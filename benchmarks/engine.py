@@ -1,4 +1,4 @@
-"""The whole engine over dummy weights, against what the device can read and compute.
+"""The whole engine over dummy weights, against the ceilings of the device.
 
     python -m benchmarks.engine [--shape benchmarks/configs/qwen3-14b.json] [--deterministic] [--json FILE]
 
@@ -7,17 +7,18 @@ product in the model's dtype. Then, through a real scheduler:
 
 decode     tokens/s at several batch sizes; the roofline is the time in which a copy would move the weights
            and the KV of a step. `host` is a step's time less the device's time, also as a share.
-prefill    tokens/s of one long prompt in chunks; the roofline is the time of as many operations in products.
-cascade    a step of many branches over one prefix with cascade on and off.
+prefill    tokens/s of one long prompt in chunks; the roofline is the time in which the matrix product would
+           do as many operations.
+cascade    a step of many branches over one prefix, with cascade on and off.
 
-Everything is timed several times, once nothing is compiled or captured any more; `+-` is the range of these
-times as a share of their median. A row says how many of its timed steps were not warm all the same. Printed
-as well: kernels compiled, CUDA graphs captured, and memory, after everything was built and at the end.
+Every measurement is repeated, once nothing is compiled or captured any more; `+-` is the range of the times
+as a share of their median. A row says how many of its timed steps still were not warm. Also
+printed: kernels compiled, CUDA graphs captured, and memory, after everything was built and at the end.
 
-With --deterministic decode and prefill are measured once more in that mode, and the ratio is printed. The
-KV of prompts is not computed for decode and cascade: pages of random numbers stand for it. On a CUDA device
-the model is Llama-3.1-8B's shape, on the CPU SmolLM2-135M's, where nothing else is asked for. Shapes with
-experts, sliding windows or states have no roofline here.
+With --deterministic, decode and prefill are measured again in that mode, and the ratio is printed. The KV of
+prompts is not computed for decode and cascade: pages of random numbers stand for it. Without --shape the
+model has the shape of Llama-3.1-8B on a CUDA device, and of SmolLM2-135M on the CPU. Shapes with experts,
+sliding windows or states have no roofline here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ramify.runtime.executor.device_defaults import with_defaults_of
 
 CONFIGS = Path(__file__).parent / "configs"
 SUFFIX = 64
-"""Tokens of each branch behind the shared prefix."""
+"""Tokens of each branch after the shared prefix."""
 ROUNDS = 2
 """Timed rounds of decodes."""
 
@@ -52,13 +53,13 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The work that is measured.
+    """The sizes of the measurements.
 
-    context : tokens of each prompt that decodes
+    context : tokens of each prompt in the measurement of decodes
     steps : decoding steps of a timed round
-    prompt : tokens of the prefill
+    prompt : tokens of the prompt in the measurement of prefills
     chunk : prompt tokens of a step; None: the device's default
-    branches, prefixes : of cascade: their number, and tokens of the prefix they share
+    branches, prefixes : for the cascade: the number of branches, and the tokens of each prefix they share
     """
 
     batches: tuple[int, ...] = (1, 16, 64, 256)
@@ -71,13 +72,14 @@ class Sizes:
 
 
 TINY = Sizes(batches=(1, 3), context=64, steps=4, prompt=100, chunk=32, branches=4, prefixes=(64, 128))
-"""Options of a rehearsal on the CPU."""
+"""Sizes for a rehearsal on the CPU."""
 
 
 def engine_config(
     sizes: Sizes, device: Literal["auto", "cpu", "cuda"] = "auto", **changes: Any
 ) -> EngineConfig:
-    """The engine's configuration: pages for the largest measurement, of the device's default size."""
+    """The engine's configuration, with enough pages of the device's default size for the largest
+    measurement."""
     config = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device)))
     page = changes.pop("page_size", config.page_size)
     beside = MOST_WARM[0] + ROUNDS * sizes.steps + 2 * page
@@ -101,7 +103,10 @@ def engine_config(
 
 
 def decodes(engine: LocalEngine, sizes: Sizes, bandwidth: float) -> Iterator[Row]:
-    """A row for each batch size. bandwidth : bytes a second of the device's copies"""
+    """A row for each batch size.
+
+    bandwidth : bytes a second of the device's large copy
+    """
     for batch in sizes.batches:
         prompts = [engine.prompt(sizes.context) for _ in range(batch)]
         for prompt in prompts:
@@ -117,7 +122,10 @@ def decodes(engine: LocalEngine, sizes: Sizes, bandwidth: float) -> Iterator[Row
 
 
 def prefills(engine: LocalEngine, sizes: Sizes, flops: float) -> Iterator[Row]:
-    """A row of one prompt. flops : operations a second of the device's products"""
+    """A row for the prefill of one prompt.
+
+    flops : operations a second of the device's large product
+    """
     rounds = engine.prefills(sizes.prompt)
     row = {"case": f"prefill {sizes.prompt}", **_timed(rounds), "tokens_s": sizes.prompt / rounds.median}
     config = engine.model.config
@@ -127,7 +135,7 @@ def prefills(engine: LocalEngine, sizes: Sizes, flops: float) -> Iterator[Row]:
 
 
 def branches(engine: LocalEngine, sizes: Sizes) -> Iterator[Row]:
-    """A row for each prefix: a step of many branches over it."""
+    """A row for each prefix: a step of many branches over this prefix."""
     for length in sizes.prefixes:
         prefix = engine.prompt(length)
         prompts = [prefix + engine.prompt(SUFFIX) for _ in range(sizes.branches)]
@@ -139,7 +147,7 @@ def branches(engine: LocalEngine, sizes: Sizes) -> Iterator[Row]:
 
 
 def compared(row: Row, base: Row, of: str) -> Row:
-    """`row` with the ratio of its speed to that of `base`, which is `of`."""
+    """`row` with the ratio of its speed to that of `base`. `of` names `base`."""
     return {**row, "ratio": base["seconds"] / row["seconds"], "of": of}
 
 
@@ -167,7 +175,7 @@ def line(row: Row) -> str:
 
 
 def state(facts: Row) -> str:
-    """The line of `LocalEngine.facts`."""
+    """The text of `LocalEngine.facts`, in one line."""
     compiled, captured, memory = facts["compiled"], facts["captured"], facts["memory"]
     text = f"{compiled['kernels']} kernels compiled in {compiled['seconds']:.1f} s, "
     text += f"{compiled['loaded']} loaded; "
@@ -176,7 +184,8 @@ def state(facts: Row) -> str:
 
 
 def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> None:
-    """Prints rows as they come, and writes them to the file beside `facts`, to which it adds its own."""
+    """Print rows as they come, and write them to the file together with `facts`. Adds this engine's facts to
+    `facts`."""
     rows: list[Row] = []
 
     def write() -> None:

@@ -40,15 +40,16 @@ from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
 QUIET_STEPS = 8
-"""Steps in a row in which nothing is compiled or captured, and whose form waits for no graph of its own: then
-an engine is warm."""
+"""Steps in a row after which an engine counts as warm: nothing is compiled or captured in them, and their
+form does not wait for a graph of its own."""
 MOST_WARM = 64, 12
-"""Warm steps of a decode and warm prefills at the most. What is still compiled or captured afterwards is
-counted as `unsettled`."""
+"""The most warm-up steps of a decode, and the most warm-up prefills. Timed steps that still compile or
+capture something are counted as `unsettled`."""
 QUEUE_CYCLES = 40_000_000
-"""About 20 ms of a GPU's time, in which the host plans and launches what is to be timed."""
+"""About 20 ms of a GPU's time. Meanwhile the host plans and launches the work to be timed."""
 BLOCK = 4_000_037
-"""Random numbers that fill the KV pages again and again: a prime, so that pages and heads differ."""
+"""Number of random numbers with which the KV pages are filled repeatedly: a prime, so that pages and heads
+differ."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -56,9 +57,9 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 class Rounds:
     """Seconds of the same work, timed several times, and how warm the engine was.
 
-    warm : steps or prefills before
-    unsettled : timed steps or prefills in which something was compiled or captured, or that ran eagerly while
-        their form waited for a graph
+    warm : number of steps or prefills before the timed ones
+    unsettled : number of timed steps or prefills in which something was compiled or captured, or that ran
+        eagerly while their form waited for a graph
     """
 
     seconds: tuple[float, ...]
@@ -71,15 +72,15 @@ class Rounds:
 
     @property
     def spread(self) -> float:
-        """Between the slowest and the fastest, as a share of the median."""
+        """The difference of the slowest and the fastest time, as a share of the median."""
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A decoding step: `rounds` as the user sees it, `device` seconds of the device alone.
+    """A decoding step. `rounds` are the times that the user sees, `device` the seconds of the device alone.
 
-    positions : whose KV a timed step reads, on the average
+    positions : average number of positions whose KV a timed step reads
     """
 
     rounds: Rounds
@@ -92,19 +93,20 @@ class Step:
 
     @property
     def exposed(self) -> float:
-        """The host's part that hides behind nothing."""
+        """Seconds of the host that do not overlap with the device's work."""
         return max(0.0, self.wall - self.device)
 
 
 class LocalEngine:
-    """Prompts' KV need not be computed: pages of random numbers are put into the tree for them.
+    """An engine in this process. The KV of prompts need not be computed: pages of random numbers are put into
+    the tree.
 
-    memory : bytes of the device in use before anything was built, and of the weights and the KV pages; on the
-        CPU the pages' alone are counted
+    memory : bytes of the device in use before anything was built, and of the weights and the KV pages;
+        on the CPU only those of the pages are counted
     """
 
     def __init__(self, shape: Path, config: EngineConfig) -> None:
-        """`shape` is a config.json, for dummy weights, or a GGUF file."""
+        """Build the engine. `shape` is a config.json, for dummy weights, or a GGUF file."""
 
         def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
             if shape.suffix == ".gguf":
@@ -168,7 +170,7 @@ class LocalEngine:
         self._rids: list[str] = []
 
     def facts(self) -> dict[str, Any]:
-        """JSON: the memory, and what has been compiled and captured, until now."""
+        """The memory, and the counts of kernels compiled and graphs captured until now, as JSON."""
         captured = self.runner.captured
         peak = torch.cuda.max_memory_reserved() if self.device.type == "cuda" else 0
         memory = {**self.memory, "graphs": captured.bytes, "after": _used(self.device), "peak": peak}
@@ -191,7 +193,7 @@ class LocalEngine:
         return self._random.choices(range(self.model.config.vocab_size), k=tokens)
 
     def know(self, prompt: Sequence[int]) -> None:
-        """Put `prompt` into the tree."""
+        """Put `prompt` into the tree, with pages of random numbers as its KV."""
         lock = self._cache.acquire(self._cache.match(_array(prompt)))
         whole = lock.length // self._page_size
         pages = self._cache.allocate(-(-len(prompt) // self._page_size) - whole)
@@ -201,7 +203,8 @@ class LocalEngine:
         self._cache.release(lock)
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int, rounds: int = 2) -> Step:
-        """Steps of a warm engine in which all of `prompts`, which are known, decode: `rounds` of `steps`."""
+        """Time `rounds` rounds of `steps` steps, in which a warm engine decodes all of `prompts`. Each prompt
+        must have been given to `know`."""
         with self._decoding(prompts, steps * rounds) as warm:
             seconds, unsettled, before = [], 0, self._positions()
             for _ in range(rounds):
@@ -224,14 +227,15 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[Callable[[], object]]:
-        """A function that takes the next step of a warm engine in which all of `prompts`, which are known,
-        decode; for `steps` calls at the most."""
+        """Context that gives a function. Each call takes one step in which a warm engine decodes all of
+        `prompts`. At most `steps` calls are allowed. Each prompt must have been given to `know`."""
         with self._decoding(prompts, steps):
             yield self._scheduler.step
 
     @contextlib.contextmanager
     def _decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[int]:
-        """Let `prompts` decode until the engine is warm, with `steps` left; gives the steps before."""
+        """Context in which all of `prompts` decode in a warm engine, with `steps` steps left. Gives the
+        number of warm-up steps."""
         with self._ended():
             for prompt in prompts:
                 self._submit(prompt, steps + MOST_WARM[0] + 2)
@@ -242,7 +246,7 @@ class LocalEngine:
             yield warm
 
     def prefills(self, tokens: int, rounds: int = 3) -> Rounds:
-        """Seconds to the first token of prompts of `tokens` uncached tokens, of a warm engine."""
+        """Seconds to the first token, in a warm engine, of prompts of `tokens` uncached tokens."""
         warm = self._warm(lambda: self.prefill(tokens), 1, MOST_WARM[1])
         seconds, unsettled = [], 0
         for _ in range(rounds):
@@ -263,7 +267,8 @@ class LocalEngine:
             return time.perf_counter() - began
 
     def _warm(self, run: Callable[[], object], quiet: int, most: int) -> int:
-        """Calls of `run` until `quiet` in a row had nothing to compile or capture; `most` at the most."""
+        """Call `run` until `quiet` calls in a row had nothing to compile or capture, at most `most` times.
+        Returns the number of calls."""
         calls = still = 0
         while still < quiet and calls < most:
             work = self._work()
@@ -273,19 +278,19 @@ class LocalEngine:
         return calls
 
     def _work(self) -> tuple[int, ...]:
-        """Changes in a step that is not warm."""
+        """Counters that do not change in a step of a warm engine."""
         captured = self.runner.captured
         return captured.graphs, captured.awaited, self._compiled.kernels, self._compiled.loaded
 
     def _positions(self) -> int:
-        """The running requests' tokens."""
+        """The number of tokens of all running requests."""
         return sum(request.length for request in self._scheduler.requests.running)
 
     def _device_time(self) -> float:
-        """Seconds of one pass over a token of each running request, with logits and the sampler's kernels.
+        """Seconds of one pass over one token of each running request, with logits and the sampler's kernels.
 
-        The token is the request's last one. Where that one begins a page, which the next step would take, it
-        is the one before it, whose pass takes the same time.
+        The token is the request's last one, unless that token begins a page, which only the next step would
+        allocate. Then it is the token before, whose pass takes the same time.
         """
         extensions = []
         for request in self._scheduler.requests.running:
@@ -321,12 +326,12 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """Context after which, failed or not, no request is left and no KV is known.
+        """Context after which no request is left and no KV is known, whether or not it failed.
 
         Raises
         ------
         RuntimeError
-            Where requests failed, though what is inside did not raise.
+            If requests failed, though the code in the context did not raise.
         """
         try:
             yield
@@ -348,7 +353,8 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def collecting_as_workers_do() -> Iterator[None]:
-    """The garbage collector as in a worker process (`worker_start`); a full collection takes 50 ms."""
+    """Context with the garbage collector set as in a worker process (`worker_start`); a full collection takes
+    50 ms."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -365,7 +371,7 @@ def _array(prompt: Sequence[int]) -> np.ndarray:
 
 
 def fill(pages: torch.Tensor) -> None:
-    """Write numbers of N(0, 1) everywhere: zeros may be multiplied faster than numbers are."""
+    """Fill `pages` with numbers of N(0, 1). Zeros are no substitute: they may be multiplied faster."""
     generator = torch.Generator(pages.device).manual_seed(0)
     block = torch.randn(BLOCK, generator=generator, device=pages.device).to(pages.dtype)
     for part in pages.view(-1).split(BLOCK):
@@ -377,7 +383,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _used(device: torch.device) -> int:
-    """Bytes of a CUDA device that are in use, by anyone; 0 on the CPU."""
+    """Bytes of a CUDA device that are in use by any process; 0 on the CPU."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

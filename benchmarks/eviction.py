@@ -1,15 +1,15 @@
-"""Prefill tokens that are computed again because pages were evicted: plain LRU against what programs say.
+"""Prefill tokens that are computed again because pages were evicted: plain LRU against hints of programs.
 
     python -m benchmarks.eviction [--seeds 1 2 3] [--seconds 300] [--budget 0.5] [--page-size 16]
     python -m benchmarks.eviction --recorded trace.json … [--every 2.0] [--copies 8]
 
 Traces are generated (`tests.runtime.program_traces`) or read from files of ``state.trace.to_dict()``, and
-replayed by `tests.runtime.eviction_replay`. The budget is a part of the working set: of the most pages that
-are at one time between their first and their last use. Columns:
+replayed by `tests.runtime.eviction_replay`. The budget of pages is a share of the working set: of the most
+pages that are between their first and last use at one time. Columns:
 
     lru        no hints: the least recently used leaf is evicted
     program    the hints of the programs: leases by branch and fork, in the order of their next use
-    optimum    Belady's: what is needed last is evicted
+    optimum    Belady's: the page that is needed last is evicted
 """
 
 from __future__ import annotations

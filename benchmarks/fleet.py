@@ -3,20 +3,20 @@
     python -m benchmarks.fleet [--replicas 2 8 32 64] [--kinds agents chats rows mixed] [--seconds 120]
                                [--load 0.7] [--seed 1]
 
-A simulation: replicas have the scheduler's prefix tree with a bounded number of pages, and take time by costs
-that were measured (SmolLM2-135M on two cores). No model runs. All policies get the same programs. Columns:
+A simulation: no model runs. Replicas have the scheduler's prefix tree with a bounded number of pages. Their
+times follow from measured costs (SmolLM2-135M on two cores). All policies get the same programs. Columns:
 
-    again    prompt tokens computed that some replica had computed before, per prompt token
+    again    share of prompt tokens that are computed though some replica had computed them before
     p50 p99  seconds from a request to its first token
     goodput  output tokens a second of requests whose first token came within `GOOD_S`
     idle     share of the time in which replicas had nothing to do
     route    milliseconds of processor time for placing a request, of this machine: all else is simulated
 
     ramify       `runtime.fleet.placement`
-    round-robin  one after the other
-    least        the fewest requests in flight
-    approximate  the longest prefix among the prompts that were sent there, unless loads differ too much: as
-                 SGLang's router does it, with its defaults
+    round-robin  all replicas in turn
+    least        the replica with the fewest requests in flight
+    approximate  the replica that was sent the prompt with the longest common prefix, unless loads differ too
+                 much: the policy and the defaults of SGLang's router
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ PAGE = 16
 PAGES = 4096
 CHUNK = 512
 STEP_S, PROMPT_S, ROW_S = 0.007, 0.00033, 0.00085
-"""A step, each prompt token in it, and each decoding row."""
+"""Seconds of a step, of each prompt token in it, and of each decoding row."""
 EVENT_S = 0.005
-"""Seconds from a change in a tree to the router."""
+"""Seconds until the router learns of a change in a replica's tree."""
 GOOD_S = 1.0
 DIGESTS = Digests()
 
 Call = tuple[np.ndarray, int]
-"""Prompt, and the number of output tokens."""
+"""(prompt, number of output tokens)."""
 Body = Iterator[list[Call] | float]
-"""A program: yields calls to be made at the same time, or seconds to wait."""
+"""A program: yields a list of calls to be made at the same time, or seconds to wait."""
 
 
 def text(draw: random.Random, count: int) -> np.ndarray:
@@ -64,7 +64,7 @@ def text(draw: random.Random, count: int) -> np.ndarray:
 
 
 def agent(draw: random.Random, systems: list[np.ndarray]) -> Body:
-    """Turns with a tool between them; every third turn forks into four views."""
+    """An agent: turns with a tool call between them. Every third turn forks into four views."""
     prompt = np.concatenate([draw.choice(systems), text(draw, draw.randint(50, 400))])
     for turn in range(draw.randint(3, 8)):
         if turn % 3 == 2:
@@ -87,7 +87,7 @@ def chat(draw: random.Random, systems: list[np.ndarray]) -> Body:
 
 
 def rows(draw: random.Random, systems: list[np.ndarray]) -> Body:
-    """A template over rows, 16 at a time."""
+    """A template applied to rows of data, 16 at a time."""
     template = text(draw, draw.randint(800, 2500))
     for _ in range(4):
         yield [(np.concatenate([template, text(draw, draw.randint(30, 150))]), 24) for _ in range(16)]
@@ -98,7 +98,8 @@ KINDS: dict[str, tuple[Callable[[random.Random, list[np.ndarray]], Body], float]
     "chats": (chat, 1.0),
     "rows": (rows, 2.9),
 }
-"""Each kind with the seconds that one program takes of a replica where prefixes are found."""
+"""Kind of program → (function, seconds of a replica's time that one program takes if prefixes are found in
+the tree)."""
 
 
 # --- replicas -----------------------------------------------------------------------------------
@@ -117,7 +118,8 @@ class Request:
 
 
 class Replica:
-    """A scheduler with measured costs: decoding rows first, then prompts in their order, by chunks."""
+    """A scheduler with measured costs. A step takes the decoding rows first, then chunks of prompts in their
+    order."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -131,7 +133,7 @@ class Replica:
         self.events = 0
 
     def step(self) -> tuple[float, list[Request]]:
-        """(seconds, requests with a new token)."""
+        """Simulate one step. Returns (seconds, requests with a new token)."""
         budget, seconds = CHUNK, STEP_S
         speaking = [request for request in self.running if request.computed == len(request.prompt)]
         seconds += ROW_S * len(speaking)
@@ -166,7 +168,7 @@ class Replica:
         return request
 
     def _commit(self, request: Request) -> None:
-        """The prompt's pages; those of the output are not modelled."""
+        """Put the pages of the prompt into the tree. Those of the output are not modelled."""
         lock = request.lock
         assert lock is not None
         whole = lock.length // PAGE
@@ -192,7 +194,7 @@ class Policy(Protocol):
 
 
 class Least:
-    """The fewest requests in flight."""
+    """The policy that places a request on the replica with the fewest requests in flight."""
 
     def __init__(self, names: list[str]) -> None:
         self.in_flight = dict.fromkeys(names, 0)
@@ -227,7 +229,7 @@ class RoundRobin(Least):
 
 
 class Approximate(Least):
-    """sgl-router's cache-aware policy with its defaults: cache_threshold 0.5, balance_abs_threshold 32,
+    """The cache-aware policy of sgl-router with its defaults: cache_threshold 0.5, balance_abs_threshold 32,
     balance_rel_threshold 1.0001."""
 
     def __init__(self, names: list[str]) -> None:
@@ -336,7 +338,7 @@ class Fleet:
         self.seen.update(digests)
         self.distinct += new * PAGE + len(prompt) % PAGE
         self.prompt_tokens += len(prompt)
-        # Nobody knows how long an output becomes: 64 tokens are expected of each.
+        # The length of an output is unknown: 64 tokens are assumed.
         work = Work(f"q{next(self.numbers)}", digests, len(prompt), 64.0, program)
         began = time.process_time()
         replica = self.replicas[self.policy.place(work, now)]

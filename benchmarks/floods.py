@@ -1,12 +1,13 @@
-"""A chat beside one body that asks for very much, on a real server with the default model.
+"""Chats beside one request body that asks for very much, on a real server with the default model.
 
     python -m benchmarks.floods [--rounds 3] [--chats 8] [--every 10] [--only n prompts …] [--threads 2]
 
 Each round measures for each body, one after the other: `--chats` chats alone, the body alone, and the chats
-beside the body. A chat has 40 tokens, and comes `--every` times the median time of a chat alone after the one
-before. A body that is not done by then is hung up on, and one that is done is followed by the next. Prints a
-table for docs/performance.md: the 50th and 95th percentile of the chats; the ratio of the 95th to that alone
-in the same round; and the tokens per second of the engine beside chats, over those of the body alone.
+beside the body. A chat has 40 tokens. The interval between chats is `--every` times the median time of a chat
+alone. While something is measured beside a body, the body is sent again whenever its answer is complete; at
+the end the connection is closed. Prints a table for docs/performance.md: the 50th and 95th percentile of the
+chats' times; the ratio of the 95th percentile to that of the chats alone in the same round; and the engine's
+tokens per second with body and chats, over those with the body alone.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ import numpy as np
 MODEL = "default"
 CHAT_TOKENS = 40
 WARM_S = 2.0
-"""A body runs this long before anything is measured."""
+"""Seconds for which a body runs before anything is measured."""
 
 T = TypeVar("T")
 
 
 Body = tuple[str, dict[str, Any]]
-"""The path of a request, and its body."""
+"""(path, JSON body) of a request."""
 
 
 def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
-    """Bodies by name: a function makes a request that asks for very much, another one each time."""
+    """Name → function that makes a request that asks for very much, with other content at each call."""
 
     def text(words: int) -> str:
         return " ".join(rng.choices(("one", "tree", "of", "red", "and", "seven", "lines", "north"), k=words))
@@ -70,7 +71,7 @@ def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
 
 @contextlib.contextmanager
 def server(*flags: str) -> Iterator[str]:
-    """The address of a server that this process has started."""
+    """Context with a running server, which it starts and stops. Gives the server's address."""
     command = [
         sys.executable,
         "-c",
@@ -99,7 +100,8 @@ class Load:
         self._random = random.Random(1)
 
     async def chats(self, count: int, every_s: float) -> list[float]:
-        """The times of `count` chats, which begin `every_s` apart, or each when the one before has ended."""
+        """The times of `count` chats, one after the other. They begin `every_s` apart, or as soon as the chat
+        before has ended if that is later."""
         times = []
         for _ in range(count):
             times.append(await self._chat())
@@ -108,7 +110,8 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def flooded(self, body: Callable[[], Body]) -> AsyncIterator[None]:
-        """The body is sent in the block, again when it is done, and hung up on at the end."""
+        """Context in which requests with `body` are sent, one after the other. At its end the connection of
+        the current one is closed."""
         flood = asyncio.create_task(self._flood(body))
         try:
             await asyncio.sleep(WARM_S)
@@ -119,13 +122,13 @@ class Load:
             await asyncio.sleep(1.0)  # until its requests have ended
 
     async def rate(self, spending: Awaitable[T]) -> tuple[T, float]:
-        """Result of `spending`, and the tokens that the engine computes per second meanwhile."""
+        """The result of `spending`, and the tokens per second that the engine computes meanwhile."""
         before, began = await self._computed(), time.perf_counter()
         found = await spending
         return found, (await self._computed() - before) / (time.perf_counter() - began)
 
     async def _flood(self, body: Callable[[], Body]) -> None:
-        """Send one request after the other."""
+        """Send requests with `body` without end, one after the other."""
         while True:
             await self._send(*await asyncio.to_thread(body))
 
@@ -146,7 +149,8 @@ class Load:
             await response.read()
 
     async def _computed(self) -> float:
-        """Tokens that the engine has computed. A scheduler in a long step may not answer /metrics in time."""
+        """The number of tokens that the engine has computed. Asks again if /metrics lacks it, as it does
+        while the scheduler is in a long step."""
         while True:
             async with self._session.get("/metrics") as response:
                 text = await response.text()

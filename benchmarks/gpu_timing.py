@@ -1,6 +1,6 @@
 """Seconds on a device: several calls in turn, the cache emptied before each, medians of device events.
 
-On the CPU calls are timed by the host's clock, few times, and from a warm cache: for rehearsals.
+On the CPU, which is for rehearsals, calls are timed by the host's clock, few times, and from a warm cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 FLUSH_BYTES = 512 << 20
-"""Read before every measured call: ten times the cache of an H100. It is not written: the cache would hold
-lines that have to be written back during the call."""
+"""Bytes that are read before every measured call, to empty the cache: ten times the cache of an H100. They
+are not written: the cache would then hold lines that have to be written back during the call."""
 MOST_CALLS = 400
 
 
@@ -22,9 +22,11 @@ MOST_CALLS = 400
 class Timing:
     """Time of a call.
 
-    seconds : the median of all calls
-    spread : the difference of the medians of the first and the second half of them, as a share of `seconds`
-    captured : replayed as a CUDA graph; else the host's launches count too. None on the CPU
+    seconds : the median of all runs
+    spread : the difference between the medians of the first and the second half of the runs, as a share of
+        `seconds`
+    captured : whether the call was replayed as a CUDA graph; if not, the host's launches count too. None on
+        the CPU
     """
 
     seconds: float
@@ -50,12 +52,13 @@ class Timer:
     def timings(
         self, calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.3, least: int | None = None
     ) -> tuple[dict[str, Timing], dict[str, str]]:
-        """The time of each call that runs; why the others do not.
+        """The time of each call that runs, and the reason why each other call does not.
 
-        Each is captured in a CUDA graph where that is possible, so that the host's launches do not count, and
-        all are replayed in turn, so that the card's clock and heat are shared alike.
+        Each is captured in a CUDA graph if possible, so that the host's launches do not count. All are
+        replayed in turn, so that the card's clock and heat affect all alike.
 
-        seconds, least : of measuring each call, and calls at least; by default 15, on the CPU 2
+        seconds : time for measuring each call
+        least : least number of runs of each call; None: 15, or 2 on the CPU
         """
         least = least or (15 if self._cuda else 2)
         ready: dict[str, Callable[[], object]] = {}
@@ -83,7 +86,7 @@ class Timer:
     def medians(
         self, calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.3, least: int | None = None
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """The seconds of `timings`."""
+        """As `timings`, but with only the seconds of each call."""
         found, failed = self.timings(calls, seconds=seconds, least=least)
         return {name: timing.seconds for name, timing in found.items()}, failed
 
@@ -102,7 +105,8 @@ class Timer:
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """A replay of `call` as a graph; `call` itself where it cannot be captured. Raises what `call` raises."""
+    """A function that replays `call` as a CUDA graph, or `call` itself if it cannot be captured. Raises the
+    errors of `call`."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -124,8 +128,9 @@ def ceilings(timer: Timer, dtype: torch.dtype = torch.bfloat16) -> tuple[float, 
     """Bytes a second, read plus written, of the faster of two 2 GiB copies, and FLOP/s of an 8192³ product in
     `dtype`, on a CUDA device.
 
-    One copy is the driver's, which reached 2.4e12 on an H100. The other is a kernel's, as is all that is
-    measured against it."""
+    One copy is the driver's, which reached 2.4e12 on an H100. The other is made by a kernel, as are all the
+    accesses that are compared with it.
+    """
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device=timer.device).normal_()
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device=timer.device).to(dtype) for _ in range(2))

@@ -1,11 +1,12 @@
-"""Compile and mask times of typical constraints, beside those of other engines alone, in one run.
+"""Compile and mask times of typical constraints, beside those of other grammar engines alone, in one run.
 
 ``python -m benchmarks.grammar [--rounds 5] [--engines ramify,xgrammar,…] [--tokens 131072]``, one thread.
 
-Every schema comes with a text that is fed token by token; all engines take turns, so that none has the
-machine to itself. "first" are masks in states that no request has met yet, "again" those of a second
-request, in microseconds; for each mask the least of the rounds counts. The default model's vocabulary, and
-one that is enlarged to ``--tokens`` by pairs of its tokens and characters of other scripts.
+Every schema comes with a text that is fed token by token. All engines take turns, so that the state of the
+machine affects them alike. "first" are masks in states that no request has met yet, "again" those of a second
+request, both in microseconds; for each mask the least of the rounds counts. Measured with the default model's
+vocabulary, and with one that is enlarged to ``--tokens`` by pairs of its tokens and characters of other
+scripts.
 """
 
 from __future__ import annotations
@@ -104,10 +105,11 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """An engine on a vocabulary."""
+    """A grammar engine for one vocabulary."""
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
-        """A way to begin a request: it fills masks and accepts tokens."""
+        """Compile `schema`. Returns a function that begins a request: it gives a function that fills masks
+        and one that accepts tokens."""
         ...
 
 
@@ -211,7 +213,7 @@ ENGINES: dict[str, Callable[[Vocabulary], Engine]] = {
     "outlines": Outlines,
 }
 SLOW = {"outlines": ("verdict",)}
-"""Cases that an engine is asked for, where the others take it many seconds each."""
+"""Engine → the only cases that it is measured on, if it takes many seconds for each of the others."""
 
 
 class Times(NamedTuple):
@@ -252,7 +254,7 @@ def least(rounds: list[Times]) -> Times:
 
 
 def longest_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
-    """`text` in tokens, the longest first."""
+    """`text` as tokens: each is the longest token that the rest of the text begins with."""
     ids = token_trie(vocabulary).ids
     data = text.encode()
     tokens = []
@@ -264,7 +266,8 @@ def longest_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def enlarged(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """Three of four new tokens are pairs of old ones, the others one to three letters of other scripts."""
+    """`vocabulary` with new tokens, up to `size`. Three in four are pairs of old tokens, the others one to
+    three letters of other scripts."""
     chooser = random.Random(0)
     old = [token for token in vocabulary.tokens if token.isascii() and 1 < len(token) < 8]
     letters = [chr(point) for point in (*range(0x400, 0x450), *range(0x4E00, 0x6E00), *range(0x3041, 0x30FF))]

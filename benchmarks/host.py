@@ -2,14 +2,14 @@
 
     python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap] [--device-sampler]
 
-A real scheduler with its tree, pages, packing and outputs over a model that answers at once with the same
-logits over a small vocabulary. Prints the time of a step at several batch sizes: of free text, with
-penalties, and with half of the requests under a grammar. Times are processor time of all threads; `wall` is
-by the clock. Both are those that a tenth of the steps stays below, as other work on the machine slows the
-others. The aim is 2 ms at 256 requests.
+A real scheduler with its tree, pages, packing and outputs runs on a stand-in for the model, which answers at
+once with the same logits over a small vocabulary. Prints the time of a step at several batch sizes: of free
+text, with penalties, and with half of the requests under a grammar. Times are processor time of all threads;
+`wall` is by the clock. Both are the 10th percentile of all steps, because other work on the machine slows
+many steps. The aim is 2 ms at 256 requests.
 
-`--device-sampler`: the sampler for devices, with torch's operations on the CPU. Their time is a device's
-elsewhere, so only differences between two versions of the host's part count.
+`--device-sampler`: the sampler for devices, with torch's operations on the CPU. In real use a device would
+execute these operations, so only differences between two versions of the host's code are meaningful.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HIDDEN = 8
 PAGE_SIZE = 16
 BATCHES = (1, 8, 32, 128, 256)
 WARM_UP = 20
-"""Steps before those that are measured: the first takes the prompts."""
+"""Steps before the measured ones. The first takes the prompts."""
 CASES = ("free", "penalties", "grammars")
 """Free text; the same with a frequency and a repetition penalty; half of the requests under a grammar."""
 
@@ -74,7 +74,7 @@ class AnswersAtOnce:
 
 
 class Step(NamedTuple):
-    """Seconds of a step: processor time of all threads, and by the clock."""
+    """Seconds of a step: `processor` is the processor time of all threads, `wall` the time by the clock."""
 
     processor: float
     wall: float
@@ -83,7 +83,8 @@ class Step(NamedTuple):
 def scheduler_of(
     batch: int, tokens: int, *, overlap: bool, device_sampler: bool
 ) -> tuple[Scheduler, Vocabulary, list[Any]]:
-    """A scheduler for `batch` requests of at most `tokens` each, and its jobs for the grammars' compiler."""
+    """A scheduler for `batch` requests of at most `tokens` tokens each, its vocabulary, and the list that
+    collects its jobs for the grammar compiler."""
     config = EngineConfig(page_size=PAGE_SIZE, max_running=batch, chunk_tokens=1 << 22, overlap=overlap)
     pages = batch * (tokens // PAGE_SIZE + 8)
     limits = Limits(

@@ -1,4 +1,5 @@
-"""Triton's compiler, watched: kernels that were compiled in this process, and files in the cache on disk."""
+"""Triton's compiler, watched: counts of the kernels compiled in this process, and of files in the cache on
+disk."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 
 @dataclasses.dataclass(slots=True)
 class Compiled:
-    """Kernels since `watched` was first called.
+    """Counts of kernels since `watched` was first called.
 
-    kernels : that were compiled
-    loaded : that were found in Triton's cache on disk
-    seconds : of compiling; kernels that are compiled at once count each
+    kernels : kernels that were compiled
+    loaded : kernels that were found in Triton's cache on disk
+    seconds : sum of their compile times, also of kernels that are compiled at the same time
     """
 
     kernels: int = 0
@@ -25,7 +26,7 @@ class Compiled:
 
 @functools.cache
 def watched() -> Compiled:
-    """The counts of this process, from now on; they stay 0 where Triton is not installed."""
+    """The counts of this process, which are updated from now on. They stay 0 if Triton is not installed."""
     counts = Compiled()
     try:
         from triton import knobs
@@ -47,13 +48,13 @@ def watched() -> Compiled:
 
 
 def cache_on_disk() -> Path:
-    """Triton's folder for this process and those that it starts."""
+    """The folder of Triton's cache, for this process and those that it starts."""
     from triton import knobs
 
     return Path(os.environ.get("TRITON_CACHE_DIR") or knobs.cache.dir)
 
 
 def files_on_disk(cache: Path) -> dict[str, int]:
-    """Numbers of compiled kernels, and of modules in C: Triton's own and, in some of its versions, a launcher
-    for each signature."""
+    """The numbers of compiled kernels and of C modules in the cache. The modules are Triton's own and, in
+    some of its versions, a launcher for each signature."""
     return {name: len([*cache.glob(f"*/*.{end}")]) for name, end in (("kernels", "cubin"), ("modules", "so"))}

@@ -3,17 +3,19 @@
     python -m benchmarks.kernels [--only decode] [--compiled] [--seconds 0.3] [--json out.json]
 
 Measures two ceilings first: the bandwidth of a large copy (read plus written) and the rate of a large
-bfloat16 matrix product. A case's floor is the longer of its bytes over the one and its operations over the
-other, counting what must be read and written once; `of ceiling` is the floor over the time, with the estimate
-for an H100 in parentheses. `x torch` is the time of the fastest of torch's own, named beside it, over ours.
+bfloat16 matrix product. A case's floor is the longer of two times: its bytes over the bandwidth, and its
+operations over the rate. Each byte that must be read or written is counted once. `of ceiling` is the floor
+over the time, with the estimate for an H100 in parentheses. `x torch` is the time of torch's fastest
+implementation, named beside it, over ours.
 
-All of a case's calls run in turn, on random numbers, as CUDA graphs, each from a cache that 512 MiB were read
-into; times are medians, and `+-` is between the first and the second half of the calls. Before, the output is
-filled with NaN, must be written everywhere, be the same twice, and agree with one of torch's or the twin:
-`error` is the least ‖ours - other‖ / ‖other‖. A kernel with more than 1e-2 has no time here.
+All of a case's calls run in turn, on random numbers, as CUDA graphs. Before each call 512 MiB are read, to
+empty the cache. Times are medians, and `+-` is the difference between the first and the second half of the
+calls. Every kernel is checked first, on an output filled with NaN: it must write all of it, give the same
+bits twice, and agree with an implementation of torch's or with the twin. `error` is the least ‖ours - other‖
+/ ‖other‖. A kernel with an error above 1e-2 is not timed.
 
-`--compiled` measures the cases beside code that torch.compile makes, which takes 10 to 20 s each. Without a
-CUDA device it exits with status 2.
+`--compiled` also measures code that torch.compile makes for the cases, which takes 10 to 20 s for each.
+Without a CUDA device it exits with status 2.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ from benchmarks.jit import watched
 from tests.kernels.kernel_cases.base import Case, cases, reason
 
 MOST_ERROR = 1e-2
-"""‖ours - other‖ / ‖other‖ of bfloat16 operands lies between 1e-3 and this."""
+"""Largest ‖ours - other‖ / ‖other‖ of a kernel that is right. With bfloat16 operands it lies between 1e-3 and
+this."""
 OTHERS = ("torch", "twin")
-"""Names begin so of what is not ours in another form, which may be wrong alike."""
+"""Beginnings of the names of independent implementations. All others are other forms of our kernel, and may
+have the same error."""
 
 Row = dict[str, Any]
 
 
 def versions() -> dict[str, str | None]:
-    """The current CUDA device, its driver, and what runs on it."""
+    """The current CUDA device, its driver, and the versions of the software."""
     try:
         driver = smi()["driver_version"]
     except (OSError, RuntimeError, subprocess.SubprocessError):
@@ -54,7 +58,8 @@ def versions() -> dict[str, str | None]:
 
 @torch.inference_mode()
 def measure(case: Case, timer: Timer, bandwidth: float, flops: float, seconds: float = 0.3) -> Row:
-    """The row of one case: {"skipped": why} where it cannot run here, {"error": why} where it is wrong."""
+    """The row of one case, or {"skipped": reason} if it cannot run here, or {"error": reason} if the kernel
+    is wrong."""
     row: Row = {"case": case.name}
     if timer.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(timer.device)
@@ -110,7 +115,7 @@ def line(row: Row) -> str:
     expected = f"({row['expected']:.0%})" if row["expected"] else ""
     columns = f"{row['case']:<32}{row['seconds'] * 1e6:>10.1f}{row['spread']:>7.1%}{rate:>15}"
     columns += f"{row['of_ceiling']:>12.0%} {expected:<6}"
-    # Unchecked: nothing but another form of ours computes the same here.
+    # Unchecked: here only another form of our kernel computes the same.
     columns += f"{min(row['error_of'].values()):>9.1e}" if row["error_of"] else f"{'unchecked':>10}"
     columns += f"{torchs[best]:>8.2f}x {best.removeprefix('torch '):<10}" if best else f"{'':>20}"
     others = [f"{name} {ratio:.2f}x" for name, ratio in row["rivals"].items() if name not in torchs]

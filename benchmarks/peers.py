@@ -21,9 +21,9 @@ GGUF by dequantising it: to bfloat16 where the processor multiplies it, else to 
     warm        the same prefix, other ends                                              requests/s
     prefill-N   1 request of N tokens, 1 out                                             prompt tokens/s
 
-Prints each turn when it ends, and at last medians over the rounds with their range, and after the first
-engine by how many times that is faster. An engine that ends early (most often for lack of memory) takes no
-more turns.
+Prints each turn when it ends, and at last the medians over the rounds with their range. For every engine but
+the first it also prints how many times faster the first one is. An engine that ends early (most often for
+lack of memory) takes no more turns.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from ramify.runtime.inspect.resolve import resolve
 DRIVERS = Path(__file__).parent / "peer_drivers"
 ENGINES = ("ramify", "ramify-plain", "openvino", "transformers", "vllm", "llama.cpp")
 IDS = range(1000, 20000)
-"""Token ids that prompts are drawn from: every vocabulary has them, and no control tokens are among them."""
+"""Token ids from which prompts are drawn: every vocabulary has them, and none is a control token."""
 REST_S = 1.0
-"""Seconds of rest before each turn: threads of the engine before spin for a while."""
+"""Seconds of rest before each turn, because the threads of the engine before spin for a while."""
 
 
 class Workload(NamedTuple):
     name: str
     requests: int
     own: int
-    """Prompt tokens that no other request has."""
+    """Prompt tokens of each request that no other request has."""
     output: int
     shared: int = 0
-    """Prompt tokens that all requests begin with."""
+    """Prompt tokens with which all requests begin."""
     counts: str = "output"
     again: bool = False
-    """Whether it has the prefix of the workload before."""
+    """Whether the requests begin with the shared tokens of the workload before."""
 
 
 WORKLOADS = (
@@ -79,11 +79,11 @@ CONTEXT = 4096 + 64
 
 
 class Ended(Exception):
-    """A driver's process has ended, or has not done what it was asked."""
+    """An error: a driver's process has ended, or has not done what was asked."""
 
 
 class Engine:
-    """A driver's process: one JSON object a line in, one out. Methods raise `Ended`."""
+    """A driver's process. It reads and writes one JSON object a line. Methods raise `Ended`."""
 
     def __init__(self, name: str, place: str, model: Path, threads: int) -> None:
         began = time.perf_counter()
@@ -106,7 +106,7 @@ class Engine:
         self.start_s = time.perf_counter() - began
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> float:
-        """Seconds until all have `output` tokens."""
+        """Generate `output` tokens for each of `prompts`. Returns the seconds until all are there."""
         assert self._process.stdin is not None
         began = time.perf_counter()
         with contextlib.suppress(BrokenPipeError):
@@ -120,8 +120,8 @@ class Engine:
         return seconds
 
     def peak_gb(self) -> float:
-        """Peak memory in GB of the driver and its children, resident, counting shared pages once for each. 0
-        once it has ended."""
+        """Peak resident memory in GB of the driver and its children. Shared pages count once for each
+        process. 0 if the driver has ended."""
         kib = 0
         for pid in _family(self._process.pid):
             with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ class Engine:
         return kib / 2**20
 
     def close(self) -> None:
-        """Wait until it has ended, or kill it after 20 s."""
+        """Wait until the driver has ended, or kill it after 20 s."""
         try:
             self._process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
@@ -139,7 +139,7 @@ class Engine:
             self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:
-        """The next line that is a JSON object: libraries print other ones."""
+        """The next line that is an answer of the driver. Other lines are skipped: libraries print them."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith('{"peer"'):
@@ -157,7 +157,8 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def prompts_of(work: Workload, draw: random.Random, prefix: list[int]) -> list[list[int]]:
-    """`prefix`: of the run before, changed in place unless this run has it again."""
+    """The prompts of `work`. `prefix` holds the shared tokens of the run before; new ones are put in place of
+    them unless `work.again`."""
     if not work.again:
         prefix[:] = draw.choices(IDS, k=work.shared)
     return [prefix + draw.choices(IDS, k=work.own) for _ in range(work.requests)]
@@ -220,7 +221,7 @@ def main() -> None:
 
 
 def measured(engines: Sequence[Engine], args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """The rates of each round, by workload and engine."""
+    """(workload, engine) → the rates of all rounds."""
     draw = random.Random(7)
     running = list(engines)
     found: dict[tuple[str, str], list[float]] = {}

@@ -10,18 +10,18 @@ The ten programs of `tests/lang/programs`, each in a batch whose programs all ru
     client                   as `benchmarks/client_programs.py` with one async client on that same server
     other                    these with --base-url, on that endpoint
 
-Of a program that decides in Python, http-graph is the calls before the decision, marked as such; in process
-that is no other run than step by step, and is left out. The ways take turns, each repetition has rows of its
-own, and our caches are emptied before each run (an endpoint given by --base-url keeps its own). Seconds are
-medians. The last lines are sums of the medians over the programs that ran in this way, beside the sums of
-the others over the same programs.
+If a program decides in Python, its whole graph cannot be compiled. Then http-graph runs the graph of the
+calls before the decision, and is marked. process-graph is left out, because in process this equals step by
+step. The ways take turns, each repetition has rows of its own, and our caches are emptied before each run (an
+endpoint given by --base-url keeps its own). Seconds are medians. The last lines are sums: of a way's medians
+over the programs that ran in it, beside the sums of the other ways over the same programs.
 
-Beside the seconds: how many times sooner the batch is finished than by the client on our server, and on the
-other endpoint; the processor time of all our processes, client and server, which other work on the machine
-does not lengthen as it does the seconds; the requests sent, the prompt tokens computed, the output tokens,
-the steps of our scheduler and its seconds in forward passes; and the share of texts that are those of the
-client. A select that scores its choices may choose another one than a client that has the model write it,
-and what follows differs then.
+Further columns: how many times sooner the batch is finished than by the client on our server, and than by the
+client on the other endpoint; the processor time of all our processes, client and server, which other work on
+the machine lengthens less than the seconds; the requests sent, the prompt tokens computed, the output tokens,
+the steps of our scheduler and its seconds in forward passes; and the share of texts that are equal to the
+client's. A select that scores its choices may choose another one than the client, which has the model write
+the choice. Later texts then differ too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.lang.programs import CASES, Case
 
 Rows = Sequence[dict[str, Any]]
 WARM_UP = 2
-"""Rows of the run that is not counted: it compiles grammars and kernels, and opens connections."""
+"""Rows of an uncounted first run, which compiles grammars and kernels, and opens connections."""
 
 
 @dataclass
@@ -57,20 +57,20 @@ class Done:
 
     seconds: float = 0.0
     processor_s: float = 0.0
-    """Processor seconds of all processes on this machine that had to do with it."""
+    """Processor seconds that all processes on this machine spent for the batch."""
     texts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(variable, text)"""
+    """Count of each (variable, text) in the results."""
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     steps: int = 0
-    """Steps of the scheduler; 0 where nobody tells."""
+    """Steps of the scheduler; 0 if they are not known."""
     model_s: float = 0.0
-    """Seconds in forward passes."""
+    """The scheduler's seconds in forward passes."""
 
     def charge(self, before: tuple[int, float], after: tuple[int, float]) -> None:
-        """Note what the scheduler has spent between two looks at it."""
+        """Set `steps` and `model_s` from the results of `spent` before and after the batch."""
         self.steps, self.model_s = after[0] - before[0], after[1] - before[1]
 
     @property
@@ -80,11 +80,11 @@ class Done:
 
 WAYS = ("process", "process-graph", "http", "http-graph", "client", "other")
 SETTLE_S = 1.0
-"""Seconds of rest before each run: the threads of a server spin for a while after its last request, on
-everybody's cores."""
+"""Seconds of rest before each run, because the threads of a server spin on all cores for a while after its
+last request."""
 
 Ways = dict[str, Callable[[Case, Rows], Done]]
-"""Functions that run a batch, by name."""
+"""Name of a way → function that runs a batch."""
 
 
 class Programs:
@@ -116,7 +116,10 @@ class Programs:
 
 
 class Clients:
-    """The programs of `client_programs` on an OpenAI-compatible endpoint; `ours`: our backend for it."""
+    """The programs of `client_programs` on an OpenAI-compatible endpoint.
+
+    ours : our backend, if the endpoint is its server
+    """
 
     def __init__(self, base_url: str, model: str, api_key: str, ours: Any = None) -> None:
         self._runner = asyncio.Runner()
@@ -159,7 +162,7 @@ class Clients:
             if choices:
                 options["extra_body"] = {"structured_outputs": {"choice": list(choices)}}
             if schema is not None:
-                # As OpenAI's strict mode wants it. Open objects would let the model write on and on.
+                # As OpenAI's strict mode requires. In open objects the model could add properties endlessly.
                 closed = {**schema.model_json_schema(), "additionalProperties": False}
                 named = {"name": name, "schema": closed, "strict": True}
                 options["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -182,7 +185,7 @@ class Clients:
 
 
 def spent(backend: Any) -> tuple[int, float]:
-    """Steps of the backend's scheduler so far, and its seconds in forward passes."""
+    """(steps of the backend's scheduler so far, its seconds in forward passes)."""
     if isinstance(backend, rm.Engine):
         stats = msgspec.to_builtins(backend.stats())
     else:
@@ -191,7 +194,7 @@ def spent(backend: Any) -> tuple[int, float]:
 
 
 def processor_s() -> float:
-    """Processor time of this process and all below it so far, in seconds (Linux: proc(5))."""
+    """Processor seconds so far of this process and all its descendants (Linux: proc(5))."""
     times: dict[int, tuple[int, int]] = {}  # process → (its parent, ticks)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -211,7 +214,8 @@ def same(one: Done, other: Done) -> float:
 
 @contextlib.contextmanager
 def ways(options: argparse.Namespace) -> Iterator[Ways]:
-    """The chosen ways to run a batch; only what they need is started."""
+    """Context that gives the chosen ways to run a batch. Only the servers and engines that these need are
+    started."""
     chosen = options.ways
     with contextlib.ExitStack() as stack:
         found: Ways = {}
@@ -235,7 +239,7 @@ def ways(options: argparse.Namespace) -> Iterator[Ways]:
 
 
 def decides(case: Case) -> bool:
-    """The program has no whole graph: Python goes on by a result."""
+    """Return whether the program has no whole graph, because Python code decides by a result."""
     try:
         case.program.compile(**case.arguments[0])
     except rm.CompileError:
@@ -244,7 +248,7 @@ def decides(case: Case) -> bool:
 
 
 def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
-    """Each way's run with the median time."""
+    """Way → its run with the median time."""
     rows = case.rows(WARM_UP + batch * repeat)
     for way in run.values():
         way(case, rows[:WARM_UP])
@@ -261,7 +265,8 @@ def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
 
 
 def line(name: str, way: str, done: Done, found: dict[str, Done], note: str = "") -> None:
-    """Print a program, or all of them, in one way, beside the others in `found`."""
+    """Print the line of a program in one way, or of all programs, with a comparison with the ways in
+    `found`."""
     others = [found[other].seconds if other in found else None for other in ("client", "other")]
     sooner = [f"{seconds / done.seconds:6.2f}x" if seconds else " " * 7 for seconds in others]
     agreed = f"{100 * same(done, found['client']):5.0f}%" if done.texts and "client" in found else " " * 6
@@ -274,7 +279,7 @@ def line(name: str, way: str, done: Done, found: dict[str, Done], note: str = ""
 
 
 def total(batches: Sequence[Done]) -> Done:
-    """Their sums, without the texts."""
+    """The sums of all figures of `batches`, without the texts."""
     sums = Done()
     for done in batches:
         for figure in dataclasses.fields(Done):
@@ -284,7 +289,8 @@ def total(batches: Sequence[Done]) -> Done:
 
 
 def totals(measured: Sequence[dict[str, Done]]) -> None:
-    """A line for each way: the programs that ran in it, and the others over these programs."""
+    """Print a line for each way: sums over the programs that ran in it, compared with sums of the other ways
+    over the same programs."""
     for way in WAYS:
         mine = [found for found in measured if way in found]
         if mine:

@@ -3,16 +3,16 @@
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
         [--peers openvino=VENV/bin/python llama.cpp=FOLDER]
 
-The reference is the checkpoint in float32, its own quantisation undone. Every format runs as it is served,
-with bfloat16 activations that are rounded to int8 or not, and twice: over the text in chunks of 256 tokens,
-as a prefill, and over its beginning token by token, as decoding, because the two may multiply in different
-ways (`kernels/cpu/linear.py`). "torch" is bfloat16 without packing. Peers (`benchmarks.peers` says how they
-are installed) read the same GGUF file and compute the same tokens, with their own defaults.
+The reference is the checkpoint dequantised to float32. Every format runs as it is served, with bfloat16
+activations, either rounded to int8 or not. It runs twice: over the text in chunks of 256 tokens, as a
+prefill, and over the beginning of the text token by token, as decoding. The two may use different kernels
+(`kernels/cpu/linear.py`). "torch" is bfloat16 without packing. Peers (`benchmarks.peers` says how they are
+installed) read the same GGUF file and compute the same tokens, with their own defaults.
 
 logits     root mean square of their error, as a share of the standard deviation of the exact ones
 KL         mean divergence from the exact distribution of the next token, in thousandths of a nat
 same       share of positions with the same most likely token
-greedy     share of the tokens of continuations, each from its prompt on, up to the first that differs
+greedy     share of the tokens of greedy continuations that come before the first difference
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PROMPTS = (
 def peer_logits(
     name: str, where: str, model: Path, ids: np.ndarray, chunk: int, shape: tuple[int, int]
 ) -> torch.Tensor:
-    """Logits of a peer's model of the GGUF file `model` after each token: (tokens, vocabulary) float32."""
+    """A peer's logits after each token, from the GGUF file `model`: (tokens, vocabulary) float32."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "logits")
         given = {"model": str(model), "ids": ids.tolist(), "chunk": chunk, "vocabulary": shape[1]}
@@ -116,7 +116,8 @@ def main() -> None:
 
 
 def show(title: str, logits: torch.Tensor, exact: torch.Tensor, ids: np.ndarray, greedy: str = "") -> None:
-    """Print a line on the first positions of the text, as many as `logits` has."""
+    """Print a line that compares `logits` with `exact`, on the first positions of the text, as many as
+    `logits` has."""
     seen = compared(logits, exact[: len(logits)], ids[: len(logits)])
     columns = f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
     print(f"{title:<20}{columns}{greedy}", flush=True)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.radix [--nodes 1000 10000 100000 1000000] [--tokens 8000] [--page-size 16]
 
-The tree is built through the public interface, as a server would fill it: prompts of 8 to 24 new tokens
-that fork off earlier ones in the middle of a page, and the long prompts that are measured, of which
-part are new and the other have a branch every 100 tokens. Times are in microseconds for one call.
+The tree is built through the public interface, as a server would fill it: prompts of 8 to 24 new tokens that
+fork off earlier ones in the middle of a page, and the long prompts that are measured. Some of these are new,
+and the others have a branch every 100 tokens. Times are in microseconds for one call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tokens = npt.NDArray[np.int32]
 T = TypeVar("T")
 
 TURN = 100
-"""Tokens between two branches on the path of a long prompt that has branches."""
+"""Tokens between two branches on the path of a long prompt with branches."""
 
 
 class Timer:
@@ -49,7 +49,7 @@ class Timer:
 
 
 def request(cache: PrefixCache, tokens: Tokens, timer: Timer, name: str) -> None:
-    """A request from its match to its end."""
+    """Run a request from its match to its release, and time each call."""
     match = timer.run(f"{name}match", cache.match, tokens, "", len(tokens) - 1)
     lock = timer.run(f"{name}acquire", cache.acquire, match)
     full = lock.length // cache.page_size
@@ -66,7 +66,7 @@ def long_prompts(rng: np.random.Generator, count: int, length: int) -> list[Toke
 
 
 def fill(cache: PrefixCache, rng: np.random.Generator, nodes: int, branched: list[Tokens]) -> int:
-    """Grow the tree to `nodes` nodes. Returns how many it has."""
+    """Grow the tree to `nodes` nodes. Returns the number that it has."""
     untimed = Timer(0)
     for prompt in branched:
         request(cache, prompt, untimed, "")

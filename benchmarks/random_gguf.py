@@ -2,8 +2,8 @@
 
     python -m benchmarks.random_gguf 1B Q4_K OUT.gguf
 
-The tokenizer is the default model's. Matrices have the format; norms are float32; the output head is the
-embedding. Ramify, llama.cpp and OpenVINO GenAI read the file.
+The tokenizer is the default model's. Matrices are in the given format, norms in float32; the head is tied to
+the embedding. Ramify, llama.cpp and OpenVINO GenAI read the file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 
 SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
-"""Layers, hidden size, query heads, KV heads, and inputs of the down projection, as Llama 3 has them."""
+"""(layers, hidden size, query heads, KV heads, inputs of the down projection), as Llama 3 has them."""
 FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
-"""Offsets in bytes of a block's float16 numbers: its factor, and what is added or subtracted."""
+"""Format → byte offsets of the float16 numbers in a block: the scale, and the minimum if the format has
+one."""
 FACTOR = 0.004
 FILE_TYPES = {
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
@@ -29,11 +30,12 @@ FILE_TYPES = {
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
 }
-"""OpenVINO GenAI refuses files that do not say theirs."""
+"""Format → `general.file_type`. OpenVINO GenAI refuses files without it."""
 
 
 def blocks(rows: int, columns: int, form: str, draw: np.random.Generator) -> np.ndarray:
-    """(rows, bytes) uint8: random blocks of `form` whose float16 numbers are `FACTOR`."""
+    """(rows, bytes) uint8: blocks of the format `form` with random codes and `FACTOR` in place of every
+    float16 number."""
     per_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form]]
     found = draw.integers(0, 256, (rows, columns // per_block, size), np.uint8)
     for at in FLOAT16S[form]:

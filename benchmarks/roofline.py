@@ -1,4 +1,4 @@
-"""Rooflines: the least that a pass reads and computes, and the most that a device does per second."""
+"""Rooflines: the least that a pass must read and compute, and the most that a device can do per second."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ CPU_PRODUCT = 1024
 
 
 def dense(config: ModelConfig) -> bool:
-    """The counts below are right: each pass multiplies by all weights, and each layer sees all positions."""
+    """Return whether the counts below hold for this model: each pass multiplies by all weights, and each
+    layer sees all positions."""
     return config.experts is None and config.states is None and not any(config.windows)
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes of weights that every pass with logits reads: all but the embedding, of which it reads rows."""
+    """Bytes of weights that every pass with logits reads: all but the embedding, of which only some rows are
+    read."""
     total = sum(_size(parameter) for parameter in model.parameters())
     if not model.config.tie_embeddings or model.packed_head is not None:
         total -= _size(model.embedding)
@@ -37,8 +39,7 @@ def kv_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
 
 def prefill_flop(config: ModelConfig, tokens: int) -> int:
     """Operations of the matrix units for a prompt: products with the layers' weights, and causal attention.
-
-    The head is left out: it is multiplied with one token.
+    The head is left out, because it is multiplied with one token only.
     """
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
@@ -55,7 +56,7 @@ def read_bandwidth() -> float:
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes a second of a large copy, read plus written, and FLOP/s of a large product in `dtype`."""
+    """Bytes a second, read plus written, of a large copy, and FLOP/s of a large product in `dtype`."""
     if device.type == "cuda":
         from benchmarks import gpu_timing
 

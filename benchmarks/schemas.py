@@ -1,13 +1,13 @@
-"""Real schemas on Ramify and other engines, in one run: what is refused or wrong, and how long it takes.
+"""Published schemas on Ramify and other engines, in one run: refusals, wrong verdicts, and times.
 
 ``python -m benchmarks.schemas [--sample 100] [--engines ramify,llguidance] [--limit 5] [--detail]``.
 Instances are fed token by token, with the default model's tokenizer. Every engine runs in a process of its
-own, in one thread, which is killed where a schema takes longer than the limit; times are processor times, so
-that other work on the machine lengthens them little. ``--tokens 151936`` enlarges the vocabulary.
+own, in one thread. The process is killed if a schema takes longer than the limit. Times are processor times,
+which other work on the machine lengthens only little. ``--tokens 151936`` enlarges the vocabulary.
 
-"exact": every valid instance goes through and no invalid one. "order": exact once the properties of the valid
-instances are written in the schema's order, and not before. Masks are those of the first valid instance, in
-states that no request has met yet, in microseconds.
+"exact": every valid instance is accepted and every invalid one is rejected. "order": this holds only if the
+properties of the valid instances are written in the schema's order. Mask times are those of the first valid
+instance, in states that no request has met yet, in microseconds.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ from tests.grammar.collection.everything import all_cases
 from tests.grammar.schema_order import in_schema_order
 
 MEMORY = 8 << 30
-"""Bytes of address space for one engine."""
+"""Bytes of address space that each engine may use."""
 MASKS = 300
-"""Most masks of one schema."""
+"""Most masks that are timed for each schema."""
 
 LIBRARIES: dict[str, Callable[[Vocabulary], Engine]] = {
     **ENGINES,
     "xgrammar": partial(XGrammar, strict_mode=False),
     "xgrammar closed": XGrammar,
 }
-"""XGrammar's default closes objects that the schema leaves open: "xgrammar closed"."""
+"""Name → engine. XGrammar's default is "xgrammar closed": it closes objects that the schema leaves open."""
 
 
 class Task(NamedTuple):
-    """A schema; token ids of its valid instances as they came and in its order, and of the invalid."""
+    """A schema, and token ids of its instances: of the valid ones in their own order, of the valid ones in
+    the schema's order, and of the invalid ones."""
 
     schema: Any
     own_order: list[list[int]]
@@ -83,7 +84,8 @@ class Outcome(NamedTuple):
 
 
 def work(library: str, tokens: int, pipe: Connection) -> None:
-    """Answer each `Task` with the seconds to compile, or the refusal, and then with an `Outcome`."""
+    """Answer each `Task` with the seconds to compile it, or the refusal. After the seconds an `Outcome`
+    follows."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
     if tokens > vocabulary.size:
@@ -120,7 +122,8 @@ def work(library: str, tokens: int, pipe: Connection) -> None:
 
 
 def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
-    """Answer (schema, values) with the values' texts in the order of the schema, or with why not."""
+    """Answer each (schema, values) with the values as texts in the order of the schema, or with the reason
+    why there are none."""
     pipe.send("ready")
     while True:
         schema, values = pipe.recv()
@@ -132,7 +135,8 @@ def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
 
 
 class Worker:
-    """A process that may be killed: `target` with a library and a number of tokens."""
+    """A process that can be killed and started again. It runs `target` with a library and a number of
+    tokens."""
 
     def __init__(self, target: Callable[..., None], library: str = "", tokens: int = 0) -> None:
         self._arguments = target, library, tokens
@@ -148,7 +152,8 @@ class Worker:
         self._pipe.recv()
 
     def _answer(self, limit_s: float) -> Any:
-        """The next answer. Raises `TimeoutError` past the processor time, `EOFError` after a crash."""
+        """The next answer. Raises `TimeoutError` if it takes more than `limit_s` of processor time, and
+        `EOFError` after a crash."""
         end = self._used() + limit_s
         while not self._pipe.poll(0.05):
             if self._used() > end:
@@ -160,7 +165,8 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def outcome(self, task: Any, limit_s: float) -> Any:
-        """The answer of `work` or `in_order`; a refusal where it takes more than the limit, or crashes."""
+        """The answer of `work` or `in_order` for `task`. A refusal if it takes longer than the limit, or if
+        the process crashes."""
         self._pipe.send(task)
         try:
             seconds = self._answer(limit_s)
@@ -177,7 +183,8 @@ class Worker:
 
 
 def tasks(cases: Sequence[Case], limit_s: float) -> list[Task]:
-    """The schema's order is the own order where it is not found within the limit."""
+    """The tasks of `cases`. If the schema's order is not found within the limit, the instances' own order is
+    used."""
     tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
     worker = Worker(in_order)
     found = []

@@ -1,11 +1,11 @@
-"""Speculation on and off: output tokens a second of several kinds of work, two engines in turns.
+"""Speculation on and off: output tokens a second of several kinds of work, on two engines in turn.
 
     python -m benchmarks.speculation [--at-once 1] [--temperature 0] [--rounds 4] [--only extract]
 
 Every round has prompts of its own, the same for both engines, so no answer is repeated from an earlier round.
-The gain depends on how much of an output stands in its prompt or in other outputs: `rewrite` repeats
-a text, `extract` takes the fields of a JSON object from one, `invent` fills a JSON object freely, and `story`
-has nothing to go by but a small model's own repetitions.
+The gain depends on how much of an output stands in its prompt or in other outputs: `rewrite` repeats a text,
+`extract` takes the fields of a JSON object from a text, and `invent` fills a JSON object freely. In `story`
+there is nothing to repeat but the small model's own repetitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORK = (
 LIKES = ("rowing", "chess", "long walks by the river", "old maps", "choir music", "beekeeping", "trams")
 MAX_TOKENS = 96
 REQUESTS = 6
-"""A round, for each request at a time."""
+"""Requests in a round, for each request that runs at once."""
 
 Ask = tuple[str, Constraint | None]
 

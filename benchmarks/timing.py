@@ -14,10 +14,10 @@ def fastest(
     repeat: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each one's fastest call, by `clock`.
+    """Seconds, by `clock`, of the fastest run of each call.
 
-    The calls alternate, `repeat` times each, so that a drift of the machine's speed hits all alike; each is
-    called once before. `seconds` is for each call.
+    The calls alternate, `repeat` runs each, so that a drift of the machine's speed affects all alike. Each is
+    called once before. `seconds` is the time spent for each call.
     """
     for call in calls:
         call()

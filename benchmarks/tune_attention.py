@@ -1,11 +1,10 @@
-"""The fastest tiles on this card: each candidate on a decode or a prefill, beside the one that is chosen
-today.
+"""The fastest attention tiles on this card: each candidate on a decode or a prefill, beside today's choice.
 
     python -m benchmarks.tune_attention [--head-dim 128] [--page-size 64] [--seconds 0.1]
 
 For `kernels/triton/plan/attention_config.py`. Candidates are compared in turn, from an empty cache, as in
-`benchmarks.kernels`, on random numbers. Candidates that do not fit the device are counted, and those whose
-result is not that of the chosen one are named. Without a CUDA device it exits with status 2.
+`benchmarks.kernels`, on random numbers. Candidates that do not fit the device are counted. Candidates whose
+result differs from that of the chosen tile are named. Without a CUDA device it exits with status 2.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 from tests.kernels.kernel_cases.base import Call, Work, reason
 
 CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
-"""Rows of the tile → a case: a decode, short chunks over a long prefix, a prefill."""
+"""Rows of the tile → its case: a decode, short chunks over a long prefix, a prefill."""
 
 
 def candidates(rows: int, head_dim: int) -> list[Tile]:
@@ -45,7 +44,10 @@ def caller(inputs: Inputs, tile: Tile, *, deterministic: bool) -> Call:
 def tune(
     lengths: Lengths, model: Model, now: Tile, timer: Timer, *, deterministic: bool, seconds: float
 ) -> None:
-    """Print the fastest candidates beside `now`. seconds : of measuring each"""
+    """Print the fastest candidates beside `now`, the present choice.
+
+    seconds : time for measuring each candidate
+    """
     inputs = Inputs(lengths, model, timer.device)
     calls = {
         str(tile): caller(inputs, tile, deterministic=deterministic)

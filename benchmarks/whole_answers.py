@@ -3,7 +3,8 @@
 ``python -m benchmarks.whole_answers [--schemas 500] [--beside 30] [--serve "--load-format dummy"]`` starts a
 server and asks for chat completions under published schemas, each with 1.0, 1.2 and 2 times the tokens of its
 shortest completion, streamed and not, while other requests run beside them. The refusal of ``max_tokens: 1``
-states the shortest completion. The jsonschema package judges the answers, and ``finish_reason`` must be stop.
+states the shortest completion. The package jsonschema judges the answers, and ``finish_reason`` must be
+"stop".
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from benchmarks.gpu_visit.table import table
 from ramify.machine_code import keep_triton_kernels
 
 TINY_FACTOR = 10
-"""Factor of a rehearsal's seconds: two cores interpret what a card runs."""
+"""Factor of a rehearsal's time limits: two cores interpret the kernels that a card runs."""
 
 
 def parts_of(name: str, only: list[str] | None, seconds: float | None, *, tiny: bool) -> list[Part]:
-    """The parts of a call that are wanted. `seconds` are shared out among them as their own are."""
+    """The parts of the call `name` that are wanted. If `seconds` are given, they are shared out in proportion
+    to the parts' own."""
     parts = [part for part in CALLS[name] if only is None or part.name in only]
     own = sum(part.seconds for part in parts)
     factor = seconds / own if seconds is not None and own else TINY_FACTOR if tiny else 1
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="rehearse on small shapes, without a GPU")
     parser.add_argument("--seconds", type=float, help="of each call, instead of its parts' own")
     args = parser.parse_args(arguments)
-    # Figures of the interpreter do not get among those of a card.
+    # A rehearsal's figures go elsewhere, so that they do not mix with those of a card.
     out = args.out or Path("gpu-visit-rehearsal" if args.tiny else "gpu-visit")
     if args.seconds is not None and args.seconds <= 0:
         parser.error(f"--seconds {args.seconds:g}: a call needs more than 0 seconds")

@@ -9,8 +9,8 @@ import dataclasses
 class Part:
     """A part of a call: ``benchmarks.gpu_visit.parts.NAME.run(figures)`` in a process of its own.
 
-    seconds : of its own; it may also take what the parts before it left
-    about : one line for the table
+    seconds : its own time limit; it may also use seconds that earlier parts left
+    about : one line about it for the table
     """
 
     name: str
@@ -19,7 +19,8 @@ class Part:
 
 
 VERSIONS = Part("versions", 10, "device, driver, libraries")
-"""Begins each call, whose table names them. From a cold disk, importing torch takes most of it."""
+"""The first part of each call; the call's table names the versions. From a cold disk, importing torch takes
+most of its time."""
 
 CALLS: dict[str, tuple[Part, ...]] = {
     "A": (

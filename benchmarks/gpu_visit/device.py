@@ -1,4 +1,4 @@
-"""The device of a part, and its memory given back between cases."""
+"""The device of a part, and the release of its memory between cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wait(device: torch.device) -> None:
 
 
 def free(device: torch.device) -> None:
-    """Give back the memory of what is gone, so that the next case finds it."""
+    """Return the memory of deleted tensors to the device, so that the next case can use it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
-"""Runs the parts of a call one after the other, each for its time, and keeps what each says and finds.
+"""Runs the parts of a call one after the other, each within its time limit, and keeps their output and
+figures.
 
-A part is a process with a group of its own, which writes to ``FOLDER/A.log`` and ``FOLDER/A.jsonl`` itself.
-At its limit it gets, in this order:
+A part is a process in a process group of its own. It writes to ``FOLDER/A.log`` and ``FOLDER/A.jsonl``
+itself. At its limit it gets, in this order:
 
     SIGINT    Python prints the traceback of the KeyboardInterrupt, pytest its summary
     SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of one that waits inside a CUDA call
@@ -28,15 +29,15 @@ from benchmarks.gpu_visit.processes import MARK, Started
 
 LOOK_S = 0.05
 FREED_S = 5.0
-"""Within which a killed process's memory on the device is free for the next part."""
+"""Seconds within which the device memory of a killed process becomes free for the next part."""
 LEAST_S = 5.0
-"""Least seconds of a part after others that took more than their time."""
+"""Least seconds that a part gets even if earlier parts have overrun their limits."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
 class Grace:
-    """Seconds that a part has after SIGINT, and then after SIGABRT."""
+    """Seconds that a part has after SIGINT, and then seconds after SIGABRT."""
 
     interrupt: float
     abort: float
@@ -44,12 +45,13 @@ class Grace:
 
 AT_ITS_LIMIT = Grace(10.0, 2.0)
 AT_OUR_END = Grace(3.0, 1.0)
-"""Seconds for ending the parts when the whole visit is stopped: SIGKILL may follow soon."""
+"""Grace for the current part when the whole visit is stopped. It is short, because SIGKILL may follow
+soon."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A part that has ended: how, after how many seconds, and the rows of its figures."""
+    """A part that has ended: the outcome, the seconds that it took, and the rows of its figures."""
 
     part: Part
     outcome: str
@@ -64,9 +66,9 @@ class Ended:
 class Call:
     """A call of the visit, as a context: inside, signals that would end this process stop the visit.
 
-    folder : gets ``NAME.log`` and ``NAME.jsonl``; both are appended to
-    terminal : shown what goes to the log
-    clock : seconds, by which limits are kept
+    folder : where ``NAME.log`` and ``NAME.jsonl`` are; both are appended to
+    terminal : is shown everything that goes to the log
+    clock : function that returns seconds, by which limits are kept
     most : bytes of the log
     """
 
@@ -101,10 +103,10 @@ class Call:
         self.stopped = True
 
     def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
-        """Each part as it ends.
+        """Run `parts` and yield each as it ends.
 
-        It has its own seconds and what those before it left of theirs, less what these took beyond them. So a
-        call overruns its limit by the end of its last part alone, unless parts are left with `LEAST_S`.
+        A part's limit is its own seconds plus the seconds that earlier parts left, less those by which they
+        overran. So a call overruns its limit only by the end of its last part, unless parts get `LEAST_S`.
         """
         left = 0.0
         for part in parts:
@@ -128,7 +130,7 @@ class Call:
             stdin=subprocess.DEVNULL,
             stdout=self.log.fileno(),
             stderr=self.log.fileno(),
-            # A group, and no session: a host that ends our session at its limit ends the part with it.
+            # A group but no session: if a host ends our session at a time limit, the part ends with it.
             process_group=0,
             env=os.environ | _environment(self.tiny) | {MARK: mark},
         )
@@ -155,7 +157,8 @@ class Call:
         return Ended(part, outcome, seconds, rows)
 
     def _ends(self, process: subprocess.Popen[bytes], limit: float, *, while_wanted: bool = False) -> bool:
-        """Whether the process ends before the limit, and before the visit is stopped if that counts."""
+        """Whether the process ends before the limit. With `while_wanted`: also before the visit is
+        stopped."""
         while process.poll() is None:
             if self._clock() >= limit or (while_wanted and self.stopped):
                 return False
@@ -164,7 +167,7 @@ class Call:
         return True
 
     def _are_gone(self, started: Started, seconds: float) -> bool:
-        """Whether all processes of a part end within these seconds."""
+        """Whether all processes of a part end within `seconds`."""
         end = self._clock() + seconds
         while started.living():
             if self._clock() >= end:
@@ -173,7 +176,7 @@ class Call:
         return True
 
     def _cut(self, process: subprocess.Popen[bytes], started: Started) -> str:
-        """Stop the part. The outcome: by which signal it ended."""
+        """Stop the part. Returns the outcome, which names the signal that ended it."""
         started.look()  # before they die
         if self.stopped:
             grace, outcome = self._at_our_end, "cut, as the visit was stopped, by "
@@ -195,7 +198,7 @@ class Call:
 
 
 def _environment(tiny: bool) -> dict[str, str]:
-    """Variables of a part. faulthandler is switched on for what it starts as well."""
+    """Environment variables for a part. faulthandler is switched on for its child processes as well."""
     always = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if not tiny:
         return always
@@ -216,7 +219,8 @@ def _ends_with_a_line(path: Path) -> bool:
 
 
 def rows_of(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """Rows after `offset` bytes. Of a case's rows with `so_far`, which grow, the last."""
+    """Rows after the first `offset` bytes. Of all rows of one case with `so_far`, whose counts grow, only the
+    last."""
     found: dict[object, dict[str, Any]] = {}
     for place, line in enumerate(path.read_bytes()[offset:].splitlines() if path.exists() else ()):
         with contextlib.suppress(ValueError):  # half a line

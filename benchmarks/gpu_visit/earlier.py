@@ -1,4 +1,5 @@
-"""Times of an earlier visit to the same card (docs/kernels.md, 2026-11-27), beside which new ones are put."""
+"""Times of an earlier visit to the same card (docs/kernels.md, 2026-11-27), with which new times are
+compared."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ SECONDS = {
         "cascade, 64 over 8192": 6.84e-3,
     },
 }
-"""Seconds of steps with Llama-3.1-8B's shape in bfloat16, by card."""
+"""Card → case → seconds of a step with Llama-3.1-8B's shape in bfloat16."""
 
 
 def compared(case: str, seconds: float, device: str | None = None) -> dict[str, float]:
-    """longer : share by which `seconds` exceed the earlier time; empty for a case or card without one"""
+    """The comparison of `seconds` with the earlier time of `case`; empty if the case or the card has none.
+
+    longer : the share by which `seconds` exceed the earlier time
+    """
     name = device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     table = next((table for card, table in SECONDS.items() if name.startswith(card)), {})
     return {"longer": seconds / table[case] - 1} if case in table else {}

@@ -1,4 +1,4 @@
-"""Whole engines over dummy weights for the parts of a visit: Llama-3.1-8B's shape, or a tiny one."""
+"""Whole engines over dummy weights for the parts of a visit, in Llama-3.1-8B's shape or in a tiny one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def shape_of(figures: Figures) -> Path:
 def build(
     figures: Figures, case: str, sizes: Sizes, *, context_length: int | None = None, **changes: Any
 ) -> LocalEngine:
-    """An engine of these sizes, and a row of its start.
+    """An engine for `sizes`. Adds a row about its start to `figures`.
 
-    A rehearsal's runs its kernels in Triton's interpreter, in float32 and with pages of 16.
+    In a rehearsal its kernels run in Triton's interpreter, in float32 and with pages of 16.
     """
     if figures.tiny:
         changes = {"attention_backend": "triton", "dtype": "float32", "page_size": 16, **changes}
@@ -36,7 +36,7 @@ def build(
 
 
 def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
-    """A row of what was compiled and captured until now, and of the memory in use."""
+    """Add a row with the counts of kernels compiled and graphs captured until now, and the memory in use."""
     facts = engine.facts()
     compiled, captured = facts["compiled"], facts["captured"]
     figures.add(
@@ -52,7 +52,8 @@ def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
 
 
 def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
-    """A row of `benchmarks.engine` with its floor and an earlier time; `of` begins the case's name."""
+    """Add a row of `benchmarks.engine`, with its floor and the earlier time. `of` is put before the case's
+    name."""
     row = dict(row)
     case = row.pop("case")
     if "of_roofline" in row:
@@ -64,7 +65,8 @@ def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
 def add_decodes(
     figures: Figures, engine: LocalEngine, sizes: Sizes, bandwidth: float, *, of: str = ""
 ) -> list[Row]:
-    """Write a row for each batch size, and return those of `benchmarks.engine`. One may fail alone."""
+    """Add a row for each batch size, and return the rows of `benchmarks.engine`. If one fails, the others go
+    on."""
     rows: list[Row] = []
     for batch in sizes.batches:
         with figures.attempt(f"{of}decode {batch} x {sizes.context}"):

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 class Figures:
     """Appends the figures of one part to a file of JSON lines.
 
-    tiny : the part is rehearsed on small shapes
-    seconds : of the part, from the start of its process on, until it is cut
+    tiny : whether the part is rehearsed on small shapes
+    seconds : time limit of the part, from the start of its process on
     """
 
     def __init__(self, path: Path, part: str, *, tiny: bool = False, seconds: float = math.inf) -> None:
@@ -34,13 +34,13 @@ class Figures:
         print(f"{self.part:<10} {case:<36} {shown}", flush=True)
 
     def write(self, case: str, **values: Any) -> None:
-        """Write one case without printing it. With `so_far`, it takes the place of the case's last row."""
+        """Write one case without printing it. A row with `so_far` replaces earlier ones of the case."""
         with self.path.open("a") as file:
             file.write(json.dumps({"part": self.part, "case": case, **values}) + "\n")
 
     @contextmanager
     def attempt(self, case: str) -> Iterator[None]:
-        """A failure inside becomes a row with `error` and a printed traceback, and the part goes on."""
+        """Context in which a failure becomes a row with `error` and a printed traceback. The part goes on."""
         began = time.monotonic()
         try:
             yield
@@ -60,8 +60,8 @@ def _short(value: Any) -> str:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """The place where something was cut: the innermost of our own lines, and the line of a library that runs
-    there."""
+    """The place where a process was cut: the innermost line of our own code, and the innermost line of all if
+    it is a library's."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_own(Path(frame.filename))]
     return " > ".join(dict.fromkeys(_place(frame) for frame in (*own[-1:], *frames[-1:])))

@@ -1,10 +1,10 @@
-"""The Triton kernels that calls A and B launch, compiled without a GPU for the kit to carry.
+"""The Triton kernels that calls A and B launch, compiled without a GPU, so that the kit can carry them.
 
     TRITON_CACHE_DIR=FOLDER python -m benchmarks.gpu_visit.forms 9.0 MODEL
 
-Engines: the forms of their warm-ups. Parts twins and kernels: those of every case, on tensors without data.
-A form that is missed here is compiled on the GPU's host. The folder MODEL gets the shape and the tokenizer
-that part serve reads.
+For engines these are the forms of their warm-ups. For the parts twins and kernels they are those of every
+case, on tensors without data. A form that is missed here is compiled on the GPU's host. The shape and the
+tokenizer that the part serve reads are written into the folder MODEL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENGINES: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
     (json.loads(SHAPE.read_text()), ({}, {"deterministic": True})),
     (toy.SHAPE, tuple({"deterministic": True, "page_size": size} for size in (16, 64))),
 )
-"""Shapes, and options of their engines."""
+"""(shape, options of each engine with this shape)."""
 
 
 def compile_engines(capability: int) -> Iterator[str]:
@@ -49,7 +49,7 @@ def compile_engines(capability: int) -> Iterator[str]:
 
 
 def note_cases(capability: int) -> dict[ahead.Form, None]:
-    """The forms that parts twins and kernels launch. Nothing is compiled."""
+    """The forms that the parts twins and kernels launch. Nothing is compiled."""
     meta = torch.device("meta")
     with ahead.absent(capability), ahead.noting() as forms, torch.inference_mode():
         launches: list[Callable[[], object]] = [

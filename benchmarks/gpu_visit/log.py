@@ -1,4 +1,5 @@
-"""The log of a call: processes append to it themselves, a thread shows on the terminal what comes."""
+"""The log of a call: processes append to it themselves, and a thread shows on the terminal whatever is
+appended."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 LOG_BYTES = 15 << 20
-"""Below the 16 MiB that a lent machine gives back of a file."""
+"""Most bytes of a log: below 16 MiB, the largest file that a lent machine returns."""
 PIECE = 1 << 20
 
 
 class Log:
     """A file that grows at its end.
 
-    Parts write to the file itself: what one says as it dies is kept even where nobody reads the terminal
+    Parts write to the file itself: the last words of a dying part are kept even if nobody reads the terminal
     or this process is already gone.
 
     most : bytes. A longer log is cut to its first quarter and its newest half.
@@ -33,13 +34,13 @@ class Log:
         return self._file
 
     def write(self, text: str) -> None:
-        """Append whole lines, after one that a part may have left open."""
+        """Append whole lines. If a part has left a line open, it is ended first."""
         size = os.fstat(self._file).st_size
         is_open = size and os.pread(self._file, 1, size - 1) != b"\n"
         os.write(self._file, b"\n" * bool(is_open) + text.encode() + b"\n")
 
     def close(self) -> None:
-        """Returns once everything is shown and the file is short enough."""
+        """Close the log, after everything is shown and the file is short enough."""
         self._closed.set()
         self._thread.join()
         os.close(self._file)
@@ -61,7 +62,8 @@ class Log:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Bytes that come between the last read and the cut are lost: some microseconds' in 7 MiB."""
+        """Cut the log to its first quarter and its newest half. Bytes that are appended between the last read
+        and the cut are lost."""
         first = os.pread(self._file, self._most // 4, 0).rpartition(b"\n")[0] + b"\n"
         last = os.pread(self._file, self._shown, self._shown - self._most // 2).partition(b"\n")[2]
         left_out = self._shown - len(first) - len(last)

@@ -17,7 +17,7 @@ SHAPE = CONFIGS / "llama-3.1-8b.json"
 
 
 def write_model(folder: Path, config: Path = SHAPE) -> Path:
-    """Write config.json and the tokenizer into `folder`, which may exist; returns it.
+    """Write config.json and the tokenizer into `folder`, which may exist. Returns `folder`.
 
     config : a config.json; its vocabulary may be larger than the tokenizer's
 

@@ -1,4 +1,4 @@
-"""The processes of a part: their manners, and a view of all of them from outside."""
+"""The processes of a part: rules for the processes themselves, and a view of all of them from outside."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ import sys
 from pathlib import Path
 
 MARK = "RAMIFY_GPU_VISIT_PART"
-"""Variable that a part's processes inherit, also those with sessions of their own: so they are found."""
+"""Environment variable that all processes of a part inherit. Processes that start a session of their own are
+found by it."""
 PR_SET_PDEATHSIG = 1
 """prctl(2)"""
 
 
 def die_with_parent() -> None:
-    """Abort, with all threads' stacks, as soon as the parent is gone: nothing of a visit outlives it."""
+    """Abort, with all threads' stacks, as soon as the parent dies, so that nothing of a visit outlives it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGABRT)
 
 
 def leave_no_core() -> None:
-    """Writing the memory of a process with a GPU to disk takes longer than a part has."""
+    """Disable core dumps: writing the memory of a process with a GPU to disk takes longer than a part has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 class Started:
-    """The processes of a part: its group, and those that left the group but carry the part's mark.
+    """The processes of a part: those in its group, and those that left the group but carry the part's mark.
 
-    A dying process loses its variables before it closes the device's files, which frees its memory there. So
-    a process counts once it was seen.
+    A process that was seen once counts until it has closed all its files. A dying process loses its
+    environment variables earlier than it closes the device's files, and only that frees its memory on the
+    device.
     """
 
     def __init__(self, group: int, mark: str) -> None:
@@ -39,7 +41,7 @@ class Started:
         self._seen: set[int] = set()
 
     def look(self) -> list[int]:
-        """Remember the processes that exist; returns the ids of those that carry the mark."""
+        """Remember all existing processes of the part. Returns the ids of those that carry the mark."""
         marked = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):  # another user's, or gone meanwhile
@@ -60,13 +62,14 @@ class Started:
                     os.kill(pid, number)
 
     def living(self) -> list[int]:
-        """Ids of those that have not yet closed all their files."""
+        """Ids of the part's processes that have not yet closed all their files."""
         self.look()
         return sorted(filter(_has_files, self._seen))
 
 
 def _has_files(pid: int) -> bool:
-    """Whether any thread of the process is not a zombie: a thread closes its files before it is one."""
+    """Whether a thread of the process is not yet a zombie. A thread closes its files before it becomes
+    one."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError, IndexError):
             if _stat(task)[0] not in (b"Z", b"X"):
@@ -75,5 +78,5 @@ def _has_files(pid: int) -> bool:
 
 
 def _stat(folder: Path) -> list[bytes]:
-    """The state, the parent and the group, and more numbers (proc(5)), of a process or a thread."""
+    """State, parent, group and further fields of a process or a thread (proc(5))."""
     return (folder / "stat").read_bytes().rpartition(b")")[2].split()

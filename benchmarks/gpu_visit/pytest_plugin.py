@@ -1,4 +1,4 @@
-"""A plugin of pytest for tests that may be cut: failures are told at once, and counts are kept current.
+"""A plugin of pytest for tests that may be cut: failures are reported at once, and counts are kept current.
 
 python -m pytest -p benchmarks.gpu_visit.pytest_plugin --figures FILE --part NAME [--share I/N]
 """
@@ -33,10 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every N-th test from the I-th on, in the files' order.
+    """Keep share I of N: every N-th test from the I-th on, with files in their order.
 
-    Within a file the order is random, but the same in all shares: as expensive tests come at regular
-    distances, one share would get them all.
+    Within a file the order is random, but the same in all shares. In the original order expensive tests come
+    at regular distances, so that one share could get all of them.
     """
     share, shares = map(int, config.getoption("share").split("/"))
     if shares == 1:
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Telling:
-    """Tells each failure, and counts."""
+    """Reports each failure at once, and counts the outcomes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -67,7 +67,7 @@ class Telling:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """No dot a test: processes that write to one log would mix them."""
+        """Show no dot for a test: dots of processes that write to one log would mix."""
         if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
             return "passed", "", ""
         return None
@@ -88,7 +88,7 @@ class Telling:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """The summary names the failures; their tracebacks are told already."""
+        """Leave tracebacks out of the summary, which names the failures: they have been printed already."""
         self.config.option.tbstyle = "no"
 
     def _fails(self, report: pytest.TestReport | pytest.CollectReport, how: str) -> None:
@@ -101,7 +101,8 @@ class Telling:
         self._count()
 
     def _tell(self, title: str, text: str) -> None:
-        """Write a line in one piece, so that it stays together among the lines of other processes."""
+        """Write title and text in one piece, so that they stay together among the output of other
+        processes."""
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         assert isinstance(terminal, pytest.TerminalReporter)
         terminal.write(f"\n{f' {title} ':_^100}\n{text.rstrip()}\n", flush=True)

@@ -1,4 +1,5 @@
-"""Runs of pytest within a part: tests shared out among processes, each telling its failures at once."""
+"""Runs of pytest within a part: tests shared out among processes, each of which reports its failures at
+once."""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ OPTIONS = [
     "-o",
     "pythonpath=",
 ]
-"""Options of pytest: no `filterwarnings = error`, as deprecations of the host's libraries are no fault of
-ours; no `pythonpath = .`, which would put the clone's folder ramify before a package installed elsewhere."""
+"""Options of pytest. Two of them undo settings of pyproject.toml. `filterwarnings = error`: deprecations of
+the host's libraries are not our errors. `pythonpath = .`: the clone's folder ramify would precede a package
+installed elsewhere."""
 NO_TESTS = 5
-"""Status of a share that got none."""
+"""Exit status of pytest for a share without tests."""
 
 
 def run_tests(figures: Figures, tests: Sequence[str], shares: int = 1) -> None:
-    """Run the tests. A failing test is a row with `error`, and so is a process that ends in another way."""
+    """Run the tests. Each failing test gets a row with `error`, and so does a process that ends
+    abnormally."""
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", *OPTIONS, *tests]
     command += ["-p", "benchmarks.gpu_visit.pytest_plugin", "--part", figures.part]
     command += ["--figures", str(figures.path.absolute())]
@@ -41,7 +44,7 @@ def run_tests(figures: Figures, tests: Sequence[str], shares: int = 1) -> None:
         for process in started:
             process.wait()
     except KeyboardInterrupt:
-        # They are interrupted too, as members of this group, and print their summaries.
+        # They are in this process group, so they are interrupted too, and print their summaries.
         for process in started:
             process.wait()
         raise

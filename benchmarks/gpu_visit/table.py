@@ -11,9 +11,10 @@ from benchmarks.gpu_visit.driver import Ended
 
 FACTS = ("device", "driver", "torch", "triton", "python", "commit", "date")
 NOISE = 0.1
-"""Share by which times of two visits may differ: a larger one names the step to look at."""
+"""Share by which times of two visits may differ. If the difference is larger, the row shows it."""
 ROWS, WIDTH = 24, 118
-"""Rows of a part, letters of a line: three tables fit the 12,000 letters that a lent machine answers with."""
+"""Rows of a part, and characters of a line. With these, three tables fit the 12,000 characters that a lent
+machine returns."""
 
 
 def table(name: str, parts: Sequence[Ended]) -> str:
@@ -37,7 +38,7 @@ def _facts(parts: Sequence[Ended]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str | None:
-    """The line of a case: its failure, or its main figures."""
+    """The line of a case: its failure, or its main figures; None if it has neither."""
     case = re.sub(r"^\S*/(?=\w+\.py::)", "", str(row["case"]))  # of a test, without its folder
     for sort in ("error", "cut"):
         if sort in row:

@@ -1,6 +1,7 @@
-"""Logits of OpenVINO GenAI's model of a GGUF file over given tokens: as its pipeline of one sequence runs it.
+"""The logits of OpenVINO GenAI's model of a GGUF file for given tokens, computed as in its pipeline for one
+sequence.
 
-Writes them to a file: (tokens, vocabulary) float32 numbers.
+They are written to a file: (tokens, vocabulary) float32 numbers.
 """
 
 from __future__ import annotations

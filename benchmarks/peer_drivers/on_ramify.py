@@ -1,4 +1,4 @@
-"""Ramify in process."""
+"""Ramify, as an engine in this process."""
 
 from __future__ import annotations
 

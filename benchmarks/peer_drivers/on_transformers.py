@@ -1,4 +1,4 @@
-"""transformers' continuous batching (`generate_batch`), weights dequantised."""
+"""transformers' continuous batching (`generate_batch`), with dequantised weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 CACHED_TOKENS = 65_536
-"""KV cache. By default it takes 90% of the free memory, which leaves the other engines none."""
+"""Tokens in the KV cache. By default the cache takes 90% of the free memory, which leaves the other engines
+none."""
 
 
 def main() -> None:

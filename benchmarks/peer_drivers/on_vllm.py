@@ -1,4 +1,4 @@
-"""vLLM on the CPU with prefix caching, weights dequantised by transformers into a folder first."""
+"""vLLM on the CPU with prefix caching. transformers first dequantises the weights into a folder."""
 
 from __future__ import annotations
 

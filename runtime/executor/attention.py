@@ -30,7 +30,7 @@ class StepAttention(Protocol):
 
 
 class CalledAttention:
-    """Attention by one kernel call a layer, which divides its work over the threads itself."""
+    """Attention by one kernel call for each layer. The kernel itself divides the work over the threads."""
 
     def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
         self.scale, self.soft_cap = scale, soft_cap
@@ -51,8 +51,8 @@ class CalledAttention:
 
 
 class PlannedAttention:
-    """Attention planned on the host: one plan a step and window size serves all layers, which only launch
-    kernels."""
+    """Attention planned on the host. A step has one plan for each window size; the layers that share it only
+    launch kernels."""
 
     def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
         self.planners = planners
@@ -68,13 +68,14 @@ class PlannedAttention:
             self.planners[window].warm_up(k_pages, v_pages, soft_cap=self.soft_cap, sinks=sinks)
 
     def most_state_bytes(self) -> int:
-        """The most bytes of softmax states that the parts of an eager step leave."""
+        """The most bytes of softmax states in an eager step. Each part of a cut sequence leaves a state, to
+        be merged."""
         from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
 
         return STATE_BYTES
 
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
-        """The plans by window size, with their tensors on `device`; None: on that of the pages."""
+        """The plan for each window size, with tensors on `device`; None: on the device of the pages."""
         table, starts, lens = (
             np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
         )
@@ -85,8 +86,10 @@ class PlannedAttention:
     def planned(
         self, plans: Mapping[int, Plan], page_table: Tensor, out: Tensor | None = None
     ) -> StepAttention:
-        """out : (T, heads, head_dim), written by every layer in turn; without it each layer allocates its
-        own"""
+        """The attention of a step by `plans`.
+
+        out : (T, heads, head_dim), overwritten by every layer in turn; None: each layer allocates its own
+        """
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
             to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -99,7 +102,8 @@ class PlannedAttention:
 
 
 class FlashInferAttention:
-    """Planned attention by FlashInfer; a model with attention sinks is refused before."""
+    """Attention planned by FlashInfer. Models with attention sinks are refused earlier, by
+    `check_attention`."""
 
     def __init__(self, planners: Mapping[int, FlashInferPlanner]) -> None:
         self.planners = planners
@@ -136,7 +140,7 @@ def has_cascade(ops: Ops) -> bool:
 def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention | FlashInferAttention:
-    """The attention of a model on its pages. `cascade` has no effect where the kernels have none."""
+    """The attention of a model on its pages. `cascade` has no effect if the kernels cannot do it."""
     windows: Iterable[int] = set(model.windows)
     if ops.flashinfer is not None:
         wrapped = {

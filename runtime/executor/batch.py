@@ -18,9 +18,9 @@ from ramify.messages import Message
 class Extension(NamedTuple):
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
-    `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
-    Where `ids` is None the tokens are in the batch's `next_ids`. `state` is the slot of the
-    request's state, for models that have states. `lora` is the slot of its LoRA adapter, below 0 for none.
+    `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)``; together the pages reach to `stop`.
+    Where `ids` is None the tokens are in the batch's `next_ids`. `state` is the slot of the request's state,
+    for models that have states. `lora` is the slot of its LoRA adapter, below 0 for none.
     """
 
     ids: np.ndarray | None
@@ -80,7 +80,7 @@ def pack(
     copies: Sequence[tuple[int, int]] = (),
     next_ids: Tensor | None = None,
 ) -> ForwardBatch:
-    """Lay out `extensions` one after the other."""
+    """The batch of `extensions`, laid out one after the other."""
     count = len(extensions)
     _, begins, stops, tables, state_slots, lora_slots = zip(*extensions, strict=True)
     starts, kv_lens = np.array(begins, dtype=np.int64), np.array(stops, dtype=np.int32)
@@ -98,7 +98,7 @@ def pack(
         np.concatenate(known, out=ids)
     else:
         ids[:] = 0
-    # Vectorised over all requests: the same per request takes 10 us each.
+    # Vectorised over all requests: a loop takes 10 us for each request.
     row_of = np.repeat(np.arange(count), np.diff(query_starts))
     np.add(np.arange(total), (starts - query_starts[:-1])[row_of], out=positions)
     page, offset = np.divmod(positions, page_size)
@@ -121,7 +121,7 @@ class Pass(Message, frozen=True, kw_only=True):
     """A `ForwardBatch` as the first rank sends it to the others, with its arrays as bytes.
 
     tokens : (3, T) int64; page_table : (B, width) int32; query_starts : (B + 1,) int32; kv_lens : (B,) int32
-    ahead : the ids are on the first rank's device alone, and follow through the group
+    ahead : whether the ids are on the first rank's device alone; the group then broadcasts them
     """
 
     tokens: bytes
@@ -133,7 +133,8 @@ class Pass(Message, frozen=True, kw_only=True):
 
 
 def pass_of(batch: ForwardBatch) -> Pass:
-    """`batch` as a message. Raises `ValueError` for states or adapters, which ranks do not have."""
+    """`batch` as a message. Raises `ValueError` if it has states or adapters, which several ranks do not
+    support."""
     if batch.states is not None or batch.lora is not None:
         raise ValueError("a pass of several ranks has neither states nor adapters")
     return Pass(
@@ -147,7 +148,7 @@ def pass_of(batch: ForwardBatch) -> Pass:
 
 
 def batch_of(message: Pass, next_ids: Tensor | None) -> ForwardBatch:
-    """The batch in `message`. `next_ids` are given if the message is `ahead`."""
+    """The batch in `message`. `next_ids` must be given if `message.ahead`."""
     kv_lens = _tensor(message.kv_lens, np.int32)
     return ForwardBatch(
         tokens=_tensor(message.tokens, np.int64).view(3, -1),

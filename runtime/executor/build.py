@@ -47,9 +47,10 @@ log = logging.getLogger("ramify")
 
 
 def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
-    """The runner that `config` describes; `load` gives its model in a dtype, on a device, for some kernels.
+    """The runner that `config` describes. `load` loads its model.
 
-    Raises `UnsupportedField` for options that cannot be honoured here, `EngineError` where memory is short.
+    Raises `UnsupportedField` for options that cannot be honoured here, and `EngineError` if memory is too
+    small.
     """
     return build_runners(config, load, None)[0]
 
@@ -57,10 +58,11 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 def build_runners(
     config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
-    """The runners of the model and of the draft model that `load_draft` gives.
+    """The runners of the model, which `load` loads, and of the draft model, which `load_draft` loads. The
+    second is None without `load_draft`.
 
-    Both have the same number of pages, which share the memory for KV. With `ranks`, `load` gives a rank's
-    part of the model; all ranks have the same number of pages.
+    Both runners have the same number of pages, and share the memory for KV. With `ranks`, `load` loads one
+    rank's part of the model, and all ranks get the same number of pages.
     """
     device = resolve_device(config, 0 if ranks is None else ranks.index)
     check_memory(config, device)
@@ -132,10 +134,10 @@ def build_runners(
         pool = pool_for(config, shape, pages, dtype, device)
         done = compiled.get(id(model))
         runner = Runner(model, pool, ops, cascade=cascade, states=states, compiled=done)
-        # A first pass of the draft model that compiles kernels would be taken for its usual time.
+        # Warmed up here: else the draft model's first pass, which compiles kernels, would count as typical.
         if (device.type == "cuda" and backend != "torch") or model is draft:
             runner.warm_up()
-        # The library's code may read the device's values on the host, which no graph can.
+        # transformers' code may read values of the device on the host, which a graph cannot capture.
         if graphs and isinstance(model, Model):
             longest = min(shape.context_length, pages * pool.page_size)
             tokens = [] if states is not None else _buckets(config, longest)
@@ -184,8 +186,8 @@ def measured_memory(
 
     The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
     All CUDA graphs share the memory of the largest decode or bucket of tokens; steps that are not captured
-    have their own. The measured steps see few positions, so what long sequences and graphs take beside is
-    added.
+    have their own. The measured steps see few positions, so the memory that long sequences and graphs need in
+    addition is added (`_unmeasured`).
     """
     shape = model.config
     assert config.max_running is not None
@@ -197,7 +199,7 @@ def measured_memory(
     states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
     runner = Runner(model, pool, ops, cascade=False, states=states)
     zeros = torch.zeros(chunk, dtype=torch.int32).numpy()
-    # Requests share slots, and overwrite each other's states: a step's workspace is the same.
+    # The requests share slots and overwrite each other's states, which does not change the workspace.
     slots = [None if states is None else row % LEAST_STATES for row in range(batch)]
     prefill = [Extension(zeros, 0, chunk, range(pages), slots[0])]
     decodes = [Extension(zeros, 0, 1, (0,), slot) for slot in slots]
@@ -228,7 +230,7 @@ def measured_memory(
 
 
 def _buckets(config: EngineConfig, longest: int) -> list[int]:
-    """Token counts of captured steps other than decodes, for contexts of up to `longest` tokens."""
+    """Token counts of the captured steps that are not decodes, for contexts of up to `longest` tokens."""
     assert config.max_running is not None
     assert config.chunk_tokens is not None
     return buckets(config.max_running + min(config.chunk_tokens, config.max_running * longest))
@@ -237,8 +239,8 @@ def _buckets(config: EngineConfig, longest: int) -> list[int]:
 def _unmeasured(
     config: EngineConfig, runner: Runner, hidden_bytes: int, device: torch.device, graphs: bool
 ) -> int:
-    """Bytes that no measured step takes: softmax states of steps that cut sequences into parts, and what
-    graphs take."""
+    """Bytes that the measured steps do not show: softmax states of steps that cut sequences into parts, and
+    the memory of graphs."""
     attention = runner.attention
     if isinstance(attention, CalledAttention):
         return 0

@@ -1,13 +1,13 @@
 """Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
 
 At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
-launches at most about twice the programs that have work. The sizes between powers of two and their means have
-graphs of the two lowest levels alone, which large batches mostly need; a plan of a higher level takes the
-next size that has it.
+launches at most about twice the programs that have work. Sizes other than powers of two and the means of
+adjacent ones have graphs of the two lowest levels alone, because large batches rarely need a higher level. A
+step whose plan has a higher level is padded to the next size that has a graph of this level.
 
-Two kinds of forms are many, so each form is captured when it has come up `OFTEN` times. Cascade plans run
-eagerly before. Flat plans that merge few tokens, because few sequences are long, take the graph of their
-level that can merge every token before.
+Two kinds of plans have too many forms to capture all at start. Each of these forms is captured when it has
+come up `OFTEN` times. Until then, a cascade plan runs eagerly. A flat plan that merges few tokens (because
+few sequences are long) takes the graph of its level that has room to merge every token.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 OFTEN = 8
-"""Steps of a form of cascade plans before it is captured, so that rare forms are not. Not measured: see
-docs/kernels.md."""
+"""Steps with a form after which the form is captured, so that rare forms are not. The number is not based on
+a measurement: see docs/kernels.md."""
 MOST_LATE = 64
-"""The most graphs of cascade plans that are captured while serving, and the most of plans that merge few
-tokens."""
+"""The most graphs that are captured while serving, for each of the two kinds: cascade plans, and flat plans
+that merge few tokens."""
 FINE = ((256, 8), (1 << 30, 16))
-"""(largest size, step): sizes up to the first number are multiples of the second, beside the coarse ones."""
+"""(largest size, step) of adjacent ranges of sizes. In a range the ladder has all multiples of the step, in
+addition to the coarse sizes."""
 FINE_LEVELS = 2
-"""Levels of flat plans that have a graph at each size; further ones at coarse sizes alone."""
+"""Number of levels of flat plans, the lowest ones, that have a graph at every size. Higher levels have graphs
+at coarse sizes alone."""
 
 LIBRARY_BYTES = 64 << 20
-"""Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
-before (torch's defaults)."""
+"""Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: torch's defaults are 32 MiB
+each from sm_90 on, and less on older GPUs."""
 
 Key = tuple[int, tuple["Form", ...]]
-"""The index of a size, and the form of each window size's plan."""
+"""(index of a size, forms of the plans: one for each window size)."""
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes up to `largest`: powers of two and the means of neighbours, multiples of 8 up to 256, and
+    """Batch sizes up to `largest`: powers of two, the means of adjacent powers, multiples of 8 up to 256, and
     multiples of 16 above."""
     sizes = {1, largest}
     power = 2
@@ -68,17 +70,17 @@ def ladder(largest: int) -> list[int]:
 
 
 def is_coarse(size: int) -> bool:
-    """Whether `size` is a power of two, or the mean of two neighbouring ones."""
+    """Whether `size` is a power of two, or the mean of two adjacent powers."""
     odd = size // (size & -size)
     return odd == 1 or (odd == 3 and size > 1)
 
 
 class DecodeGraphs:
-    """Decodes of up to ``max(sizes)`` requests, padded to the next of `sizes`, which ascend. Padding rows
+    """Decodes of up to ``max(sizes)`` requests, padded to the next of `sizes`. `sizes` ascend. Padding rows
     write their state into the spare slot.
 
-    buffers : for at least that number of tokens and rows
-    states : for models whose shape has some
+    buffers : with room for ``max(sizes)`` tokens and rows
+    states : the pool of states, for models that have states
     """
 
     def __init__(self, sizes: Sequence[int], buffers: GraphBuffers, states: StatePool | None = None) -> None:
@@ -120,7 +122,8 @@ class DecodeGraphs:
         )
 
     def _largest_keys(self) -> Iterator[Key]:
-        """The keys of the most states: of the largest size, with and without a cascade."""
+        """The keys that can need the most softmax states: those of the largest size, with and without a
+        cascade."""
         for index, forms in self.planned_keys():
             if index == len(self.sizes) - 1:
                 yield index, forms
@@ -129,7 +132,7 @@ class DecodeGraphs:
                 yield index, tuple(listed)
 
     def _highest(self, index: int) -> dict[int, int]:
-        """Window size → the highest level of flat plans."""
+        """Window size → the highest level of flat plans, at the size `index`."""
         size, positions = self.sizes[index], self._positions(index)
         return {
             window: planner.highest_level(size, positions)
@@ -137,15 +140,16 @@ class DecodeGraphs:
         }
 
     def _positions(self, index: int) -> int:
-        """The most positions that the decodes of a size can see together."""
+        """The most positions that all decodes of the size `index` together can see."""
         pool = self.buffers.pool
         return min(pool.num_pages * pool.page_size, self.sizes[index] * self.buffers.longest)
 
     def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
-        """The key with one level and one number of merges for all window sizes, as far as their plans reach
-        these.
+        """`forms` with one level and one number of merges for all window sizes, each bounded by what the
+        plans of its window size can reach.
 
-        There are fewer keys then."""
+        This keeps the number of keys small.
+        """
         level = max(form.level for form in forms)
         merges = max(form.merges for form in forms)
         for form, highest in zip(forms, self._highest(index).values(), strict=True):
@@ -163,14 +167,14 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every step that is planned, the largest first: the others reuse its memory."""
+        """Capture every planned step. The largest comes first: the others reuse its memory."""
         if self.buffers.begin_captures():
             for (index, _), step in self._steps.items():
                 self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch of decodes; None where the batch is too large, or its plan has no
-        graph."""
+        """The hidden states of a batch of decodes; None if the batch is larger than every size, or its plan
+        has no graph."""
         count = len(batch.kv_lens)
         if count > self.sizes[-1]:
             return None
@@ -194,7 +198,8 @@ class DecodeGraphs:
         return hidden[:count]
 
     def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
-        """The captured step for these plans, at the size `index` or the next that has one; None without."""
+        """(index of the size, step) for these plans, at the size `index` or the next that has a graph of
+        their level. The step is None if there is none."""
         while True:
             key = self._key(index, plans)
             full = self._full(key)
@@ -211,7 +216,8 @@ class DecodeGraphs:
         return index, self._steps.get(key) or self._steps.get(full)
 
     def _full(self, key: Key) -> Key:
-        """The key with room to merge every token, as the graphs that are captured at start have it."""
+        """The key of the graph that is captured at start for the level of `key`, with room to merge every
+        token."""
         index, forms = key
         if not any(form.merges for form in forms):
             return key
@@ -235,12 +241,12 @@ class DecodeGraphs:
 def bytes_beside(
     attention: PlannedAttention, sizes: Sequence[int], positions: int, results: int, space: int = 0
 ) -> int:
-    """The most bytes that graphs of `sizes` take beside the largest step's: softmax states, results and
+    """The most bytes that graphs of `sizes` take in addition to the largest step: softmax states, results and
     library workspaces.
 
-    positions : of the KV pages, at the most
+    positions : the most positions that the KV pages can have
     results : bytes of the hidden states and the outputs of attention that all steps share
-    space : bytes of the softmax states of other steps, in the same place
+    space : bytes of the softmax states of other steps, which share the memory
     """
     from ramify.kernels.triton.plan.attention_graph import Form
 

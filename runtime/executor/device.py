@@ -24,9 +24,10 @@ FLOAT8 = 89
 
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
-    """The device of a rank, which becomes torch's current one.
+    """The device of the rank `rank`, which becomes torch's current device.
 
-    Raises `UnsupportedField` where cuda is asked for and torch finds no CUDA device, or fewer than ranks.
+    Raises `UnsupportedField` if cuda is asked for and torch finds no CUDA device, or fewer devices than
+    ranks.
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
@@ -52,7 +53,7 @@ def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
 
 def capability_of(device: torch.device) -> int | None:
     """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
-    None of the CPU."""
+    None for the CPU."""
     if device.type == "meta":
         from ramify.kernels.triton.launching import interpret
 
@@ -64,9 +65,9 @@ def capability_of(device: torch.device) -> int | None:
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The model's dtype: bfloat16, or float32 where that is faster: on GPUs that do not multiply bfloat16,
-    and for products of torch on such a CPU. The compiled CPU kernels read bfloat16 faster than float32 on any
-    CPU."""
+    """The model's dtype: bfloat16, or float32 if that is faster. It is faster on GPUs that cannot multiply
+    bfloat16 and, for torch's products, on CPUs that cannot. The compiled CPU kernels read bfloat16 faster on
+    any CPU."""
     if config.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     capability = capability_of(device)
@@ -82,9 +83,9 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def resolve_page_dtype(
     config: EngineConfig, backend: Backend, device: torch.device, dtype: torch.dtype
 ) -> torch.dtype:
-    """The dtype of KV pages of a model of `dtype`.
+    """The dtype of the KV pages of a model of `dtype`.
 
-    Raises `UnsupportedField` where fp8 is asked for and the backend or the device has no float8.
+    Raises `UnsupportedField` if fp8 is asked for and the backend or the device does not support float8.
     """
     if config.kv_cache_dtype == "auto":
         return dtype
@@ -151,13 +152,13 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
 
 
 def _rounds(config: EngineConfig, device: torch.device) -> bool:
-    """Whether activations become float8 before float8 weights."""
+    """Whether activations are rounded to float8 for products with float8 weights."""
     return (capability_of(device) or 0) >= FLOAT8 and not config.exact_activations
 
 
 def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:
-    """Kernels with FlashInfer's attention, the rest as `triton_ops`. Raises `UnsupportedField` where it
-    cannot run."""
+    """FlashInfer's attention, with all other kernels as in `triton_ops`. Raises `UnsupportedField` if
+    FlashInfer cannot run."""
     if device.type != "cuda":
         raise UnsupportedField(
             f"attention_backend is 'flashinfer', which needs a CUDA device; the device is {device.type}.",
@@ -181,7 +182,7 @@ def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:
 
 
 def check_attention(config: EngineConfig, shape: ModelShape, dtype: torch.dtype) -> None:
-    """Raises `UnsupportedField` for a model whose attention the backend that was asked for does not have."""
+    """Raise `UnsupportedField` if the chosen backend lacks a feature of the model's attention."""
     if config.attention_backend != "flashinfer":
         return
     from ramify.kernels.flashinfer import HEAD_DIMS
@@ -217,7 +218,7 @@ def cpu_ops(config: EngineConfig) -> Ops:
 
 
 def _uses_tiles(dtype: torch.dtype) -> bool:
-    """Whether products of this dtype use AMX tiles, and so another kernel, from some number of rows on."""
+    """Whether products of this dtype use AMX tiles. If so, their kernel depends on the number of rows."""
     try:
         from ramify.kernels.cpu.linear import tiles_allowed
     except ImportError:  # `ops` says what is missing

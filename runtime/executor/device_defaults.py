@@ -1,6 +1,6 @@
-"""Sizes of steps and of pages, where the configuration leaves them to the device.
+"""Sizes of steps and of pages, if the configuration leaves them to the device.
 
-Imports no torch: `ramify inspect` asks as well.
+Imports no torch, because `ramify inspect` uses it as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DeviceDefaults(NamedTuple):
-    """Defaults of the options with these names."""
+    """Defaults for the options of the same names."""
 
     max_running: int
     chunk_tokens: int
@@ -28,20 +28,24 @@ ON_CUDA = (
     (32 << 30, DeviceDefaults(512, 8192, 64)),
     (0, DeviceDefaults(256, 2048, 64)),
 )
-"""Defaults from a number of bytes of device memory on. vLLM's and SGLang's defaults: 256 to 1,024 requests;
-8,192 tokens, and 2,048 on cards of 16 and 24 GiB: 8,192 tokens of an 8B model are 131 TFLOP, over a second at
-the 121 TFLOP/s of an L4's data sheet."""
+"""(least bytes of device memory, defaults). As in vLLM and SGLang, these are 256 to 1,024 requests and 8,192
+tokens a step, or 2,048 tokens on cards of 16 and 24 GiB. On such a card 8,192 tokens of an 8B model would
+take over a second: 131 TFLOP at the 121 TFLOP/s of an L4's data sheet."""
 
 
 def defaults_of(memory: int | None) -> DeviceDefaults:
-    """memory : bytes of the CUDA device; None: the device is the CPU"""
+    """The defaults for a device.
+
+    memory : bytes of the CUDA device; None: the device is the CPU
+    """
     if memory is None:
         return ON_CPU
     return next(defaults for least, defaults in ON_CUDA if memory >= least)
 
 
 def with_defaults(config: EngineConfig, memory: int | None) -> EngineConfig:
-    """`config` with a number for each of `DeviceDefaults`: the one that was given, or the device's."""
+    """`config` with a number for each option of `DeviceDefaults`: its own if it is set, else the device's
+    default."""
     of_device = defaults_of(memory)._asdict()
     missing = {name: number for name, number in of_device.items() if getattr(config, name) is None}
     return dataclasses.replace(config, **missing) if missing else config

@@ -27,7 +27,8 @@ Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], T
 
 @dataclasses.dataclass(slots=True)
 class GraphStep:
-    """A captured step: the buffers of its plans by window size, and its graph once captured."""
+    """A step that is captured or will be: the buffers of its plans by window size, and its graph once
+    captured."""
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
@@ -37,9 +38,9 @@ class GraphStep:
 class Captures:
     """A count of captured graphs, and their cost.
 
-    seconds : of capturing, and of the runs over padding before
-    bytes : of the device's memory, what the driver takes included
-    awaited : steps without a graph of their own whose form gets one when it comes often
+    seconds : of capturing, and of the runs over padding before it
+    bytes : of the device's memory, including the driver's share
+    awaited : steps that ran without a graph of their own and whose form gets one when it has come up often
     """
 
     graphs: int = 0
@@ -49,12 +50,12 @@ class Captures:
 
 
 class GraphBuffers:
-    """Steps of up to `tokens` tokens of `rows` requests, padded to the number of a graph. On a device without
-    CUDA graphs the same steps run eagerly.
+    """Steps of up to `tokens` tokens of `rows` requests, padded to the token count of a graph. On a device
+    without CUDA graphs the same padded steps run eagerly.
 
     Padding tokens compute token 0 at position 0, write its keys and values into the pool's spare page, and
-    attend to nothing. The steps run one after the other, so one set of buffers does for all of them; the
-    hidden states of one hold until the next.
+    attend to nothing. The steps run one after the other, so all share one set of buffers. The hidden states
+    of a step are valid until the next step.
 
     Parameters
     ----------
@@ -81,12 +82,12 @@ class GraphBuffers:
         self._compute = compute
         self._inputs = torch.zeros(3 * tokens, dtype=torch.int64, device=device)
         self._table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
-        # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
+        # Kernels do not write rows that attend to nothing. Zeros keep NaN out of these rows.
         heads, head_dim = model.num_heads, model.head_dim
         self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
-        """Memory for the softmax states of all steps; None: each run allocates its own."""
+        """Memory for the softmax states of all steps. None before `reserve`: each run allocates its own."""
         self._memory: Any = None
         """The memory that all graphs share."""
         self.captured = Captures()
@@ -103,7 +104,7 @@ class GraphBuffers:
         return self._memory is not None
 
     def begin_captures(self) -> bool:
-        """Whether the device has CUDA graphs. From now on `capture` may be called."""
+        """Return whether the device has CUDA graphs. If so, `capture` may be called from now on."""
         if self.device.type != "cuda":
             return False
         if self._memory is None:
@@ -125,24 +126,24 @@ class GraphBuffers:
     def run_padded(
         self, size: int, rows: int, rooms: Mapping[int, StaticPlan], states: StepStates | None = None
     ) -> Tensor:
-        """Hidden states of the loaded batch: (size, hidden)."""
+        """Run a step of `size` tokens on the loaded batch. Returns its hidden states: (size, hidden)."""
         ids, positions, slots = self._inputs_of(size)
         plans = {window: room.plan for window, room in rooms.items()}
         attention = self.attention.planned(plans, self._table[:rows], self._attended[:size])
         hidden = self._compute(ids, positions, slots, attention, states)
         if self._hidden is None:
             self._hidden = hidden.new_empty(self.tokens, hidden.shape[1])
-        # Some hundred graphs with a result each would take some hundred MiB; the copy is one small launch.
+        # All graphs share one result: hundreds of results would take hundreds of MiB. A copy is one launch.
         return self._hidden[:size].copy_(hidden)
 
     def clear(self, size: int) -> None:
-        """Load padding alone, for a step of `size` tokens."""
+        """Load a batch of `size` tokens that are all padding."""
         inputs = self._inputs_of(size)
         inputs[:2].zero_()
         inputs[2].fill_(self.pool.padding_page * self.pool.page_size)
 
     def capture_padding(self, step: GraphStep, size: int, run: Callable[[], Tensor]) -> None:
-        """Run a step of `size` tokens over padding alone, then capture it."""
+        """Run a step of `size` tokens that are all padding, then capture it."""
         began = time.monotonic()
         self.clear(size)
         run()
@@ -150,7 +151,7 @@ class GraphBuffers:
         self.capture(step, run)
 
     def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
-        """Capture `run`. It must have run before, as kernels must not be compiled during a capture."""
+        """Capture `run`, which must have run before: kernels cannot be compiled during a capture."""
         began = time.monotonic()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # a capture begins with it: what that gives back is not the graph's

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class KvPool:
-    """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim) in `dtype`, or with `float8` in
-    float8_e4m3fn.
+    """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim) in `dtype`, or in float8_e4m3fn if
+    `float8`.
 
-    A page of one head is contiguous, so that attention reads it without strides over other heads. No request
-    is given the last page (`padding_page`): padded steps write the KV of their padding there.
+    The part of a page that belongs to one head is contiguous, so that attention reads it without strides over
+    other heads. No request is given the last page (`padding_page`): padded steps write the KV of their
+    padding there.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class KvPool:
         return 2 * self.k[:, 0].nbytes
 
     def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
-        """(pages, 2, layers, kv_heads, page_size, head_dim): a copy in the host's memory, keys before values.
+        """A copy of `pages` in the host's memory: (pages, 2, layers, kv_heads, page_size, head_dim), keys
+        before values.
 
-        On a CUDA device it waits for the passes that were launched.
+        On a CUDA device it waits for all passes launched before.
         """
         import torch
 
@@ -73,7 +75,8 @@ class KvPool:
         return host.copy_(both)
 
     def write_pages(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill `pages` with what `read_pages` has read, of a pool with the same layers, heads and dtype."""
+        """Fill `pages` with `data`, the result of `read_pages` on a pool with the same layers, heads and
+        dtype."""
         import torch
 
         index = torch.tensor(pages, dtype=torch.int64, device=self.k.device)
@@ -83,7 +86,7 @@ class KvPool:
             pool.index_copy_(1, index, part.view(pool.dtype).transpose(0, 1))
 
     def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`k` and `v`, with float8 as bytes, since torch cannot index every float8 dtype."""
+        """`k` and `v`. float8 is viewed as bytes, since torch cannot index every float8 dtype."""
         import torch
 
         if self.k.itemsize > 1:
@@ -94,7 +97,7 @@ class KvPool:
 def pool_for(
     config: EngineConfig, shape: ModelShape, pages: int, dtype: torch.dtype, device: torch.device
 ) -> KvPool:
-    """Pages of the size and the dtype that `config` has, for keys and values in `dtype`."""
+    """A pool with the page size and the page dtype of `config`. New keys and values have `dtype`."""
     assert config.page_size is not None
     size, float8 = config.page_size, config.kv_cache_dtype == "fp8"
     return KvPool(shape, num_pages=pages, page_size=size, dtype=dtype, device=device, float8=float8)
@@ -109,10 +112,10 @@ def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: Mod
 
 
 def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the CPU's memory, of pages of 2 MiB where Linux has them.
+    """A tensor in the CPU's memory, in huge pages of 2 MiB if Linux has them.
 
-    KV pages lie scattered, and with memory pages of 4 KiB the addresses of nearly each have to be looked up:
-    decodes of 1,000 tokens take 1.3 times as long.
+    KV pages lie scattered. With memory pages of 4 KiB nearly each read of one misses the TLB: decodes of
+    1,000 tokens take 1.3 times as long.
     """
     import torch
 

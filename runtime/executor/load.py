@@ -1,4 +1,4 @@
-"""The weights that an engine's options load."""
+"""The weights that an engine loads, by its options."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.shape.context import with_context
 
 LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
-"""Gives a model in a dtype, on a device, for some kernels."""
+"""Function that loads a model in a dtype, on a device, for the kernels `Ops`."""
 
 
 def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:
-    """Loads the model of `shape` in `files`, or the part of it that `shape` is."""
+    """A function that loads the model of `shape` in `files`. If `shape` is that of a rank's part, it loads
+    the part."""
 
     def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
         if config.load_format == "dummy":
@@ -53,7 +54,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
 def quantization_of(
     config: EngineConfig, files: ModelFiles, shape: ModelShape, *, packed: bool
 ) -> Quantization:
-    """The format of the weights. `packed`: the kernels multiply by packed or quantised weights."""
+    """The format of the weights. `packed`: whether the kernels multiply by packed or quantised weights."""
     return resolve_quantization(
         "none" if config.quantization == "auto" and not packed else config.quantization,
         files.weights,

@@ -1,6 +1,6 @@
-"""The number of KV pages: from the size that was asked for, or from the memory that a device has left.
+"""The number of KV pages: from the configured size, or from the memory that a device has left.
 
-Counting imports no torch.
+Computing it imports no torch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("ramify")
 
 COW_PAGES = 2
-"""Pages that a lone request may need beyond those of its tokens: source and destination of a
+"""Pages that a lone request may need in addition to those of its tokens: source and destination of a
 copy-on-write."""
 LEAST_PAGES = COW_PAGES + 1
 FRACTION = 0.9
 """Share of a CUDA device's memory that is used by default; the driver and fragmentation need the rest."""
 LEAST_STATES = 2
-"""Least number of state slots: one for a running request, one for the state that it leaves to the next."""
+"""Least number of state slots: one for a running request, one for the state that it leaves for later
+requests."""
 CPU_BYTES = 1 << 30
 """The most memory for KV pages on the CPU, by default."""
 CPU_CONTEXTS = 2
 CPU_TOKENS = 20_480
-"""KV pages on the CPU hold this number of the model's longest contexts, or of tokens if that is more. Pages
-are kept after their request has ended, so any load touches all of them in the end, and touched pages stay
-resident."""
+"""By default the KV pages on the CPU hold `CPU_CONTEXTS` contexts of the model, or `CPU_TOKENS` tokens if
+that is more. They are not made larger, because pages are kept after their request has ended: any load touches
+all of them in the end, and touched pages stay resident."""
 _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _MEMINFO = Path("/proc/meminfo")
 
@@ -49,8 +50,8 @@ class DeviceMemory:
     """Bytes of a device.
 
     total : its memory
-    used : taken before there are pages, by weights, the driver and other processes
-    workspace : taken by the largest step beside these
+    used : taken before the KV pages, by weights, the driver and other processes
+    workspace : taken by the largest step in addition
     """
 
     total: int
@@ -59,7 +60,7 @@ class DeviceMemory:
 
 
 def check_memory(config: EngineConfig, device: torch.device) -> None:
-    """Raises `UnsupportedField` for an option that has no meaning on `device`."""
+    """Raise `UnsupportedField` for an option that has no meaning on `device`."""
     if config.memory_fraction is not None and device.type != "cuda":
         raise UnsupportedField(
             f"memory_fraction is {config.memory_fraction}, which counts on a CUDA device; this is the CPU.",
@@ -75,9 +76,9 @@ def pages_in(
     device: torch.device,
     draft: ModelShape | None = None,
 ) -> int | None:
-    """The number of pages by the configuration; None where the memory left on the device decides.
+    """The number of pages that the configuration gives; None if the memory left on the device decides.
 
-    A page has a part for `model` and one for the draft model.
+    A page holds KV of `model` and, if it is given, of the draft model.
     """
     if config.num_pages is not None:
         return enough(config.num_pages)
@@ -92,12 +93,12 @@ def pages_in(
 
 
 def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: torch.device) -> int:
-    """The number of slots for states beside KV pages of `kv_bytes`; 0 for a model without states.
+    """The number of slots for states, beside KV pages of `kv_bytes`; 0 for a model without states.
 
-    By default states take as much memory as KV pages. On the CPU they take more where `max_running` slots fit
-    `CPU_BYTES`: a short context needs few KV pages, and each running request a slot all the same.
+    By default states take as much memory as KV pages. On the CPU they take more, up to `CPU_BYTES`, so that
+    `max_running` requests have a slot each: with a short context the KV pages would be too small a measure.
 
-    Raises `EngineError` where no request could run on that few.
+    Raises `EngineError` if the slots are too few for any request.
     """
     if model.states is None:
         return 0
@@ -118,10 +119,11 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
 
 
 def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
-    """The options for `model`, without those that linear attention states rule out.
+    """`config` without the options that linear attention states rule out: a state cannot be rolled back
+    behind a token that was not accepted.
 
-    A state cannot go back behind a token that was not chosen. Raises `UnsupportedField` for options that were
-    asked for and cannot be had.
+    Raises `UnsupportedField` if such an option was asked for, or if options of states are set for a model
+    without states.
     """
     if model.states is None:
         given = [name for name in ("num_states", "state_memory_gb") if getattr(config, name) is not None]
@@ -148,7 +150,7 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
 
 
 def enough(num_pages: int) -> int:
-    """`num_pages`, checked. Raises `EngineError` if it is too small for any request."""
+    """Return `num_pages`. Raises `EngineError` if it is too small for any request."""
     if num_pages < LEAST_PAGES:
         raise EngineError(
             f"The KV memory holds {num_pages} pages; at least {LEAST_PAGES} are needed.",
@@ -158,7 +160,7 @@ def enough(num_pages: int) -> int:
 
 
 def check_host(config: EngineConfig, kv_bytes: int, state_bytes: int) -> None:
-    """Raises `EngineError` where KV pages and states on the CPU are larger than the host's memory."""
+    """Raise `EngineError` if KV pages and states on the CPU are larger than the host's memory."""
     total = host_memory()
     if kv_bytes + state_bytes <= total:
         return
@@ -174,7 +176,7 @@ def check_host(config: EngineConfig, kv_bytes: int, state_bytes: int) -> None:
 
 
 def host_memory() -> int:
-    """Bytes of memory of this host, or of its container if that may take less."""
+    """Bytes of memory of this host, or the limit of its container if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUPS:
         if path.is_file() and (limit := path.read_text().strip()).isdigit():
@@ -183,7 +185,7 @@ def host_memory() -> int:
 
 
 def _free_host_memory(total: int) -> int:
-    """Bytes that can be allocated without swapping; `total` where the system does not say."""
+    """Bytes that can be allocated without swapping; `total` if the system does not report them."""
     text = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
     return total if found is None else min(total, int(found[1]) * 1024)
@@ -191,7 +193,8 @@ def _free_host_memory(total: int) -> int:
 
 @contextlib.contextmanager
 def fitting(what: str, device: torch.device) -> Iterator[None]:
-    """Turns an out-of-memory error while `what` is allocated on `device` into `EngineError` with figures."""
+    """Context that turns an out-of-memory error into `EngineError` with figures. `what` is allocated on
+    `device` in it."""
     import torch
 
     try:
@@ -206,10 +209,11 @@ def fitting(what: str, device: torch.device) -> Iterator[None]:
 
 
 def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
-    """The number of pages of `page` bytes that fit into `fraction` of the memory beside what is used.
+    """The number of pages of `page` bytes that fit into `fraction` of the device's memory beside its other
+    uses.
 
-    One more page is allocated for the padding of decoding steps. Raises `EngineError` with the figures where
-    fewer than `LEAST_PAGES` fit.
+    Room is left for one more page, for the padding of decoding steps. Raises `EngineError`, with the figures,
+    if fewer than `LEAST_PAGES` fit.
     """
     room = int(memory.total * fraction) - memory.used - memory.workspace
     pages = room // page - 1

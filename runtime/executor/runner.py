@@ -37,12 +37,13 @@ from ramify.runtime.parallel.ranks import Ranks
 log = logging.getLogger("ramify")
 
 MANY_ROWS = (65, 17)
-"""Rows of warm-up passes. In deterministic mode another kernel multiplies more than 64 rows, or more than 16
-with quantised weights."""
+"""Rows of warm-up passes. In deterministic mode, products with more than 64 rows use another kernel, as do
+products of more than 16 rows with quantised weights."""
 
 
 class Compiled(NamedTuple):
-    """Kernel forms of a model's steps: how many there are, were compiled, and failed to compile."""
+    """Counts of the kernel forms of a model's steps: all, those compiled, and those that failed to
+    compile."""
 
     forms: int
     compiled: int
@@ -53,9 +54,9 @@ class Compiled(NamedTuple):
 class Runner:
     """Owns the model, its KV pages and the states of its linear attention layers.
 
-    cascade : read shared prefixes once, where the kernels can do so and it pays
-    states : for models whose shape has some
-    compiled : kernels that were compiled before it was made
+    cascade : whether attention reads shared prefixes once, if the kernels can do so and where it is faster
+    states : the pool of states, for models that have states
+    compiled : counts of the kernels that were compiled before the runner was made
     """
 
     def __init__(
@@ -84,13 +85,14 @@ class Runner:
         self.stacked = self._stack is not None
         """Whether all layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
-        """Whether attention reads shared prefixes once, where it pays."""
+        """Whether attention reads shared prefixes once, where that is faster."""
         self._graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self.ranks: Ranks | None = None
-        """The other ranks, which run every pass too; None but on the first of several."""
+        """The ranks that this runner leads; each of them runs every pass. None unless this is the first of
+        several ranks."""
         self.has_head = not isinstance(model, Model) or model.has_head
-        """Whether it computes logits."""
+        """Whether the runner computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
@@ -118,11 +120,11 @@ class Runner:
             self.sampler.warm_up(logits)
 
     def capture_graphs(self, sizes: Sequence[int], max_pages: int, buckets: Sequence[int] = ()) -> None:
-        """Replay decodes as CUDA graphs of these `sizes` from now on, and other steps as those of `buckets`
-        of tokens; on the CPU they run padded alike.
+        """Capture CUDA graphs, and replay steps as graphs from now on: decodes at the batch sizes `sizes`,
+        other steps at the token counts `buckets`. On the CPU the same steps run eagerly, padded alike.
 
         max_pages : pages of the longest request
-        buckets : not for models with states
+        buckets : empty for models with states
         """
         assert isinstance(self.attention, PlannedAttention)
         buffers = GraphBuffers(
@@ -148,7 +150,7 @@ class Runner:
 
     @property
     def captured(self) -> Captures:
-        """The CUDA graphs that were captured until now, at start and while serving."""
+        """Counts of the CUDA graphs captured until now, at start and while serving."""
         return Captures() if self._graphs is None else self._graphs.buffers.captured
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -157,15 +159,15 @@ class Runner:
         self.states.copy(copies)
 
     def check_device(self) -> None:
-        """Raise the error of a CUDA device, if any: after an error in a kernel it computes nothing any
-        more. Raise as well where the ranks of the model are out of step."""
+        """Raise the error of the CUDA device, if there is one: after an error in a kernel the device computes
+        nothing more. Raise as well if the ranks of the model are out of step."""
         if self.ranks is not None:
             self.ranks.check()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy pages, each a (source, destination)."""
+        """Copy pages. Each of `copies` is (source, destination)."""
         sources, destinations = zip(*copies, strict=True)
         self.ops.copy_pages(self.pool.k, self.pool.v, list(sources), list(destinations))
 
@@ -173,7 +175,8 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
 
-        The next call may overwrite them. On a CUDA device this returns before they are computed.
+        The next call may overwrite the hidden states. On a CUDA device `forward` returns before they are
+        computed.
         """
         if self.ranks is None:
             return self._forward(batch)
@@ -183,7 +186,7 @@ class Runner:
     def _forward(self, batch: ForwardBatch) -> Tensor:
         if batch.copies:
             self.copy_pages(batch.copies)
-        # Graphs are captured without adapters, whose launches the other steps would pay for.
+        # Graphs have no launches for adapters: steps without adapters would pay for them.
         graphs = self._graphs if batch.decoding else self._token_graphs
         if graphs is not None and batch.lora is None:
             hidden = graphs.replay(batch)
@@ -234,8 +237,8 @@ class Runner:
     def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:
         """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype.
 
-        masks : one per row, or none at all: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
-            are needed, None for all; other logits may be minus infinity
+        masks : empty, or one for each row: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
+            are needed, or None for all tokens. Other logits may be minus infinity.
         """
         if self.ops.masked_linear is None or all(mask is None for mask in masks):
             return self.model.logits(hidden)

@@ -38,15 +38,15 @@ class SamplingRow:
     uniform: float
     """The random number of the draw, in [0, 1); unused for greedy rows."""
     counts: TokenCounts | None = None
-    """Counts of the tokens so far, where a penalty is set."""
+    """Counts of the tokens so far, if a penalty is set."""
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
-    """Forbidden tokens: stop tokens, until `min_tokens` have been written."""
+    """Forbidden tokens: the stop tokens, until `min_tokens` tokens have been written."""
 
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""The log-probability of the token, and the most likely (id, log-probability) pairs."""
+"""The log-probability of the chosen token, and the most likely tokens as (id, log-probability) pairs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class HostDrawing:
 
 
 class HostSampler:
-    """Sampler on the host: tokens are there when it returns. `sample_tokens` and `log_sum` take float32
-    logits."""
+    """Sampler on the host: the tokens are computed when `begin_draw` returns. `sample_tokens` and `log_sum`
+    take float32 logits."""
 
     def __init__(self, sample_tokens: SampleTokens = sample_tokens, log_sum: LogSum = log_sum) -> None:
         self._sample_tokens, self._log_sum = sample_tokens, log_sum
@@ -83,7 +83,8 @@ class HostSampler:
         return HostDrawing(tokens, found)
 
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """Log-probabilities of each row's token in `tokens`, (R,) int, and of its `top` likeliest."""
+        """Log-probabilities of the token in `tokens`, (R,) int, of each row, and of the row's `top` likeliest
+        tokens."""
         chosen = torch.from_numpy(tokens.astype(np.int64))
         return log_probabilities(logits.float(), chosen, top, self._log_sum)
 
@@ -118,7 +119,7 @@ def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") 
 
 
 def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
-    """The penalties, biases and banned tokens of each row; None where it has none."""
+    """The penalties, biases and banned tokens of each row; None for a row without any."""
     return [
         RowEdits(
             row.counts or NONE_COUNTED,
@@ -156,8 +157,8 @@ def log_probabilities(
 
 
 def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-    """The masks that are not None as (M, words) int32, in `out` if given, and for each mask its row there or
-    -1, (len(masks),)."""
+    """The masks that are not None, stacked as (M, words) int32 (in `out`, if given), and the row of each mask
+    in the stack, (len(masks),) int32: -1 for None."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     words = np.stack([mask for mask in masks if mask is not None], out=out)
@@ -165,7 +166,7 @@ def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -
 
 
 class DeviceSampler:
-    """Sampler on a device: it only launches kernels, and the result of a drawing waits for them."""
+    """Sampler on a device. `begin_draw` only launches kernels; the drawing's `result` waits for them."""
 
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
@@ -228,7 +229,8 @@ class DeviceSampler:
 
 
 class DeviceDrawing:
-    """Tokens that are copied to the host; `result` does not wait for kernels that are launched after them."""
+    """Tokens that are being copied to the host. `result` waits for the copy, not for kernels launched after
+    it."""
 
     def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:
         self.tokens = tokens

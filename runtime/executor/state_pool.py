@@ -23,8 +23,8 @@ class StepStates(NamedTuple):
 
 
 class StatePool:
-    """`conv` (layers, num_slots + 1, channels, width - 1), float32;
-    `recurrent` (layers, num_slots + 1, heads, key_dim, value_dim), float32.
+    """The states in all slots, float32: `conv` (layers, num_slots + 1, channels, width - 1) and
+    `recurrent` (layers, num_slots + 1, heads, key_dim, value_dim).
 
     No request is given the last slot (`padding_slot`): padded steps write the state of their padding there.
     """
@@ -45,7 +45,7 @@ class StatePool:
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy slots in place, all at once: ``(source, destination)`` pairs, no destination twice.
 
-        A slot may be both: it is read before it is written.
+        A slot may be a source and a destination: all sources are read before any slot is written.
         """
         if not copies:
             return

@@ -3,10 +3,11 @@
     a chunk of 40 tokens and 3 decodes     43 tokens in the graph of 48
     4 requests with 3 draft tokens each    16 tokens in the graph of 16
 
-A whole step is captured, attention included: its plan is made on the host, and what varies with it is the
-number of work items of each tile, rounded up to powers of two (`attention_graph.TokenForm`). Forms of a
-prompt alone and of verification passes are captured at start; another form when it has come up `OFTEN` times,
-and the steps before run eagerly. So do steps beyond the largest bucket (`LARGEST`).
+A whole step is captured, attention included. Attention's plan is made on the host. A graph is captured for
+one form of plan: the number of work items of each tile, rounded up to powers of two
+(`attention_graph.TokenForm`). The forms of a lone prompt and of verification passes are captured at start.
+Any other form is captured when it has come up `OFTEN` times; until then its steps run eagerly. Steps beyond
+the largest bucket (`LARGEST`) always run eagerly.
 """
 
 from __future__ import annotations
@@ -30,33 +31,37 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 LARGEST = 2048
-"""Tokens of the largest bucket. Larger steps are taken to compute longer than the host needs for their 9 to
-12 launches a layer. Not measured: see docs/kernels.md."""
+"""Tokens of the largest bucket. Larger steps are assumed to compute for longer than the host needs for their
+9 to 12 launches a layer. The assumption is not measured: see docs/kernels.md."""
 SMALL = (8, 16, 32, 48, 64, 96, 128)
-"""Buckets up to which reading the weights takes longer than the products, by the peaks of data sheets (150
-to 300 rows of 16-bit weights from an A100 to an H100): padding costs little."""
+"""Buckets up to which reading the weights takes longer than the products, so that padding costs little. By
+the peaks of data sheets this holds up to 150 rows of 16-bit weights on an A100 and 300 on an H100."""
 A_DOUBLING = 4
-"""Number of buckets between powers of two, above `SMALL`."""
+"""Number of buckets for each doubling of the size, above `SMALL`."""
 PADDING = 64
-"""Most padding in tokens; a step that needs more, and more than an eighth of its tokens, runs eagerly."""
+"""Most padding in tokens. A step runs eagerly if it needs more than this and more than an eighth of its
+tokens."""
 OFTEN = 8
-"""Steps of a form before it is captured, so that rare forms are not. Not measured: see docs/kernels.md."""
+"""Steps with a form after which the form is captured, so that rare forms are not. The number is not based on
+a measurement: see docs/kernels.md."""
 MOST_LATE = 128
-"""Graphs that are captured while serving; further forms run eagerly."""
+"""Most graphs that are captured while serving. Further forms run eagerly."""
 PREFIX = 4096
-"""Cached tokens before the prompt of one of the two forms that are captured for each bucket."""
+"""Two forms are captured for each bucket: a prompt alone, and a prompt after this number of cached tokens."""
 VERIFIED = (4, 64, 1024)
-"""Verification passes captured at start: tokens a request, tokens at the most, and the context."""
+"""(tokens of each request, most tokens of a pass, context length) of the verification passes that are
+captured at start."""
 
 STATES = 4
-"""Softmax states a token of the largest bucket for which there is space; plans with more run eagerly."""
+"""Softmax states for which there is memory, for each token of the largest bucket. Plans with more states run
+eagerly."""
 
 Key = tuple[int, tuple["TokenForm", ...]]
-"""The index of a bucket, and the form of each window size's plan."""
+"""(index of a bucket, forms of the plans: one for each window size)."""
 
 
 def buckets(largest: int) -> list[int]:
-    """Bucket sizes in tokens, up to `largest` or `LARGEST`."""
+    """Bucket sizes in tokens, up to `largest` and at most `LARGEST`."""
     found, size = list(SMALL), SMALL[-1]
     while size < min(largest, LARGEST):
         found += [size + size * part // A_DOUBLING for part in range(1, A_DOUBLING + 1)]
@@ -75,9 +80,9 @@ def space_bytes(attention: PlannedAttention, tokens: int) -> int:
 
 
 class TokenGraphs:
-    """Steps of up to ``max(sizes)`` tokens, padded to the next of `sizes`, which ascend.
+    """Steps of up to ``max(sizes)`` tokens, padded to the next of `sizes`. `sizes` ascend.
 
-    buffers : for at least that number of tokens
+    buffers : with room for ``max(sizes)`` tokens
     """
 
     def __init__(self, sizes: Sequence[int], buffers: GraphBuffers) -> None:
@@ -104,8 +109,8 @@ class TokenGraphs:
                     yield self._key(self._plans(self._batch(count, new, length)), size)
 
     def _batch(self, count: int, new: int, length: int) -> ForwardBatch:
-        """A batch to plan for: `count` requests that share nothing, each with its last `new` of `length`
-        tokens."""
+        """A batch from which a plan is made: `count` requests that share nothing, each with `length` tokens,
+        of which the last `new` are new."""
         page_size = self.buffers.pool.page_size
         ids, pages = np.zeros(length, np.int32), -(-length // page_size)
         tables = [range(row * pages, (row + 1) * pages) for row in range(count)]
@@ -119,7 +124,7 @@ class TokenGraphs:
         return self.sizes.index(size), tuple(forms)
 
     def _step_of(self, key: Key) -> GraphStep | None:
-        """The captured step; None if its softmax states exceed the reserved workspace."""
+        """The step for `key`, not captured yet; None if its softmax states exceed the reserved workspace."""
         index, forms = key
         space, size = self.buffers.space, self.sizes[index]
         rooms = {}
@@ -131,14 +136,14 @@ class TokenGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every step that is planned, the largest first: the others reuse its memory."""
+        """Capture every planned step. The largest comes first: the others reuse its memory."""
         if self.buffers.begin_captures():
             for (index, _), step in self._steps.items():
                 self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch; None where it has too many tokens or requests, would be padded too
-        much, or its plan has no graph."""
+        """The hidden states of a batch; None if it has too many tokens or requests, if it would need too much
+        padding, or if its plan has no graph."""
         count, tokens = len(batch.kv_lens), batch.tokens.shape[1]
         index = bisect.bisect_left(self.sizes, tokens)
         if index == len(self.sizes) or count > self.buffers.rows:

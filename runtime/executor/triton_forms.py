@@ -71,7 +71,8 @@ def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: 
 
     Reads the files of quantised weights, whose layout decides about forms, and no others.
 
-    capability : tiles are chosen for the card in `CARDS` of that compute capability, or of the next lower one
+    capability : compute capability of the GPU. Tiles are chosen for the card in `CARDS` of this capability,
+        or else of the next lower one.
 
     Raises `UnsupportedField` for a model without a native implementation, and for options that the GPU does
     not have.
@@ -106,7 +107,7 @@ def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: 
 def _on_few_pages(
     config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
 ) -> Runner:
-    """A runner with room for its warm-up."""
+    """A runner with the few pages that its warm-up needs."""
     shape = model.config
     assert config.page_size is not None
     pool = pool_for(config, shape, MANY_ROWS[0] // config.page_size + 2, dtype, device)

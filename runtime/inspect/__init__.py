@@ -1,1 +1,1 @@
-"""Models before weights load: their files by name, what they need, and what this machine has."""
+"""Models before their weights are loaded: their files by name, their needs, and the machine's means."""

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint stores, by the headers of its files. Imports no torch."""
+"""The tensors that a checkpoint stores, read from the headers of its files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoredTensor:
     format: str
     size: int
     kept: tuple[str, float] | None = None
-    """Packed format and bits a weight, scales included, of a matrix that the checkpoint quantises; else
+    """(packed format, bits a weight including scales) of a matrix that is quantised in the checkpoint; else
     None."""
 
     @property
@@ -46,14 +46,15 @@ class StoredTensor:
 
     @property
     def is_expert(self) -> bool:
-        """Whether it belongs to routed experts, which are read only where a token is sent to its expert."""
+        """Whether the tensor belongs to routed experts. An expert's weights are read only if a token is
+        routed to it."""
         return _EXPERT.search(self.name) is not None
 
 
 def stored_tensors(weights: Path) -> list[StoredTensor]:
     """The tensors of a folder of safetensors or a GGUF model.
 
-    Raises `InvalidRequest` for files that cannot be read, `NotFound` where one is missing.
+    Raises `InvalidRequest` for a file that cannot be read, and `NotFound` if a file is missing.
     """
     if weights.is_dir():
         return [tensor for path in weight_files(weights) for tensor in _in_safetensors(path)]
@@ -70,8 +71,8 @@ def stored_tensors(weights: Path) -> list[StoredTensor]:
 
 
 def _in_safetensors(path: Path) -> list[StoredTensor]:
-    """The tensors in a safetensors file (format: huggingface.co/docs/safetensors): eight bytes of length,
-    then a header in JSON."""
+    """The tensors in a safetensors file: eight bytes with the header's length, then the header in JSON
+    (huggingface.co/docs/safetensors)."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

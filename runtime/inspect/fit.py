@@ -1,4 +1,4 @@
-"""Whether a GGUF model can run on this machine, by its headers."""
+"""Whether a GGUF model can run on this machine, judged by its headers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ramify.runtime.model.hub.repository import Listing
 
 
 def why_not(weights: Path) -> str | None:
-    """The reasons against running the GGUF model `weights` on this machine; None if it runs."""
+    """The reasons why the GGUF model `weights` cannot run on this machine; None if it can."""
     found = inspected(ModelFiles("", weights, weights.parent), this_machine(), chat=False)
     return "; ".join(refusal.reason for refusal in found.refused) or None
 
 
 def why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
-    """The reason by which `why_not` refuses a model on the hub, from its size or the headers of its files."""
+    """The reasons why the model `quant` on the hub cannot run on this machine, judged by its size and the
+    headers of its files; None if it can."""
     memory = this_machine().memory
     if quant.size > memory:
         return f"it is larger than the memory, {memory / 2**30:.2f} GiB"

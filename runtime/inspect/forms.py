@@ -1,7 +1,7 @@
-"""The format in which a device keeps a matrix, found by packing a small one with the functions that pack a
-model.
+"""The format in which a device keeps a matrix.
 
-The answers are kept on disk, so that only the first question on a machine imports torch.
+It is found by packing a small matrix with the functions that pack a model. The answers are kept on disk, so
+that only the first question on a machine imports torch.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ import ramify.runtime.model
 from ramify import cache
 
 _SHAPE = (64, 512)
-"""Outputs and inputs: a multiple of every format's blocks and of a panel, so that nothing is padding."""
+"""(outputs, inputs) of the small matrix: multiples of every format's blocks and of a panel, so that nothing
+is padding."""
 _FILE = "forms.json"
 _OTHERS = {"checkpoint": "none"}
-"""Formats of float matrices in quantised checkpoints, which are packed as those of any other checkpoint."""
+"""Quantization → the quantization whose forms apply to its float matrices. Those of a quantised checkpoint
+are packed as those of any other checkpoint."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A packed format. `bits` a weight include its scales; None: it stays a matrix of the model's dtype."""
+    """The format in which a matrix is kept. `bits` a weight include its scales; None: it stays unpacked, in
+    the model's dtype."""
 
     name: str
     bits: float | None
 
 
 def form_of(kind: str, quantization: str, dtype: str, device: str) -> Form:
-    """The form of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's
-    options."""
+    """The form of a matrix stored in the format `kind` (a name of GGML or safetensors), under the engine's
+    options `quantization` and `dtype`."""
     table = _table()
     name, bits = (quantization == "gguf" and table.get(f"{device} gguf {kind}")) or table[
         f"{device} {_OTHERS.get(quantization, quantization)} {dtype}"

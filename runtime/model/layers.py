@@ -25,7 +25,7 @@ from ramify.runtime.model.shape.config import Activation
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rows of `heads` heads with `size` numbers each. The first `rotated` numbers of a head rotate in
+    """Rows of `heads` heads with `size` elements each. In each head, the first `rotated` elements rotate in
     pairs."""
 
     heads: int
@@ -39,30 +39,33 @@ class Slot:
 
     target: Tensor
     rotary: Rotary | None = None
-    """The heads that rotate, if the first rows are such: the numbers of a rotary pair must become
-    neighbours."""
+    """The heads that rotate, in the tensor's first rows; None if none does. The two elements of each rotary
+    pair are moved next to each other."""
     keep: Callable[[Rows], bool] | None = None
     """Callback that takes quantised rows; it returns False to get their values instead."""
     offset: float = 0.0
-    """Added to the checkpoint's values."""
+    """Number that is added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
-    """The projection whose weight the tensor is, where adapters can change it."""
+    """The matrix, and the name of the projection in it, of which the tensor is the weight; None if adapters
+    cannot change it."""
     filled: Callable[[], None] | None = None
     """Callback after the slot is filled."""
     order: Tensor | None = None
-    """Index of the checkpoint's row at each place; None: as they are. `rotary` is of the new order."""
+    """For each row of the target, the index of the checkpoint's row; None: the same order. `rotary` refers to
+    the order of the target."""
 
 
 Slots = Iterator[tuple[str, Slot]]
-"""(name in Hugging Face checkpoints without the owner's prefix, slot)."""
+"""(tensor's name in Hugging Face checkpoints, without the prefix of the module that yields the slot;
+slot)."""
 
 
 ActivationOp = Callable[[Tensor], Tensor]
-"""The functions of `kernels.reference.activation`."""
+"""A function such as those of `kernels.reference.activation`."""
 
 Reduce = Callable[[Tensor], Tensor]
-"""The sum of all ranks' terms, which have one shape and dtype; the same bits on every rank. It may be written
-to the term's memory."""
+"""Function from this rank's term to the sum of all ranks' terms, which have one shape and dtype. Every rank
+gets the same bits. The sum may be written to the term's memory."""
 
 
 class NormOp(Protocol):
@@ -80,8 +83,8 @@ def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """RMS norm. `op` computes it; `forward` takes and returns (T, size).
 
-    With an `offset` the weight is the checkpoint's value plus `offset`. It is kept in float32: rounded to
-    bfloat16 the sum would lose bits that the checkpoint has.
+    With an `offset` the weight is the checkpoint's value plus `offset`. This sum is kept in float32: rounding
+    it to bfloat16 would lose bits of the checkpoint's value.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class RMSNorm(nn.Module):
 
     @property
     def fused(self) -> Norm:
-        """Weight and epsilon, for kernels that compute the norm with another operation."""
+        """The norm's weight and epsilon, for kernels that fuse the norm with another operation."""
         return self.weight, self.eps
 
     def slots(self) -> Slots:
@@ -142,7 +145,7 @@ class Residual:
         return self._add_norm(term, self._x, norm.weight, norm.eps, out=term)
 
     def add(self, term: Tensor) -> None:
-        """Add `term`, (T, hidden). Its memory may be overwritten afterwards."""
+        """Add `term`, (T, hidden), to the stream, which may later overwrite the memory of `term`."""
         x = self.value()
         if self.defers:
             self._term = term
@@ -166,7 +169,7 @@ PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
 def plain_matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """Product by torch. With `add` the product is added to `out` without a temporary."""
+    """Matrix product by torch. With `add` the product is added to `out` without a temporary."""
     if out is None:
         return F.linear(x, weight, bias)
     if not add:
@@ -210,9 +213,11 @@ class Linear(nn.Module):
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """Packed matrices that together, row after row, are `weight`, which is then empty."""
+        """Packed matrices whose rows together, in order, are those of `weight`. If there are any, `weight` is
+        empty."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
-        """Outputs, matrix and bias of the parts of `weight`, which is empty after `lay_out`."""
+        """(outputs, matrix, bias) for each part of `weight`, after `lay_out` of quantised rows. `weight` is
+        empty then."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
@@ -220,16 +225,17 @@ class Linear(nn.Module):
         self._rows: dict[str, Rows] = {}
         self.lora = LoraTable()
         self.adapted = Adapted()
-        """Adapters of the step, one object for all projections of a model."""
+        """The adapters of the step. All projections of a model share one object."""
         self.adaptable = len(self.parts) <= MOST_PARTS
-        """Whether adapters can change it."""
+        """Whether adapters can change the matrix."""
         self._unfilled: set[str] | None = None
         self._pack: Callable[[], None] | None = None
         self.reduce: Reduce | None = None
-        """Sum over the ranks' products, of a matrix whose inputs are divided among ranks; else None."""
+        """Function that sums the products of all ranks, if the matrix's inputs are divided among ranks; else
+        None."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T, inputs) -> (T, outputs), half as many when gated."""
+        """(T, inputs) -> (T, outputs), or (T, outputs / 2) with a gate."""
         if self.reduce is not None:
             return self.reduce(self._term(x)).to(x.dtype)
         if len(self.packed) == 1:
@@ -265,7 +271,8 @@ class Linear(nn.Module):
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
-        """The rank's own term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
+        """This rank's term of x Wᵀ + b. Packed matrices give it in float32, so that only the sum is
+        rounded."""
         if not self.packed:
             return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
@@ -273,7 +280,7 @@ class Linear(nn.Module):
         return y
 
     def _product(self, x: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
-        """x Wᵀ + b by matrices that are not packed."""
+        """x Wᵀ + b for matrices that are not packed."""
         if not self.quantised:
             return self.matmul(x, self.weight, self.bias, out=out, add=add)
         if out is None:
@@ -286,12 +293,13 @@ class Linear(nn.Module):
         return out
 
     def _adapt(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add to y, (T, outputs), what the adapters of the step's rows add."""
+        """Add to y, (T, outputs), the LoRA terms of the step's adapters."""
         rows = self.adapted.rows
         return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
 
     def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
-        """The term that the adapters of the step's rows add to the product with norm(x)."""
+        """The LoRA terms of the step's adapters for the product with norm(x), or with x if `norm` is None;
+        None without adapters."""
         rows = self.adapted.rows
         if rows is None or not self.lora:
             return None
@@ -338,8 +346,8 @@ class Linear(nn.Module):
             start += rows
 
     def pack_when_filled(self, pack: Callable[[], None]) -> None:
-        """Call `pack` as soon as all slots are filled: packed at the end, the model would be twice in
-        memory."""
+        """Call `pack` as soon as all slots are filled. If matrices were packed only when all are filled, the
+        whole model would be in memory twice."""
         self._pack = pack
         self._unfilled = {name for name, _ in self.slots()}
 
@@ -355,9 +363,11 @@ class Linear(nn.Module):
         return True
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Replace `weight` by packed matrices: of the checkpoint's quantised rows, or else of form(weight).
+        """Replace `weight` by packed matrices: of the checkpoint's quantised rows where it has them, else of
+        form(weight).
 
-        `weight` stays if `form` is None and a part has no quantised rows. Packed weights stay as they are.
+        `weight` stays if `form` is None and a part has no quantised rows. Matrices that are packed already
+        stay as they are.
         """
         if self.packed:
             return
@@ -374,7 +384,8 @@ class Linear(nn.Module):
         self.use_packed([pack(rows, inputs=self.inputs, bias=bias, gated=fused) for rows, bias in found])
 
     def lay_out(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Move the weights to `device`, the checkpoint's quantised rows or else form(weight) quantised."""
+        """Move the weights to `device`. The checkpoint's quantised rows stay quantised; others become
+        form(weight), if `form` is given."""
         start, found = 0, self._found(form or Rows)
         if all(rows.factors is None for rows, _ in found):
             self.weight = _parameter(self.weight.to(device))
@@ -388,7 +399,7 @@ class Linear(nn.Module):
         self._rows = {}
 
     def _found(self, form: Callable[[Tensor], Rows]) -> list[tuple[Rows, Tensor | None]]:
-        """Rows and bias of each part, those of one form joined."""
+        """Rows and bias of each part. Adjacent parts of the same format are joined."""
         found: list[Rows] = []
         for name, part in zip(self.parts, torch.split(self.weight, list(self.parts.values())), strict=True):
             rows = self._rows.get(name) or form(part)
@@ -410,7 +421,7 @@ class Linear(nn.Module):
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)): SwiGLU or GEGLU (arXiv 2002.05202).
 
-    `parts` are those of `Linear`, for checkpoints in which gate and up are one tensor.
+    `parts` are those of `Linear`. They are given for checkpoints in which gate and up are one tensor.
     """
 
     def __init__(
@@ -440,7 +451,8 @@ class GatedMLP(nn.Module):
         self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
-        """The packed matrices, gate_up and down; None where one is not packed, or in parts."""
+        """The packed matrices gate_up and down; None if either is not packed, or is packed in several
+        parts."""
         if len(self.gate_up.packed) != 1 or len(self.down.packed) != 1:
             return None
         return self.gate_up.packed[0], self.down.packed[0]
@@ -451,7 +463,7 @@ class GatedMLP(nn.Module):
 
 
 def under(prefix: str, slots: Slots) -> Slots:
-    """The same slots with `prefix` before their names."""
+    """`slots` with `prefix` before each name."""
     return ((prefix + name, slot) for name, slot in slots)
 
 

@@ -1,7 +1,7 @@
 """Packed models on disk: laid out once, then mapped into memory at every start.
 
-`torch.save` aligns tensors to 64 bytes, a cache line, which the kernels' vector loads want. The files have no
-checksums: `torch.load` reads them, and `unzip` does not.
+`torch.save` aligns tensors to 64 bytes, a cache line, as the kernels' vector loads want. The archives have no
+checksums, so `torch.load` can read them and `unzip` cannot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ramify.runtime.model.shape.config import ModelConfig
 log = logging.getLogger(__name__)
 
 CACHED_FROM = 1 << 25
-"""Least bytes of weight files that are cached. Smaller models are packed within 0.1 s."""
+"""Bytes of weight files from which on a model is cached. Smaller models are packed within 0.1 s."""
 _FILE = "model.pt"
 
 
@@ -38,12 +38,12 @@ def load_packed(
     *,
     most: int,
 ) -> Model:
-    """The model of the files `weights` with the layout `variant`, from the cache if it has an entry for
-    `config`: the order of rows depends on it.
+    """The model of the files `weights` with the layout `variant`, from the cache if there is an entry for it.
 
-    `empty` makes the model without values; `full` reads and packs it. All packed models in the cache take at
-    most `most` bytes: the least recently used are removed. Small files are not cached, nor is a model that
-    takes more than `most`, and a cache that cannot be written is not used.
+    An entry belongs to one `config`, since the order of rows depends on the config. `empty` makes the model
+    without values; `full` reads and packs the model. All entries together take at most `most` bytes: the
+    least recently used are removed. Not cached are models of small files and models larger than `most`. If
+    the cache cannot be written, it is not used.
     """
     if most == 0 or sum(path.stat().st_size for path in weights) < CACHED_FROM:
         return full()
@@ -90,7 +90,7 @@ def _parts(model: Model) -> Iterator[tuple[str, list[PackedWeight], Callable[[li
 def _write(model: Model, path: Path) -> None:
     packed = {name: [_fields(weight) for weight in weights] for name, weights, _ in _parts(model) if weights}
     plain = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.numel()}
-    # Checksums take as long as all else (0.2 s of 0.4 for 700 MB), and what maps the file reads none.
+    # Checksums take as long as all else (0.2 s of 0.4 for 700 MB), and a mapped file is read without them.
     checked = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 SERVED = ("Transformer", "Pooling", "Normalize")
-"""Modules that are served: the model, its pooling, and the division by the length."""
+"""Supported modules: the model, its pooling, and the division by the L2 norm."""
 SPELLING = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "last": "last"}
 """Name of a pooling in sentence-transformers → `ramify.messages.Pooling`."""
 
 
 def pooling_of(folder: Path) -> str:
-    """A `Pooling`, or the name of the first thing that is not served; "last" where the folder says
-    nothing."""
+    """The folder's pooling mode (a `Pooling`), "last" if the folder names none. If the folder asks for
+    something unsupported, the name of the first such module or pooling mode."""
     modules = _read(folder / "modules.json")
     if not isinstance(modules, list):
         return "last"

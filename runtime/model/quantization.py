@@ -1,4 +1,4 @@
-"""Weight formats: the value of `--quantization` for a checkpoint, and how its matrices are packed."""
+"""Weight formats: the values of `--quantization` for a checkpoint, and the packing of its matrices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ramify.runtime.model.shape.quantised_config import Quantised
 
 Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]
 """none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: the file's
-format. checkpoint: that of a folder which is quantised itself."""
+format. checkpoint: the format of a folder that is already quantised."""
 
 GROUPS = {"int8": 64, "int4": 32}
-"""Inputs that share a scale. With scales a weight takes 8.25 bits, or 5 for int4, which has offsets too."""
+"""Inputs that share a scale. Scales included, a weight takes 8.25 bits in int8 and 5 bits in int4, which also
+has offsets."""
 
 
 def resolve_quantization(
@@ -28,10 +29,11 @@ def resolve_quantization(
     exact: bool,
     quantised: Quantised | None = None,
 ) -> Quantization:
-    """The format for the checkpoint `weights`, a folder or a .gguf file. `quantised` is its config's.
+    """The format for the checkpoint `weights`, a folder or a .gguf file. `quantised` is that of its config.
 
-    auto keeps the format of the file or folder, which is fastest and loses nothing. It is none for floats,
-    and with `exact`, where the user has asked for float32.
+    "auto" keeps the format of the file or folder, which is fastest and loses nothing: "gguf", "checkpoint"
+    for a quantised folder, "none" for a folder of float weights. With `exact` (the user asked for float32)
+    "auto" is always "none".
     """
     is_gguf = not weights.is_dir()
     if wanted == "auto":
@@ -56,7 +58,7 @@ def resolve_quantization(
 def packing(
     quantization: Quantization, dtype: torch.dtype, *, everything: bool = False
 ) -> Callable[[Tensor], Rows] | None:
-    """Packs a matrix that is not quantised in the checkpoint; None: such a matrix stays unpacked.
+    """A function that packs matrices that are not quantised in the checkpoint; None: they stay unpacked.
 
     float32 is packed only with `everything`: torch's float32 products are faster.
     """

@@ -1,9 +1,9 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864) as a complex multiplication, in place.
 
-The two numbers of a rotary pair are neighbours, as in the paper. A head is a row of complex numbers, and
-rotating it is one multiplication. In Hugging Face checkpoints the two are half a head apart; `weights.py`
-reorders the rows of the projections at load. Scores stay the same, because queries and keys have the same
-order.
+The two elements of a rotary pair are neighbours, as in the paper. So a head is a row of complex numbers, and
+rotating it is one multiplication. In Hugging Face checkpoints the two elements are half a head apart;
+`weights.py` reorders the rows of the projections at load. Attention scores stay the same, because queries and
+keys are reordered alike.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
 def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
     """Radians per position, (head_dim / 2,) float32, and the factor of cos and sin.
 
-    Keys are cached after the rotation, so longrope's factors depend on the longest possible context: by
-    default that is the original one (`ModelShape.default_context_length`).
+    Keys are cached after the rotation, so longrope's factors are chosen by `length`, the longest possible
+    context. By default that is the original context (`ModelShape.default_context_length`).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents
@@ -81,7 +81,8 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
     def dimension(rotations: float) -> float:
-        """The (fractional) index of the frequency with `rotations` rotations within the original context."""
+        """The (fractional) index of the frequency that makes `rotations` full turns within the original
+        context."""
         return (
             head_dim
             * math.log(rope.original_context_length / (rotations * 2 * math.pi))

@@ -29,7 +29,7 @@ def fill(
 ) -> None:
     """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
 
-    With `keep`, quantised rows are kept where the model can multiply by them. Elsewhere their values are
+    With `keep`, the model keeps quantised rows where it can multiply by them; elsewhere their values are
     copied.
 
     Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
@@ -47,7 +47,7 @@ def fill(
         if name == "lm_head.weight" and model.config.tie_embeddings:
             stored_head = entry.values() if isinstance(entry, Rows) else entry
             continue
-        # Not kept: a slot holds the memory of a matrix that is packed once its slots are filled.
+        # Popped, not kept: a slot holds the memory of a matrix, which is packed once its slots are filled.
         slot = slots.pop(name, None)
         if name in filled:
             raise _bad(f"holds {name} twice")
@@ -75,7 +75,8 @@ def fill(
 
 
 def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
-    """Copy `tensor` to the slot's target, in its order, rotary pairs side by side."""
+    """Copy `tensor` to the slot's target, with its rows in the target's order and rotary pairs side by
+    side."""
     if slot.order is not None:
         tensor = tensor[slot.order]
     slot.target.copy_(tensor)
@@ -87,7 +88,7 @@ def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
 
 
 def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:
-    """The rows that rotate: (heads, rotated, …)."""
+    """The rows of each head that rotate: (heads, rotated, …)."""
     return rows[: rotary.heads * rotary.size].unflatten(0, (rotary.heads, -1))[:, : rotary.rotated]
 
 

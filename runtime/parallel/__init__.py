@@ -1,4 +1,4 @@
-"""Tensor parallelism: one model over several processes, its ranks, of which the scheduler's is the first.
+"""Tensor parallelism: one model over several processes, the ranks. The scheduler's process is the first rank.
 
     scheduler, rank 0    schedules ─▶ tells the pass ─▶ runs it ─▶ logits, samples
     rank 1 … N - 1                        └─▶ runs it
@@ -10,6 +10,6 @@ each layer they sum their terms.
 - `group`: the sums over the ranks, by torch.distributed.
 - `ranks`: this process as one rank; the first one tells the others of every pass.
 
-`ramify.runtime.executor.rank_process` is the process of any other rank, `executor.batch` has a pass as a
-message, and `ramify.runtime.model.shape.shard` the part of each matrix that a rank holds.
+`ramify.runtime.executor.rank_process` is the process of any other rank, `executor.batch` defines the message
+that sends a pass, and `ramify.runtime.model.shape.shard` the part of each matrix that a rank holds.
 """

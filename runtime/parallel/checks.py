@@ -1,4 +1,5 @@
-"""Checks of models and options that several ranks cannot run, by config and headers, before weights load."""
+"""Checks for models and options that several ranks cannot run. They read configs and headers, before weights
+load."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _OPTIONS = {
 
 
 def check_ranks(config: EngineConfig, shape: ModelShape, weights: Path) -> None:
-    """Raises `UnsupportedField` where the ranks of `config` cannot run the model of `shape` in `weights`."""
+    """Raise `UnsupportedField` if the ranks of `config` cannot run the model of `shape` in `weights`."""
     count = config.tensor_parallel
     if count == 1:
         return
@@ -45,7 +46,7 @@ def check_ranks(config: EngineConfig, shape: ModelShape, weights: Path) -> None:
 
 
 def divisible(shape: ModelShape) -> ModelConfig:
-    """`shape`, if its family's layers can be divided; else raises `UnsupportedField`."""
+    """Return `shape` if the layers of its family can be divided. Raises `UnsupportedField` if not."""
     reason = None
     if not isinstance(shape, ModelConfig):
         reason = "is computed by transformers' code, and a model of our own families is needed"
@@ -63,13 +64,14 @@ def divisible(shape: ModelShape) -> ModelConfig:
 
 
 def possible_ranks(config: EngineConfig, shape: ModelShape, weights: Path) -> list[int]:
-    """The numbers of ranks that divide the model. Raises `UnsupportedField` as `divisible`."""
+    """The numbers of ranks among which the model can be divided. Raises `UnsupportedField` as `divisible`
+    does."""
     model = divisible(shape)
     return counts(model, input_group(config, model, weights))
 
 
 def counts(shape: ModelConfig, group: int) -> list[int]:
-    """The numbers of ranks that divide a model of which each `group` of inputs shares a scale."""
+    """The numbers of ranks among which a model can be divided if each `group` of inputs shares a scale."""
     divided = shape.num_heads, shape.num_kv_heads, shape.intermediate_size
     inputs = shape.num_heads * shape.head_dim, shape.intermediate_size
 
@@ -81,9 +83,11 @@ def counts(shape: ModelConfig, group: int) -> list[int]:
 
 
 def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
-    """The inputs that share a scale, in the matrices that are divided by inputs; 1 where none are quantised.
+    """The number of inputs that share a scale, in the matrices that are divided by inputs; 1 if none is
+    quantised.
 
-    A checkpoint's matrices may be left alone or have other groups: loading refuses one that does not divide.
+    Single matrices of a checkpoint may be unquantised or have other groups. Loading refuses a matrix that
+    cannot be divided.
     """
     quantization = resolve_quantization(
         config.quantization, weights, exact=config.dtype == "float32", quantised=shape.quantised
@@ -100,7 +104,7 @@ def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
 
 
 def part_for(shape: ModelShape, index: int, count: int) -> ModelConfig:
-    """The config of the part of rank `index`, of a model that `check_ranks` has let pass."""
+    """The config of the part that rank `index` holds, for a model that passed `check_ranks`."""
     return part_of(divisible(shape), index, count)
 
 

@@ -16,16 +16,17 @@ from ramify.errors import EngineError
 START_S = 1800.0
 """Seconds that ranks wait for each other to load their weights."""
 STEP_S = 120.0
-"""Seconds that ranks wait for each other in a pass. A rank that ends is noticed at once, by the
-supervisor."""
+"""Seconds that ranks wait for each other in a pass. If a rank's process ends, the supervisor notices at
+once."""
 
 
 class RankGroup:
-    """Rank `index` of `count`, which meet by a file in `folder`, private to the engine core. Waits for the
-    others.
+    """Rank `index` of `count` ranks, which meet through a file in `folder`. The folder is private to the
+    engine core. The constructor waits for the other ranks.
 
-    ordered : sum the terms in the order of the ranks. The bits of a sum then depend on its terms alone; those
-        of NCCL's own sum also on its place in the tensor, and so on the batch. On the CPU it is always so
+    ordered : whether terms are summed in the order of the ranks, as they always are on the CPU. Then the
+        bits of a sum depend on its terms alone. The bits of NCCL's own sum also depend on the place in the
+        tensor, and so on the batch.
     """
 
     def __init__(self, folder: Path, index: int, count: int, device: torch.device, *, ordered: bool) -> None:

@@ -1,4 +1,4 @@
-"""A process as one rank of a model: how the ranks meet, and how the first one leads."""
+"""A process as one rank of a model: the ranks meet here, and the first rank leads them through every pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.runtime.processes.ipc import Outbox, Sockets
 
 
 class Ranks:
-    """The process as rank `index` of `count`. The first one tells the others of every pass."""
+    """The process as rank `index` of `count`. The first rank sends every pass to the others."""
 
     def __init__(self, index: int, count: int, sockets: Sockets) -> None:
         self.index, self.count = index, count
@@ -40,9 +40,11 @@ class Ranks:
 
     @contextlib.contextmanager
     def leading(self, order: Message, next_ids: Tensor | None) -> Iterator[None]:
-        """The first rank runs a pass in the block; the others get `order`, and `next_ids` through the group.
+        """Context in which the first rank runs a pass. The other ranks get `order`, and `next_ids` through
+        the group.
 
-        After an error in the block the others may wait for sums that do not come: `check` raises then.
+        After an error in the context, the other ranks may wait for sums that never come. From then on `check`
+        raises.
         """
         self.check()
         self._in_step = False
@@ -54,7 +56,7 @@ class Ranks:
         self._in_step = True
 
     def check(self) -> None:
-        """Raises `EngineError` after a pass that failed: only a new engine core brings the ranks together
+        """Raise `EngineError` if a pass has failed: only a new engine core brings the ranks together
         again."""
         if not self._in_step:
             raise EngineError("A pass has failed on this rank, and the other ranks are out of step with it.")

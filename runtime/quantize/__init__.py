@@ -1,1 +1,1 @@
-"""Writes checkpoints with quantised weights, and measures what that costs."""
+"""Writes checkpoints with quantised weights, and measures the loss of quality."""

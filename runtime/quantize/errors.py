@@ -14,7 +14,8 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 @dataclass
 class Class:
-    """Tensors of all layers with one name, such as self_attn.q_proj. Sizes are in bytes."""
+    """All layers' tensors with one name, such as self_attn.q_proj. `before` and `after` are sizes in bytes;
+    `squares` and `error` are sums of squares of the weights and of their rounding errors."""
 
     tensors: int = 0
     numbers: int = 0
@@ -26,7 +27,7 @@ class Class:
 
     @property
     def relative_error(self) -> float:
-        """The root mean square of the differences over that of the weights."""
+        """The root mean square of the rounding errors, divided by that of the weights."""
         return (self.error / self.squares) ** 0.5 if self.squares else 0.0
 
 
@@ -36,7 +37,7 @@ class Report:
 
     classes: dict[str, Class] = field(default_factory=lambda: defaultdict(Class))
     fused: list[str] = field(default_factory=list)
-    """Classes of experts that are stored as one tensor, which stay as they are."""
+    """Classes of experts that are stored as one tensor and stay unquantised."""
 
     def add(self, name: str, format: str, numbers: int, before: int, after: int) -> Class:
         found = self.classes[class_of(name)]
@@ -49,7 +50,7 @@ class Report:
 
     @property
     def fused_share(self) -> float:
-        """The share of all numbers that are of experts stored as one tensor."""
+        """The share of weights that belong to the classes in `fused`."""
         fused = sum(self.classes[name].numbers for name in self.fused)
         return fused / (sum(entry.numbers for entry in self.classes.values()) or 1)
 

@@ -1,6 +1,7 @@
-"""Writes a folder of safetensors anew with packed integers: compressed-tensors' format pack-quantized.
+"""Rewrites a folder of safetensors with packed integers, in compressed-tensors' format pack-quantized.
 
-vLLM and others read it too. A weight of a group is scale · (number - zero point).
+vLLM and others can read it. The value of a weight is scale · (number - zero point), with one scale and one
+zero point for each group.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.quantize.errors import Class, Report, add_error, class_of
 
 SCHEMES: dict[str, tuple[int, int, bool]] = {"int8": (8, 64, True), "int4": (4, 32, False)}
-"""Bits, inputs of a group, and whether the numbers are symmetric; int4 has zero points."""
+"""(bits, inputs of a group, whether the numbers are symmetric). Only int4 is not: it has zero points."""
 
 _IN_LAYERS = re.compile(r"(?:^|\.)layers\.\d+\..*\.weight")
 _KEPT = re.compile(r"norm|vision|visual|router|\.gate\.weight|conv|embed")
-"""Matrices that stay unquantised: routers, whose errors send tokens elsewhere, and parts that a text model
-does not use."""
+"""Matches matrices that stay unquantised: routers, whose rounding errors would send tokens to other experts,
+and parts that a text model does not use."""
 _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32", torch.int64: "I64"}
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 _INDEX = "model.safetensors.index.json"
 ROWS = 1 << 22
-"""Numbers that are quantised at a time."""
+"""Weights that are quantised at a time."""
 
 Entry = tuple[str, torch.dtype, tuple[int, ...]]
-"""Name, dtype and shape of a tensor that is written."""
+"""(name, dtype, shape) of a tensor to write."""
 
 
 def write_folder(source: Path, target: Path, to: str) -> Report:
     """Write the checkpoint `source` into the folder `target`, with the matrices of its layers as `to`.
 
     Embeddings, head, norms, routers, and experts that are stored as one tensor stay as they are. One matrix
-    at a time is in memory. Raises `UnsupportedField` where the checkpoint is quantised already.
+    at a time is in memory. Raises `UnsupportedField` if the checkpoint is already quantised.
     """
     if to not in SCHEMES:
         raise UnsupportedField(
@@ -185,7 +186,7 @@ def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
 
 
 def _packed(weight: Tensor, to: str, entry: Class) -> Iterator[Tensor]:
-    """The tensors of `_packed_entries`."""
+    """The data of the tensors that `_packed_entries` lists, in that order."""
     bits, group, symmetric = SCHEMES[to]
     outputs, inputs = weight.shape
     scale_dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float16
@@ -219,7 +220,7 @@ def _divided(values: Tensor, scale: Tensor) -> Tensor:
 
 
 def _in_words(codes: Tensor, bits: int) -> Tensor:
-    """(rows, codes) as (rows, words) int32, the first code in the lowest bits."""
+    """The codes, (rows, codes), packed as (rows, words) int32, the first code in the lowest bits."""
     words = torch.zeros(len(codes), codes.shape[1] * bits // 32, dtype=torch.int32)
     for place, part in enumerate(codes.unflatten(1, (-1, 32 // bits)).unbind(-1)):
         words |= part << bits * place

@@ -1,4 +1,5 @@
-"""Writes a GGUF model anew in one of ggml's plain block formats, which llama.cpp's family of tools reads."""
+"""Rewrites a GGUF model in one of ggml's plain block types, which llama.cpp and the tools based on it
+read."""
 
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ FORMATS = {
     "int4": "Q4_1",
     **{name.lower(): name for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")},
 }
-"""Format by name → ggml's type. int4 has offsets, as the engine's int4."""
+"""Format by name → ggml's type. int4 is a type with offsets, like the engine's int4."""
 CHUNK = 1 << 21
-"""Numbers that are converted at a time: 8 MB of float32."""
+"""Weights that are converted at a time: 8 MB of float32."""
 
 _ENDS = ("token_embd.weight", "output.weight")
-"""Matrices that are written with 8 bits: an error in them is an error in every token."""
+"""Matrices that always get 8 bits: their rounding errors affect every token."""
 _ROUTER = "ffn_gate_inp"
 _ALIGNMENT = 32
 
 
 def write_gguf(source: Path, target: Path, to: str) -> Report:
-    """Write the model of `source` into the file `target` with its matrices in the format `to`.
+    """Write the model of `source` into the file `target`, with its matrices in the format `to`.
 
-    Vectors, routers, and matrices whose rows are no multiple of 32 stay as they are, bit for bit, and so does
-    the metadata with the tokenizer. The tensors are read and written by `CHUNK` numbers.
+    Vectors, routers, and matrices whose rows are no multiple of 32 are copied bit for bit, as is the
+    metadata, which includes the tokenizer. `CHUNK` weights at a time are read and written.
     """
     header = read_header(source)
     wanted = GGMLQuantizationType[FORMATS[to]]
@@ -105,7 +106,7 @@ def _number(key: str, value: int) -> bytes:
 def _converted(
     raw: NDArray[np.uint8], stored: GGMLQuantizationType, wanted: GGMLQuantizationType, entry: Class
 ) -> Iterator[bytes]:
-    """The bytes of a tensor in the type `wanted`; what that changes is added to `entry`."""
+    """The bytes of a tensor in the type `wanted`. The rounding errors are added to `entry`."""
     if stored == wanted:
         yield from (raw[at : at + CHUNK].tobytes() for at in range(0, len(raw), CHUNK))
         return

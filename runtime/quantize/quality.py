@@ -1,4 +1,5 @@
-"""The distance of a model's predictions from those of exact arithmetic, on a text of ours."""
+"""The distance of a model's predictions from those computed in float32 without quantisation, on a text of
+ours."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ PAGE_SIZE = 16
 CHUNK = 256
 """Tokens computed at a time."""
 TEXT = Path(__file__).with_name("quality.txt")
-"""Prose, instructions, talk and code, written for this measure."""
+"""Prose, instructions, talk and code, written for this measurement."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """logits: root mean square of the difference, over their standard deviation. divergence: of the
-    distribution of the next token from the exact one, Kullback and Leibler's, in nats. same: share of
-    positions with the same most likely token."""
+    """The difference of a model's logits from the exact ones.
+
+    logits: root mean square of the difference, divided by the standard deviation of the exact logits.
+    divergence: Kullback-Leibler divergence of the next token's distribution from the exact one, in nats.
+    same: share of positions at which the most likely token is the same.
+    """
 
     logits: float
     divergence: float
     same: float
     perplexity: float
     tokens: int
-    """Tokens of the text that was read."""
+    """Tokens of the text that were read."""
 
 
 class Sequence:
@@ -57,8 +61,8 @@ class Sequence:
         self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
-        """Logits after each of the tokens [start, stop), where all before were computed: (stop - start,
-        vocab)."""
+        """Logits after each of the tokens [start, stop): (stop - start, vocab). All earlier tokens must have
+        been computed."""
         extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
         return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
 
@@ -96,10 +100,11 @@ def compared(logits: Tensor, exact: Tensor, ids: np.ndarray) -> Compared:
 
 @torch.inference_mode()
 def measured(source: ModelFiles, result: ModelFiles, tokens: int | None = None) -> tuple[float, Compared]:
-    """The perplexity of `source` in float32, and `result` as the engine computes it on the CPU.
+    """The perplexity of `source`, computed in float32, and the comparison of `result` with it, computed as
+    the engine does on the CPU.
 
-    Both models are loaded, the source with 4 bytes a weight. `tokens` of the text are read, or all, and no
-    more than the context holds.
+    Reads the first `tokens` tokens of the text (None: all of it), at most one context's worth. Both models
+    are loaded, `source` with 4 bytes a weight.
     """
     text = load_tokenizer(source.tokenizer)(TEXT.read_text(encoding="utf-8"), verbose=False).input_ids
     contexts = [read_config(files.weights).default_context_length for files in (source, result)]

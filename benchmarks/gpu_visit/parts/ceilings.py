@@ -8,7 +8,8 @@ from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
 
 EXPECTED = {"NVIDIA H100": (3.0e12, 798e12), "NVIDIA H200": (4.3e12, 788e12)}
-"""Bytes a second and FLOP/s measured before on such cards. A share below 0.95: the card is in a bad state."""
+"""Bytes a second and FLOP/s that were measured earlier on such cards. A share below 0.95 means that the card
+is in a bad state."""
 
 
 def run(figures: Figures) -> None:

@@ -29,7 +29,8 @@ def run(figures: Figures) -> None:
 
 
 def whole(figures: Figures, sizes: Sizes, device: torch.device, shared: list[Row]) -> None:
-    """An engine of its own, which is gone at the end also of a failure. `shared` gets the cascade's rows."""
+    """Measure an engine of its own, which is deleted at the end even after a failure. Adds the rows of the
+    cascade to `shared`."""
     engine = build(figures, "engine", sizes)
     bandwidth, flops = ceilings(device, engine.dtype)
     figures.add("ceilings", bytes_s=bandwidth, flop_s=flops)
@@ -45,7 +46,7 @@ def whole(figures: Figures, sizes: Sizes, device: torch.device, shared: list[Row
 
 
 def without_cascade(figures: Figures, sizes: Sizes, shared: list[Row]) -> None:
-    """The engine without cascade, beside the rows with it."""
+    """Measure the engine without cascade, and add the comparison with `shared`, the rows with cascade."""
     engine = build(figures, "without cascade", sizes, cascade=False)
     for row, flat in zip(shared, branches(engine, sizes), strict=True):
         add_row(figures, compared(flat, row, "the speed with it"), of="without ")

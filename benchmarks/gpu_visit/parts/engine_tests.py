@@ -1,4 +1,5 @@
-"""The engine's tests: they measure the device's memory, or compile on all cores, and so are alone."""
+"""The engine's tests. They measure the device's memory, or compile on all cores, so nothing else runs beside
+them."""
 
 from __future__ import annotations
 

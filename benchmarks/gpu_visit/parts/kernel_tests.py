@@ -1,4 +1,5 @@
-"""The other tests of the GPU, shared out among processes: most of their time is Triton's compiling."""
+"""The other tests that need a GPU, shared out among processes: most of their time is compilation by
+Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from benchmarks.gpu_visit.pytest_runs import run_tests
 
 FOLDER = Path("tests/gpu")
 FIRST = ("attention", "attention_cascade", "float8_pages", "quantised", "float8", "ops", "matmul", "sampling")
-"""Test files in the order of what their failure would mean, as the last may be cut. Others follow."""
+"""Test files that run first, the most important first, as the last ones may be cut. All other files
+follow."""
 INTERPRETED = [f"tests/kernels/interpreted/test_{name}.py" for name in ("ops_cases", "matmul")]
 SHARES = 12
 

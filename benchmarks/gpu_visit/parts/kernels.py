@@ -1,6 +1,6 @@
 """Our kernels against the card's ceilings and torch's own: the cases of `benchmarks.kernels`.
 
-The most important come first, and no more begin once the part's time is nearly up.
+The most important cases come first, and no case begins once the part's time is nearly up.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ FIRST = (
     "draw",
     "deterministic product",
 )
-"""Beginnings of names, in order; all others come after them."""
+"""Beginnings of the names of cases, in the order in which they run. All other cases come after them."""
 SECONDS = 0.1
-"""Seconds of measuring each call."""
+"""Seconds for measuring each call."""
 BESIDE_S = 15
-"""Seconds of the part's time for the rest: imports, ceilings, and the case that runs when the time is up."""
+"""Seconds of the part that are reserved for all else: imports, ceilings, and the case that runs when the time
+is up."""
 TINY_S = 5.0
 
 
 class Wrong(Exception):
-    """A kernel that disagrees with all others that compute the same."""
+    """A kernel whose result differs from that of every other implementation."""
 
 
 def run(figures: Figures) -> None:

@@ -2,8 +2,8 @@
 
 The library's step has the shapes and the weights' sizes of the model: products, norms, attention by the
 fastest of torch's backends over contiguous keys and values, gated activations, residuals, the head and a
-greedy choice. It has no rotation, no store of keys and values, no pages and no scheduler: less than a step
-must do.
+greedy choice. It has no rotation, no store of keys and values, no pages and no scheduler, so it does less
+than a real step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from tests.kernels.kernel_cases.base import difference, reason
 
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=(), steps=16)
 MOST_ERROR = 0.05
-"""Largest error of a backend against torch's plain one, ‖out - other‖ / ‖other‖, which rounds more often
-itself. A backend with more is wrong and not timed."""
+"""Largest relative error of a backend, ‖out - other‖ / ‖other‖. `other` is torch's plain backend, which
+itself rounds more often. A backend with a larger error is wrong and is not timed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ours:
-    """Our engine's step. context : positions of each request when it was timed"""
+    """The time of our engine's step.
+
+    context : positions of each request when the step was timed
+    """
 
     seconds: float
     context: int
@@ -65,7 +68,8 @@ def run(figures: Figures) -> None:
 def measure_library(
     figures: Figures, case: str, batch: int, library: Library, timer: Timer, our: Ours | None, sizes: Sizes
 ) -> None:
-    """A row of a decode of `batch` requests, of a prefill where it is 0. Keys and values do not stay."""
+    """Add a row for a decode of `batch` requests, or for a prefill if `batch` is 0. Keys and values are freed
+    at the end."""
     config, device, dtype = library.config, library.device, library.dtype
     context = our.context if our is not None else sizes.context
     if batch:
@@ -91,8 +95,8 @@ def measure_library(
 def measure_ours(
     figures: Figures, sizes: Sizes, device: torch.device, dtype: torch.dtype, ours: dict[str, Ours]
 ) -> None:
-    """Put each case of our engine into `ours`. The engine is gone at the end, also of a failure: beside its
-    59 GB the library finds no place."""
+    """Put the times of our engine into `ours`, by case. The engine is deleted at the end, even after a
+    failure: the library has no room beside its 59 GB."""
     engine = build(figures, "ours", sizes)
     bandwidth, flops = ceilings(device, dtype)
     for row in add_decodes(figures, engine, sizes, bandwidth, of="ours: "):
@@ -144,7 +148,7 @@ class Attention:
     """The attention of one step: from a layer's fused queries, keys and values, (tokens, all heads), to
     (tokens, heads).
 
-    compared : tokens, the first ones, of which backends are compared with the plain one; None: all
+    compared : number of first tokens for which backends are compared with the plain one; None: all
     """
 
     compared: int | None = None
@@ -158,7 +162,7 @@ class Attention:
         raise NotImplementedError
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, heads, head_dim) each."""
+        """q, k and v of `qkv`: (tokens, heads, head_dim) each."""
         config = self.config
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = qkv.view(len(qkv), sum(sizes), config.head_dim).split(sizes, dim=1)
@@ -166,7 +170,7 @@ class Attention:
 
 
 class Cached(Attention):
-    """The attention of a decode, over contiguous keys and values of its own for each layer."""
+    """The attention of a decode, over contiguous keys and values. Each layer has its own."""
 
     compared = 8
 
@@ -196,9 +200,10 @@ class Causal(Attention):
 
 
 def backends(attention: Attention, timer: Timer) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of one layer by each backend that is right, and the reasons of the others.
+    """Seconds of one layer with each backend that is right, and the reason why each other backend is not
+    timed.
 
-    The plain one is timed only where no other runs: it widens keys and values, and may need all the memory.
+    The plain backend is timed only if no other runs: it widens keys and values, and may need all the memory.
     """
 
     def layer(backend: SDPBackend, rows: int | None = None) -> Tensor:

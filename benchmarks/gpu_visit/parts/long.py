@@ -1,4 +1,5 @@
-"""Long contexts: decodes of 32 x 8k and 1 x 32k tokens. Then what deterministic mode costs at 1 and 256."""
+"""Long contexts: decodes of 32 x 8k and 1 x 32k tokens. Then the cost of deterministic mode at batch 1 and
+256."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from benchmarks.gpu_visit.figures import Figures
 from benchmarks.roofline import ceilings
 
 ALONE = Sizes(prompt=0, branches=0, prefixes=(), steps=16)
-"""Decodes alone."""
+"""Sizes with decodes and nothing else."""
 MANY = dataclasses.replace(ALONE, batches=(32,), context=8 << 10)
 ONE = dataclasses.replace(ALONE, batches=(1,), context=32 << 10)
 DETERMINISTIC = dataclasses.replace(ALONE, batches=(1, 256))
@@ -41,7 +42,8 @@ def run(figures: Figures) -> None:
 
 
 def measure(figures: Figures, case: str, several: Sequence[Sizes], bandwidth: float, **changes: Any) -> None:
-    """Decodes of an engine with pages for the first of the sizes; it is gone at the end also of a failure."""
+    """Measure decodes of an engine with pages for the first of `several`. The engine is deleted at the end,
+    even after a failure."""
     engine = build(figures, case, several[0], **changes)
     for sizes in several:
         of = "deterministic " if changes.get("deterministic") else ""

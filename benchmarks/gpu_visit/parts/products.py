@@ -1,6 +1,7 @@
-"""Torch's own products of an 8B Llama's matrices, which most of a step's time is: shares of the ceilings.
+"""Torch's own products with an 8B Llama's matrices, as shares of the ceilings. They are most of a step's
+time.
 
-A graph multiplies by several matrices in turn, together larger than the cache.
+A graph multiplies by several matrices in turn, which together are larger than the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = {
 ROWS = (1, 256, 32, 16, 4096)
 TINY_SHAPES, TINY_ROWS = {"qkv": (96, 64), "head": (200, 64)}, (1, 3)
 ROTATED_BYTES = 256 << 20
-"""Bytes of the matrices of one graph: five times the cache of an H100."""
+"""Bytes of all matrices in one graph: five times the cache of an H100."""
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """Time by kernel: torch's profiler over five decoding steps at 1, 32 and 256, and over a prompt of 4,096.
 
 A row for each workload, then one for each of its longest kernels. A kernel in a CUDA graph counts as any
-other. Without a CUDA device the operations of the CPU are counted.
+other. Without a CUDA device, operations of the CPU are counted instead of kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.gpu_visit.figures import Figures
 SIZES = Sizes(batches=(1, 32, 256), prompt=4096, chunk=8192, branches=0, prefixes=())
 STEPS = 5
 LONGEST = 12
-"""Kernels that have a row."""
+"""Number of kernels that have a row."""
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
 """Beginnings of the names of calls that put work on a stream."""
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
@@ -34,7 +34,7 @@ WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize
 @torch.inference_mode()
 def run(figures: Figures) -> None:
     sizes, device = TINY if figures.tiny else SIZES, device_of(figures)
-    # Graphs may crash once CUPTI went away: it comes before they are captured, and stays.
+    # Replays may crash once CUPTI is unloaded, so it is loaded before any capture, and stays loaded.
     os.environ["TEARDOWN_CUPTI"] = "0"
     with figures.attempt("profiler"):
         recorded(lambda: timed(lambda: torch.zeros(8, device=device).add_(1), device), device)
@@ -54,12 +54,13 @@ def run(figures: Figures) -> None:
 
 
 def record(figures: Figures, case: str, run: Callable[[], float], steps: int, device: torch.device) -> None:
-    """Rows of `run`, which takes `steps` steps and returns their seconds. Numbers are those of one step.
+    """Add rows about `run`, which takes `steps` steps and returns their seconds. All numbers are for one
+    step.
 
-    seconds : without the profiler; `profiled_s` with it
-    busy_s, idle : in which the device had work, and the share of its time from the first to the last kernel
-        in which it had none
-    waits_s, host_s : in which the host waited for the device, and the rest of `profiled_s`
+    seconds, profiled_s : its time without the profiler, and with it
+    busy_s : seconds in which the device had work
+    idle : share of the time, from the first kernel's start to the last one's end, without work on the device
+    waits_s, host_s : seconds in which the host waited for the device, and the rest of `profiled_s`
     """
     seconds = run() / steps
     events, profiled = recorded(run, device)
@@ -95,7 +96,7 @@ def record(figures: Figures, case: str, run: Callable[[], float], steps: int, de
 
 
 def recorded(run: Callable[[], float], device: torch.device) -> tuple[Any, float]:
-    """The profiler's events of `run`, and the seconds that it returns."""
+    """The profiler's events during `run`, and the seconds that `run` returns."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -105,7 +106,7 @@ def recorded(run: Callable[[], float], device: torch.device) -> tuple[Any, float
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of `run`, until the device is done."""
+    """Seconds of `run`, until the device has finished."""
     wait(device)
     began = time.perf_counter()
     run()
@@ -114,7 +115,7 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def split(events: Iterable[Any], device: torch.device) -> tuple[list[Any], list[Any]]:
-    """The device's work, and the host's calls. On the CPU both are all of the operations."""
+    """(events of the device, calls of the host). On the CPU both are all operations."""
     events = [event for event in events if not getattr(event, "is_user_annotation", False)]
     calls = [event for event in events if event.device_type == DeviceType.CPU]
     if device.type == "cpu":
@@ -123,7 +124,7 @@ def split(events: Iterable[Any], device: torch.device) -> tuple[list[Any], list[
 
 
 def occupied(kernels: Iterable[Any]) -> tuple[float, float]:
-    """Seconds in which any of `kernels` ran, and from the first's start to the last's end."""
+    """(seconds in which any of `kernels` ran, seconds from the start of the first to the end of the last)."""
     ranges = sorted((event.time_range.start, event.time_range.end) for event in kernels)
     busy, end = 0.0, ranges[0][0]
     for low, high in ranges:

@@ -1,7 +1,7 @@
 """`ramify serve` as a user starts it: 64 requests at once, half of them with a schema, streamed.
 
-Each answer is checked: its status, its end, and with a schema the whole text, by hand. A rehearsal serves a
-tiny model on the CPU.
+Each answer is checked: its status, its end, and with a schema the whole text, by checks written for the
+schema. A rehearsal serves a tiny model on the CPU.
 """
 
 from __future__ import annotations
@@ -32,19 +32,24 @@ from ramify.runtime.compile_ahead import compile_grammars
 from tests.runtime.tiny import write_tiny
 
 KIT_MODEL = Path(__file__).parents[3] / "gpu-visit-kit" / "model"
-"""Carried by the kit, because the default model's tokenizer is not on the visit's machine."""
+"""The model's folder in the kit, which carries it because the visit's machine lacks the default model's
+tokenizer."""
 READY_S, END_S = 300.0, 30.0
 FACTS = {
     "pages": re.compile(r"(\d+) pages"),
     "graphs": re.compile(r"(\d+) CUDA graphs in"),
     "capture_s": re.compile(r"CUDA graphs in ([\d.]+) s"),
 }
-"""Numbers in the server's log."""
+"""Figure → pattern of the number in the server's log."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """words : of each prompt; tokens : of a free text at the most"""
+    """The requests to send.
+
+    words : of each prompt
+    tokens : most tokens of an answer without a schema
+    """
 
     requests: int = 64
     words: int = 120
@@ -53,7 +58,8 @@ class Load:
 
 TINY_LOAD = Load(requests=4, words=1, tokens=6)
 SCHEMA_TOKENS = 64
-"""More than any answer to one of `SCHEMAS` has, also where a token is a byte."""
+"""max_tokens of answers with a schema: enough for any answer to one of `SCHEMAS`, even if each token is one
+byte."""
 TINY_FLAGS = ("--device=cpu", "--attention-backend=triton", "--dtype=float32", "--num-pages=200")
 
 
@@ -86,12 +92,12 @@ SCHEMAS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
         lambda it: type(it) is int and 10 <= it <= 500,
     ),
 )
-"""Bounded schemas, and checks of their values."""
+"""(schema with bounded answers, check of an answer's value)."""
 
 
 @dataclasses.dataclass
 class Answer:
-    """A streamed answer; `first_s` and `total_s` from the sending on."""
+    """A streamed answer. `first_s` and `total_s` are seconds since the request was sent."""
 
     schema: int | None
     text: str = ""
@@ -101,7 +107,7 @@ class Answer:
     total_s: float = 0.0
 
     def check(self) -> None:
-        """Raise ValueError unless it is whole, and of its schema."""
+        """Raise ValueError unless the answer is complete and valid for its schema."""
         if self.finish not in ("stop", "length") or not self.tokens:
             raise ValueError(
                 f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}"
@@ -121,7 +127,7 @@ def run(figures: Figures) -> None:
             folder = KIT_MODEL
         else:
             write_model(folder)
-        # As `ramify pull` does. A server would compile them beside the first requests with a schema.
+        # As `ramify pull` does. Else the server compiles them during the first requests with a schema.
         began = time.monotonic()
         compile_grammars()
         figures.add("grammar engine compiled", seconds=time.monotonic() - began)
@@ -136,7 +142,10 @@ def run(figures: Figures) -> None:
 
 @contextlib.contextmanager
 def served(figures: Figures, folder: Path, flags: Sequence[str]) -> Iterator[str]:
-    """The address of a server that is ready. Its log goes to the part's; its end must be clean."""
+    """Context with a server, from when it is ready. Gives its address.
+
+    The server's log goes to the part's. Raises if the server does not end cleanly.
+    """
     cache = cache_on_disk()
     began, before = time.monotonic(), files_on_disk(cache)
     command = [sys.executable, "-m", "ramify", "serve", str(folder), "--port=0", "--log-level=info", *flags]
@@ -229,8 +238,8 @@ async def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
 
 
 async def _answer(client: httpx.AsyncClient, model: str, load: Load, index: int) -> Answer:
-    """The answer to one request; every second one has a schema. Raises RuntimeError for a status other than
-    200."""
+    """The answer to request `index`; every second request has a schema. Raises RuntimeError for a status
+    other than 200."""
     answer = Answer(schema=index // 2 % len(SCHEMAS) if index % 2 else None)
     text = " ".join(f"word{(index * 31 + word * 7) % 997}" for word in range(load.words))
     body: dict[str, Any] = {

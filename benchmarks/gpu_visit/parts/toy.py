@@ -1,8 +1,8 @@
 """A toy engine in deterministic mode: no feature changes a bit of a token or a log-probability.
 
-Each of graphs, overlap, cascade and shared prefixes on is held against all of them off. A rehearsal pads
-steps as graphs do. Its prompts are shorter than the 512 positions of which a deterministic cascade shares
-multiples.
+For each of graphs, overlap, cascade and shared prefixes, an engine with this feature on is compared with an
+engine with all of them off. In a rehearsal, steps run eagerly, padded as for graphs. Its prompts are shorter
+than 512 positions, and a deterministic cascade shares multiples of 512, so a rehearsal has no cascade.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Answers = list[tuple[list[int], list[float]]]
 
 
 class Differs(Exception):
-    """Answers of which a bit is not that of the plain engine's."""
+    """Answers that differ in a bit from those of the plain engine."""
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""Each kernel of the main path against its twin in torch, outputs poisoned with NaN before.
+"""Each kernel of the main path against its twin in torch, with outputs filled with NaN beforehand.
 
-A case fails where its relative error is above `MOST_ERROR`, where it leaves an element unwritten that its
-twin writes, where it writes another, and where a token differs. The other cases go on.
+A case fails if the relative error is above `MOST_ERROR`, if the kernel does not write exactly the elements
+that its twin writes, or if a token differs. The other cases go on.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 from tests.kernels.sampling_cases import Row
 
 MOST_ERROR = 1e-2
-"""Largest ‖out - twin‖ / ‖twin‖: bfloat16 operands give 1e-3 to 1e-2."""
+"""Largest relative error, ‖out - twin‖ / ‖twin‖. With bfloat16 operands it lies between 1e-3 and 1e-2."""
 
 Pair = tuple[Tensor, Tensor]
-"""A kernel's output, and its twin's."""
+"""(output of a kernel, output of its twin)."""
 Compare = Callable[[torch.device], list[Pair]]
 
 
 class Wrong(Exception):
-    """A kernel that does not compute what its twin does."""
+    """A kernel whose result is not that of its twin."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """An 8B Llama's, and those of a rehearsal. Contexts are divided by `shrink`."""
+    """The sizes of an 8B Llama, by default, or of a rehearsal. Context lengths are divided by `shrink`."""
 
     heads: int = 32
     kv_heads: int = 8
@@ -56,7 +56,7 @@ class Sizes:
     rows: int = 64
     shrink: int = 1
     forms: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (16, True))
-    """Page sizes of attention, and whether it is deterministic."""
+    """(page size, whether attention is deterministic) for each form of attention."""
     dtype: torch.dtype = torch.bfloat16
     """The dtype of products."""
 
@@ -106,7 +106,8 @@ def held_against_twins(figures: Figures, cases: Iterable[tuple[str, Compare]], d
 
 
 def relative_error(out: Tensor, wanted: Tensor) -> float:
-    """‖out - wanted‖ / ‖wanted‖ over what the twin wrote. Raises `Wrong` where other elements are NaN."""
+    """‖out - wanted‖ / ‖wanted‖ over the elements that the twin wrote. Raises `Wrong` unless the kernel wrote
+    exactly these."""
     written = ~wanted.isnan()
     differing = int((out.isnan() == written).sum())
     if differing:
@@ -120,7 +121,7 @@ def relative_error(out: Tensor, wanted: Tensor) -> float:
 
 
 def kernels(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare]]:
-    """Names, and functions that run a kernel and its twin on the same random numbers."""
+    """(name, function that runs a kernel and its twin on the same random numbers) for each case."""
     k, many = sizes.positions, sizes.rows
     lengths = {
         "decode 1 x 4k": Lengths(1, (k(4),)),
@@ -146,12 +147,14 @@ def kernels(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare]]
 
 
 def last(sizes: Sizes) -> Iterator[tuple[str, Compare]]:
-    """The last case: it compiles 8 s for the CPU first, on a host where nothing is compiled yet."""
+    """The last case. It comes last because, where nothing is compiled yet, it first compiles for the CPU, for
+    8 s."""
     yield "W4A16 product", partial(_quantised, sizes)
 
 
 def draws(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Names, and functions that raise where a token is not the twin's of the same logits and uniforms."""
+    """(name, check) for each case. The check raises if a token differs from the twin's for the same logits
+    and uniforms."""
     rows: dict[str, list[Row]] = {
         "greedy": [Row(0.0)],
         "straight": [Row(), Row(0.7), Row(min_p=0.1)],
@@ -182,7 +185,8 @@ def _poisoned(device: torch.device, *shape: int, dtype: torch.dtype = torch.bflo
 
 
 def _attention(lengths: Lengths, model: Model, deterministic: bool, device: torch.device) -> list[Pair]:
-    """Against torch in float64, one sequence at a time. Rows of pages behind a sequence's end are NaN."""
+    """Attention and its twin: torch in float64, one sequence at a time. In the pages, rows after a sequence's
+    end are NaN."""
     inputs = Inputs(lengths, model, device)
     for row, length in enumerate(lengths.lens):
         last, used = divmod(length, model.page_size)
@@ -277,7 +281,8 @@ def _both(
     given: tuple[object, ...],
     shape: tuple[int, ...],
 ) -> list[Pair]:
-    """Results of functions of the same arguments, with columns behind them that nobody may write."""
+    """The outputs of `kernel` and `twin` for the same arguments, each followed by columns of NaN that must
+    not be written."""
     x = given[0]
     assert isinstance(x, Tensor)
     wide = [_poisoned(x.device, *shape[:-1], shape[-1] + 8, dtype=x.dtype) for _ in range(2)]

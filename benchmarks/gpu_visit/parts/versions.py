@@ -50,7 +50,7 @@ def run(figures: Figures) -> None:
 
 
 def software() -> dict[str, str | None]:
-    """The date, the commit, and the versions of libraries; None: not installed."""
+    """The date, the commit, and the versions of libraries; None for a library that is not installed."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
@@ -67,9 +67,9 @@ def smi() -> dict[str, str]:
     Raises
     ------
     OSError, subprocess.SubprocessError
-        Where there is no nvidia-smi, and where it does not answer.
+        If there is no nvidia-smi, or it does not answer.
     RuntimeError
-        Where it answers something else.
+        If it fails, or its answer does not have these fields.
     """
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -80,7 +80,8 @@ def smi() -> dict[str, str]:
 
 
 def tools() -> dict[str, str | None]:
-    """Paths; None: it is not there. Triton 3.6 compiles launchers with the compiler and the header."""
+    """Paths of a C compiler and Python's header, with which Triton 3.6 compiles launchers; None for one that
+    is missing."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
     return {"cc": compiler, "Python.h": str(header) if header.exists() else None}
@@ -97,7 +98,8 @@ def version_of(name: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit, and a digest of the sources: those that travelled may differ, or have no repository."""
+    """The commit, and a digest of the sources. The digest is needed because a copied tree may differ from the
+    commit, or have no repository."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())

@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786): norms before and after, a GELU gate, windows.
 
-The rest is in `ModelConfig`: soft caps, the scales of scores and of the embedding, windows and rotary
-embeddings by layer, and norms whose stored weights lack 1.
+All other differences from Llama are fields of `ModelConfig`: soft caps, the scales of scores and of the
+embedding, windows and rotary embeddings by layer, and 1 to add to the stored weights of norms.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Gemma2(Model):
 
 
 class Gemma3(Gemma2):
-    """The text model, also of a multimodal checkpoint."""
+    """Gemma 3's text model, alone or taken out of a multimodal checkpoint."""
 
     layer_type = Gemma3Layer
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name in a text model. Multimodal files have "language_model.…" or, since transformers
-        5, "model.language_model.…"."""
+        """The tensor's name in a text-only model. In multimodal files names begin with "language_model." or,
+        since transformers 5, with "model.language_model."."""
         if "vision_tower." in stored or "multi_modal_projector." in stored:
             return None
         if stored.startswith("model.language_model."):

@@ -16,10 +16,11 @@ class GptOss(Model):
     layer_type = LlamaLayer
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """The slots of a tensor. A folder has all experts of a layer in one, with the rows of gate and up in
-        turn.
+        """The entries of the tensor `stored`, by their names in `slots`.
 
-        Those of mxfp4 are rows, (experts * outputs, inputs). Others are (experts, inputs, outputs).
+        A checkpoint folder stores the experts of a layer as one tensor, in which rows of gate and up
+        alternate. In mxfp4 it is `Rows` of shape (experts * outputs, inputs), otherwise a tensor (experts,
+        inputs, outputs).
         """
         stored = stored.replace(".sinks.weight", ".sinks")  # as GGUF files have it
         stem, _, last = stored.partition(".experts.")

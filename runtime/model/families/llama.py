@@ -116,7 +116,7 @@ class LlamaLayer(Layer):
 
 
 class NormedHeadsLayer(LlamaLayer):
-    """A Llama layer with norms over queries and keys, which its subclasses make."""
+    """A Llama layer with norms over queries and keys. Subclasses create the norms."""
 
     q_norm: RMSNorm
     k_norm: RMSNorm

@@ -1,6 +1,6 @@
 """OLMo 2 (arXiv 2501.00656) and OLMoE (arXiv 2409.02060): Llama with norms over whole queries and keys.
 
-OLMo 2 has the other norms after the sublayers, OLMoE a mixture of experts.
+In OLMo 2 the norms of the residual stream come after the sublayers. OLMoE has a mixture of experts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Olmo2Layer(WholeNormsLayer):
         return attend(self.index, q, k, v, rotation).flatten(1)
 
     def _normed(self, q: Tensor, k: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor]:
-        """Norms over the heads of all ranks: their sums of squares are summed, (T, 2)."""
+        """Norms over the heads of all ranks. The ranks' sums of squares, (T, 2), are added up."""
         wide = q.float(), k.float()
         squares = reduce(torch.stack([each.square().sum(1) for each in wide], 1))
         normed = []

@@ -1,5 +1,5 @@
-"""Phi-3 (arXiv 2404.14219) and Phi-4: Llama with fused projections; in some models only a part of each head
-rotates."""
+"""Phi-3 (arXiv 2404.14219) and Phi-4: Llama with fused projections. In some of these models only a part of
+each head rotates."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ramify.runtime.model.shape.config import ModelConfig
 
 
 class GatedAttentionLayer(Qwen3Layer):
-    """A Qwen3 layer whose `q_proj` gives each head's query and then its gate."""
+    """A Qwen3 layer whose `q_proj` stores for each head its query, followed by its gate."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)
@@ -76,7 +76,7 @@ class DeltaLayer(Layer):
 
     @abstractmethod
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
-        """Projections from x to the convolution's channels, z, b and a, side by side."""
+        """One matrix that projects x to the convolution's channels, z, b and a, in this order."""
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
         mixed = self.projection.forward_normed(x, self.attention_norm)
@@ -100,7 +100,7 @@ class DeltaLayer(Layer):
 
 
 class Qwen3NextDeltaLayer(DeltaLayer):
-    """A delta layer stored as two matrices, whose rows are grouped by key head."""
+    """A delta layer whose projections are stored as two matrices, with rows grouped by key head."""
 
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
         states = config.states
@@ -120,7 +120,7 @@ class Qwen3NextDeltaLayer(DeltaLayer):
 
 
 class Qwen35DeltaLayer(DeltaLayer):
-    """A delta layer stored as a matrix for each projection."""
+    """A delta layer whose projections are stored as one matrix each."""
 
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
         parts = {"in_proj_qkv": self.channels, "in_proj_z": self.values}
@@ -129,7 +129,8 @@ class Qwen35DeltaLayer(DeltaLayer):
 
 
 def ungrouped(groups: int, sizes: Sequence[int]) -> Tensor:
-    """The order of rows that puts the first `sizes[0]` rows of all groups first, then the next ones."""
+    """The permutation of rows that collects the parts of all groups: first `sizes[0]` rows of each group,
+    then `sizes[1]`, and so on."""
     rows = torch.arange(groups * sum(sizes), device="cpu").view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(list(sizes), dim=1)])
 
@@ -148,14 +149,14 @@ class Qwen3Next(Model):
             layer.output_gate = ops.output_gate
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name in a text model; None for the vision tower, and for the layers that predict
-        further tokens (`mtp`)."""
+        """The tensor's name in a text-only model; None in the vision tower and in the layers for multi-token
+        prediction (`mtp`)."""
         if stored.startswith(("mtp.", "model.visual.")):
             return None
         return super().name_of(stored.replace("model.language_model.", "model.", 1))
 
 
 class Qwen35(Qwen3Next):
-    """The text model, also of a multimodal checkpoint."""
+    """Qwen3.5's text model, alone or taken out of a multimodal checkpoint."""
 
     delta_layer = Qwen35DeltaLayer

@@ -1,1 +1,1 @@
-"""GGUF files: header, configuration, tokenizer, and weights by block format."""
+"""GGUF files: header, configuration, tokenizer, and weights by block type."""

@@ -1,8 +1,8 @@
 """The quantised blocks of GGUF files as integers and scales.
 
-Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). Types without a reader here are dequantised by
-chunks, and the integers of each group are found in its values. The resulting `kernels.weights.rows.Rows` have
-the same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
+Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). Block types without a reader here are
+dequantised in chunks, and the integers of each group are recovered from the values. The resulting
+`kernels.weights.rows.Rows` have the same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ramify.kernels.cpu.parts.packing import nibbles
 from ramify.kernels.weights.rows import NumbersAt, Rows, Stored, Verbatim
 
 CHUNK = 1 << 19
-"""Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
-handles sixteen rows at a time."""
+"""Elements dequantised at once. A model of 135M parameters takes 0.25 s in chunks of this size, and 1.2 s by
+whole tensors, over which `gguf` loops sixteen rows at a time."""
 
 Blocks = NDArray[np.uint8]
 """(outputs, blocks of a row, bytes of a block)"""
 
 
 def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Rows | None:
-    """The matrix of `shape` in the bytes `raw`; None for a block type without a packed layout."""
+    """The matrix of `shape` stored in the bytes `raw`; None for a block type without a packed layout."""
     if len(shape) != 2 or not (kind in _GROUPS or kind in _READERS or kind in _VERBATIM):
         return None
     data = torch.from_numpy(raw.reshape(shape[0], -1))
@@ -38,7 +38,8 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
 
 @functools.cache
 def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
-    """The parts of a type that `Stored` needs, the same each time."""
+    """The functions `decode` and `verbatim` of a type's `Stored`. Cached, since rows with the same functions
+    can be joined."""
     verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
@@ -65,8 +66,8 @@ def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verb
 
 
 def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
-    """The dequantised numbers of (blocks, bytes), flat."""
-    # `dequantize` handles sixteen rows at a time: sixteen rows of equal length are one iteration.
+    """The dequantised values of (blocks, bytes), flat."""
+    # `dequantize` handles sixteen rows at a time: here one iteration does sixteen long rows.
     rows = 16 if len(blocks) % 16 == 0 else 1
     return dequantize(blocks.reshape(rows, -1), kind).reshape(-1)
 
@@ -74,7 +75,7 @@ def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.
 def _int8_numbers(
     blocks: NDArray[np.uint8], kind: GGMLQuantizationType
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Numbers and factors of (blocks, bytes), dequantised `CHUNK` elements at a time."""
+    """The int8 numbers and scales of (blocks, bytes), dequantised `CHUNK` elements at a time."""
     block, group = GGML_QUANT_SIZES[kind][0], _GROUPS[kind]
     numbers = np.empty((len(blocks) * block // group, group), np.int8)
     factors = np.empty(len(numbers), np.float32)
@@ -89,13 +90,14 @@ def _int8_numbers(
 
 
 def _integers(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(groups, inputs) as int8 numbers and a factor for each group.
+    """(groups, inputs) as int8 numbers and one scale for each group.
 
-    Example: 0.75, -0.5, 0, 1.25 are 3, -2, 0, 5 times 0.25, their greatest common divisor. Values that are no
-    multiples of one number from -127 to 127 are rounded to steps of 1/127 of the largest magnitude.
+    Example: 0.75, -0.5, 0, 1.25 become 3, -2, 0, 5 with the scale 0.25, their greatest common divisor. If the
+    values of a group are not multiples, from -127 to 127 times, of one scale, they are rounded to steps of
+    1/127 of the largest magnitude.
     """
     largest = np.abs(values).max(-1)
-    # Every float32 from 1/128 of the largest up is a whole number after this shift.
+    # After this shift every float32 of at least 1/128 of the largest is a whole number.
     shift = 31 - np.frexp(largest)[1]
     with np.errstate(invalid="ignore"):  # a file may hold infinite scales; its factors are NaN then
         shifted = np.ldexp(values, shift[:, None])
@@ -108,9 +110,9 @@ def _integers(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 Scales = tuple[NDArray[np.floating], NDArray[np.floating] | None]
-"""Factors and offsets, in the order of the inputs."""
+"""The scales and offsets of groups, in the order of the inputs. A value is scale * number + offset."""
 Read = tuple[NDArray[np.generic], Scales]
-"""Numbers, factors and offsets, in the order of the inputs."""
+"""Quantised numbers, and their scales and offsets, in the order of the inputs."""
 
 
 def _read(blocks: Blocks, kind: GGMLQuantizationType) -> Read:
@@ -128,7 +130,7 @@ def _half(blocks: Blocks, at: int) -> NDArray[np.float16]:
 
 
 _TWO_BITS = np.array([0, 2, 4, 6], np.uint8)[:, None]
-"""Shifts to the four numbers of two bits in a byte."""
+"""Shifts that extract the four 2-bit numbers of a byte."""
 
 
 def _nibbles(quants: Blocks) -> Blocks:
@@ -170,7 +172,8 @@ def _q5_1(blocks: Blocks) -> Read:
 
 
 def _q2_k(blocks: Blocks) -> Read:
-    """Sixteen groups of 16. A byte holds the four bits of a group's factor, then of its offset."""
+    """Sixteen groups of 16. A byte holds a group's scale in its low four bits and its offset in its high four
+    bits."""
     pairs = blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 1, 32)
     numbers = pairs >> _TWO_BITS & 3
     scale, offset_scale = _half(blocks, 80).astype(np.float32), _half(blocks, 82).astype(np.float32)
@@ -179,8 +182,8 @@ def _q2_k(blocks: Blocks) -> Read:
 
 
 def _q3_k(blocks: Blocks) -> Read:
-    """Sixteen groups of 16. A code has two bits from `low` and one from `high`, and stands for itself less 4.
-    Twelve bytes hold sixteen factors of six bits."""
+    """Sixteen groups of 16. A code has two bits from `low` and one from `high`, and stands for code - 4. The
+    sixteen 6-bit scales are in twelve bytes."""
     high = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     low = blocks[..., 32:96].reshape(*blocks.shape[:2], 2, 1, 32) >> _TWO_BITS & 3
     codes = low.reshape(*blocks.shape[:2], 8, 32) | high << 2
@@ -190,7 +193,7 @@ def _q3_k(blocks: Blocks) -> Read:
 
 
 def _k_scales(blocks: Blocks) -> Scales:
-    """Factors and offsets of eight groups of 32. Twelve bytes hold them with six bits each."""
+    """Scales and offsets of eight groups of 32, six bits each, in twelve bytes."""
     low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     factors = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], -1)
     offsets = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], -1)
@@ -205,7 +208,8 @@ def _q5_k(blocks: Blocks) -> Read:
 
 
 def _q6_k(blocks: Blocks) -> Read:
-    """Two halves of 128 numbers, with four bits from `low` and two from `high`; sixteen groups of 16."""
+    """Two halves of 128 numbers, each in eight groups of 16. A number has four bits from `low` and two from
+    `high`."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     upper = (high >> _TWO_BITS & 3).reshape(*low.shape[:3], 128)
@@ -215,7 +219,7 @@ def _q6_k(blocks: Blocks) -> Read:
 
 
 def _iq4_xs_scales(blocks: Blocks) -> Scales:
-    """Eight groups of 32, whose factors have six bits: four from bytes 4 to 7, two from bytes 2 and 3."""
+    """Eight groups of 32. Their 6-bit scales have four bits from bytes 4 to 7 and two from bytes 2 and 3."""
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:2], 8)
     high = (blocks[..., 2:4, None] >> _TWO_BITS[:, 0] & 3).reshape(low.shape)
     factors = (low | high << 4).view(np.int8) - np.int8(32)
@@ -223,12 +227,13 @@ def _iq4_xs_scales(blocks: Blocks) -> Scales:
 
 
 def _mxfp4_scales(blocks: Blocks) -> Scales:
-    """A power of two, halved, since the table holds the numbers of E2M1 doubled."""
+    """The scales: powers of two. They are halved, because the table holds the E2M1 values doubled."""
     return np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128), None
 
 
 def _nvfp4_scales(blocks: Blocks) -> Scales:
-    """Four groups of 16 with factors in E4M3 without the sign, halved; 127 stands for 0."""
+    """The scales of four groups of 16: E4M3 without the sign; 127 stands for 0. They are halved, because the
+    table holds the E2M1 values doubled."""
     bits = blocks[..., :4]
     exponents = (bits >> 3 & 15).astype(np.int32)
     mantissas = (bits & 7) + np.where(exponents > 0, 8, 0)
@@ -246,7 +251,8 @@ _VERBATIM: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales
     GGMLQuantizationType.MXFP4: (NumbersAt(4, block=17, first=1, size=16), _mxfp4_scales),
     GGMLQuantizationType.NVFP4: (NumbersAt(4, block=36, first=4, size=8, runs=4), _nvfp4_scales),
 }
-"""Types whose numbers lie in their blocks as the kernels have them, and what reads their scales."""
+"""Types whose numbers the kernels can read where they lie in the blocks: the numbers' places, and a function
+that reads the scales."""
 
 _READERS: dict[GGMLQuantizationType, Callable[[Blocks], Read]] = {
     GGMLQuantizationType.Q5_0: _q5_0,
@@ -264,10 +270,10 @@ _TABLES: dict[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.MXFP4: MXFP4.kvalues,
     GGMLQuantizationType.NVFP4: MXFP4.kvalues,
 }
-"""Type → the values that its codes stand for."""
+"""Type → the value of each code."""
 
 _POWERS = (GGMLQuantizationType.MXFP4, GGMLQuantizationType.NVFP4)
-"""Types whose factors fit bfloat16."""
+"""Types whose scales bfloat16 holds exactly."""
 
 _GROUPS: dict[GGMLQuantizationType, int] = {
     GGMLQuantizationType[name]: group
@@ -277,4 +283,4 @@ _GROUPS: dict[GGMLQuantizationType, int] = {
     }.items()
     for name in names.split()
 }
-"""Inputs that share a scale, in types that are dequantised and packed as int8."""
+"""Type → inputs that share a scale, for types that are dequantised and packed as int8."""

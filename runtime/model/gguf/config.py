@@ -28,13 +28,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Metadata:
-    """The metadata of one architecture, without its prefix, and its tensors' shapes (row-major)."""
+    """The metadata of one architecture, with the architecture's prefix removed from the keys, and the shapes
+    of the tensors (row-major)."""
 
     architecture: str
     all: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     rope_scaling: Mapping[str, Any] | None = None
-    """Replacement for the file's extension of the context, as `rope_scaling` of a `config.json`."""
+    """`rope_scaling` of a `config.json`, which replaces the file's own extension of the context."""
 
     def value(self, key: str, default: Value) -> Value:
         found = self.all.get(f"{self.architecture}.{key}", default)
@@ -59,8 +60,8 @@ def config_from_gguf(
 ) -> ModelConfig:
     """The config of a GGUF file, from its metadata and its tensors' shapes (row-major).
 
-    `rope.factors` is left empty: the values are in a tensor, which the caller reads. `rope_scaling` stands in
-    for the file's.
+    `rope.factors` is left empty: the values are in a tensor, which the caller reads.
+    `rope_scaling` replaces the file's own.
     Keys are those of the GGUF specification (ggml, docs/gguf.md).
     """
     architecture = one_of(tuple(ARCHITECTURES), "general.architecture", metadata.get("general.architecture"))
@@ -76,7 +77,7 @@ def config_from_gguf(
             raise unsupported(f"{architecture}.{key}", given.value(key, 0), f"the head size, {head_dim}")
     if given.value("attention.sliding_window_pattern", None) is not None:
         raise unsupported(f"{architecture}.attention.sliding_window_pattern", "given", "absent")
-    # The last layers may be those of multi-token prediction, which is not used.
+    # The last layers may be for multi-token prediction. They are not used.
     num_layers = given.need("block_count") - given.value("nextn_predict_layers", 0)
     kinds = {name.split(".", 2)[-1] for name in shapes if name.startswith("blk.")}
     eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
@@ -110,7 +111,7 @@ def config_from_gguf(
 
 
 def _ropes(given: Metadata, fields: Fields) -> Fields:
-    """The rotary embedding, and the context that an extension by `given.rope_scaling` reaches."""
+    """The field `rope`, and `context_length` if `given.rope_scaling` extends the context."""
     share = 1.0
     if given.architecture in _PARTLY_ROTATED:
         share = given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"]
@@ -171,12 +172,13 @@ def _gemma3(given: Metadata, fields: Fields) -> Fields:
 
 
 def _but_every(every: int, window: int, num_layers: int) -> tuple[int, ...]:
-    """A window for each layer but every second, third, …"""
+    """`window` for all layers except each `every`-th one, which sees all tokens (0)."""
     return tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
 
 
 def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
-    """The mixture of experts; its sizes and layers are those of its tensors."""
+    """The mixture of experts. Its sizes, and the layers that have it, are read from the tensors' names and
+    shapes."""
     shapes, layers = given.shapes, range(fields["num_layers"])
     sparse = tuple(f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in layers)
     block = f"blk.{sparse.index(True) if True in sparse else 0}"
@@ -197,7 +199,7 @@ def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
 
 
 def _llama(given: Metadata, fields: Fields) -> Fields:
-    """Fields of Llama's architecture, which Mixtral's files have too."""
+    """Fields of Llama's architecture. Mixtral's files name the same architecture."""
     return _experts(given, fields) | {"family": "mixtral"} if given.value("expert_count", 0) else {}
 
 
@@ -231,7 +233,7 @@ def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
 
 
 def _hybrid(given: Metadata, fields: Fields) -> Fields:
-    """Fields of a hybrid; its linear layers are known by their tensors."""
+    """Fields of a hybrid. The layers with the tensor `ssm_conv1d` are the linear ones."""
     heads = given.need("ssm.time_step_rank")
     shape = delta_shape(
         [f"blk.{layer}.ssm_conv1d.weight" in given.shapes for layer in range(fields["num_layers"])],
@@ -249,8 +251,8 @@ def _hybrid_moe(given: Metadata, fields: Fields) -> Fields:
 
 
 def _gpt_oss(given: Metadata, fields: Fields) -> Fields:
-    """Fields of gpt-oss. Its files leave out that YaRN's ramp has no whole borders, and how experts are
-    gated."""
+    """Fields of gpt-oss. GGUF files omit two of them: that the ends of YaRN's ramp are not rounded
+    (`truncate`), and the gate of the experts (`clamp`)."""
     experts = replace(
         _experts(given, fields)["experts"], router_bias=True, bias=True, clamp=ClampedGate(1.702, 7.0)
     )
@@ -276,14 +278,14 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "granitemoe": ("granitemoe", _granite),
     "glm4moe": ("glm4_moe", _glm4_moe),
     "gpt-oss": ("gpt_oss", _gpt_oss),
-    # Its fused projections are stored as those of Qwen3.5, and the two differ in nothing else.
+    # Qwen3-Next differs from Qwen3.5 in its fused projections alone, which GGUF files store as Qwen3.5's.
     "qwen3next": ("qwen3_5_moe", _hybrid_moe),
     "qwen35": ("qwen3_5", _hybrid),
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
-"""The family of a file's `general.architecture`, and a function that gives further fields, or other values of
-those that it is given."""
+"""`general.architecture` → the family, and a function that returns further fields or overrides of the fields
+read so far."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose heads may rotate in part."""
+"""Architectures in which only a part of each head may rotate."""
 PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")
-"""Families in whose files the two numbers of a rotary pair are neighbours."""
+"""Families in whose GGUF files the two elements of a rotary pair are neighbours."""

@@ -21,7 +21,7 @@ MAX_ARRAY = 4096
 """Longer arrays (the vocabulary) are skipped. Per-layer settings are far shorter."""
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})")
-"""The stem of a file that holds a part of a model's tensors."""
+"""Name, without the suffix, of a file that holds a part of a model's tensors."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -41,9 +41,9 @@ class TensorInfo:
 @dataclass(frozen=True)
 class GGUFHeader:
     paths: tuple[Path, ...]
-    """The files of the model: several where it was split."""
+    """The files of the model: several if the model was split."""
     metadata: dict[str, Any]
-    """The file's fields, without arrays of strings and arrays longer than `MAX_ARRAY`."""
+    """The file's fields, except arrays of strings and arrays longer than `MAX_ARRAY`."""
     tensors: dict[str, TensorInfo]
     digest: str
     """SHA-256 of the bytes of the first file's header, the vocabulary included."""
@@ -54,10 +54,10 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """The header of the model in `path`, or in all files of the model whose split `path` is one.
+    """The header of the model in `path`. If `path` is one of a model's splits, the header joins all of them.
 
-    Raises `InvalidRequest` unless each is a little-endian GGUF file of version 2 or 3, `NotFound` for a split
-    that is missing.
+    Raises `InvalidRequest` unless each file is a little-endian GGUF file of version 2 or 3, and `NotFound` if
+    a split is missing.
     """
     paths = [place.absolute() for place in splits_of(path)]
     for place in paths:
@@ -81,7 +81,8 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def splits_of(path: Path) -> list[Path]:
-    """The files of the model whose split `path` is, in order, by llama.cpp's names; `[path]` otherwise."""
+    """The files of the model of which `path` is a split, in order; `[path]` if it is not named as llama.cpp
+    names splits."""
     found = SPLIT.fullmatch(path.stem)
     if found is None:
         return [path]
@@ -90,7 +91,7 @@ def splits_of(path: Path) -> list[Path]:
 
 
 def raw_fields(path: Path) -> dict[str, bytes]:
-    """Every field of the metadata of one GGUF file: its key → the bytes of key, type and value."""
+    """Every metadata field of one GGUF file: key → the bytes of the key, the type and the value."""
     found = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = _Cursor(data)
@@ -104,9 +105,10 @@ def raw_fields(path: Path) -> dict[str, bytes]:
 
 
 def size_of_header(begin: bytes) -> int | None:
-    """The bytes of the header of the file that begins with `begin`; None where `begin` ends inside it.
+    """The number of bytes in the header of the file that begins with `begin`; None if `begin` ends inside the
+    header.
 
-    Raises `InvalidRequest` where it is no GGUF file.
+    Raises `InvalidRequest` if it is no GGUF file.
     """
     cursor = _Cursor(begin)
     try:
@@ -127,8 +129,8 @@ def _read(path: Path) -> GGUFHeader:
 
 @functools.lru_cache(maxsize=8)
 def _read_once(path: Path, *_version: int) -> GGUFHeader:
-    """The header, cached: a start asks for it several times, and a vocabulary of 49,000 takes 0.1 s to step
-    over."""
+    """The header, cached. A start reads it several times, and stepping over a vocabulary of 49,000 tokens
+    takes 0.1 s."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path, len(data))

@@ -1,4 +1,5 @@
-"""The names of tensors in GGUF files, and how llama.cpp's converter changes their rows and numbers."""
+"""The names of tensors in GGUF files, and how llama.cpp's converter reorders their rows and changes their
+values."""
 
 from __future__ import annotations
 
@@ -17,18 +18,19 @@ from ramify.runtime.model.shape.state_shape import StateShape
 
 @dataclass(frozen=True)
 class Part:
-    """A checkpoint tensor that a stored tensor gives."""
+    """A tensor of the Hugging Face checkpoint that is obtained from a tensor of the GGUF file."""
 
     name: str
     """The name in Hugging Face checkpoints, with {} for the index of an expert."""
     change: Callable[[Any], Any] | None = None
-    """Turns the stored tensor or rows into the checkpoint's."""
+    """Function from the stored tensor or rows to those of the checkpoint; None if they are equal."""
     exact: bool = False
-    """Whether the model keeps it in float32, or `change` needs it so."""
+    """Whether the tensor is read in float32: the model keeps it so, or `change` computes with it."""
 
 
 Parts = Mapping[str, Sequence[Part]]
-"""Stored tensor's name, without layer and suffix (`parts_of` adds these) → its parts."""
+"""Stored tensor's name without layer and suffix → its parts, named likewise. `parts_of` adds layer and
+suffix."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYERS = {
@@ -68,13 +70,14 @@ _MORE_NAMES = {
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _HYBRID),
 }
 _NORMS_PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose norms are stored plus 1. That of a delta-net layer's heads is not."""
+"""Architectures whose files store the weights of norms plus 1, except the norm in delta-net layers
+(`ssm_norm`)."""
 _WITHOUT_SUFFIX = ("ssm_a", "ssm_dt")
 """Tensors that Hugging Face checkpoints name without ".weight": `A_log` and `dt_bias`."""
 
 
 def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
-    """Each stored tensor of an architecture with its parts. `states` are the config's."""
+    """Stored tensor → its parts, for all tensors of an architecture. `states` is the config's."""
     found: dict[str, Sequence[Part]] = {}
     for stored, name in (_OUTSIDE | _IN_LAYERS | _MORE_NAMES.get(architecture, {})).items():
         plus_one = architecture in _NORMS_PLUS_ONE and stored.endswith("_norm") and stored != "ssm_norm"
@@ -83,7 +86,8 @@ def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
 
 
 def parts_of(stored: str, parts: Parts) -> Sequence[Part]:
-    """The parts of the tensor `stored`, by full names. An unknown name stays: `weights.fill` refuses it."""
+    """The parts of the tensor `stored`, by full names. An unknown tensor is its own part, which
+    `weights.fill` refuses."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)(\.\w+)?", stored)
     if found is None or found[2] not in parts or (found[2] in _OUTSIDE) == (found[1] is not None):
         return [Part(stored)]
@@ -95,9 +99,10 @@ def parts_of(stored: str, parts: Parts) -> Sequence[Part]:
 def _delta_net(states: StateShape, *, tiled: bool) -> dict[str, Sequence[Part]]:
     """The tensors of a gated delta-net layer.
 
-    Value heads that share a key head lie side by side in the checkpoint. With `tiled` they are stored apart:
-    with key heads 0 and 1 and four value heads, those of 0, 1, 0 and 1. Fused projections are stored by key
-    head (`ssm_ba`, and `ssm_in` of files of 2025), or in the order of their parts (`attn_qkv`, `attn_gate`).
+    In the checkpoint, value heads that share a key head are adjacent. With `tiled` the file interleaves them:
+    for 2 key heads and 4 value heads, the key heads of the value heads are 0, 1, 0, 1. Fused projections are
+    stored grouped by key head (`ssm_ba`, and `ssm_in` of files of 2025), or part after part (`attn_qkv`,
+    `attn_gate`).
     """
     groups, share = states.key_heads, states.heads // states.key_heads
     heads = torch.arange(states.heads)
@@ -125,15 +130,15 @@ def _delta_net(states: StateShape, *, tiled: bool) -> dict[str, Sequence[Part]]:
 
 
 def _rows(order: Tensor) -> Callable[[Any], Any]:
-    """The stored rows `order`."""
+    """A change that gathers the stored rows `order`."""
     if torch.equal(order, torch.arange(len(order))):
         return lambda stored: stored
     return lambda stored: stored.index_select(order) if isinstance(stored, Rows) else stored[order]
 
 
 def _inputs(order: Tensor) -> Callable[[Any], Any]:
-    """The stored columns `order`. Of rows they stay where they are, and the inputs are gathered instead:
-    a group of columns has one factor."""
+    """A change that gathers the stored columns `order`. In quantised `Rows` the columns stay in place,
+    because a group of them shares a scale; `Rows.order` gathers the inputs instead."""
     if torch.equal(order, torch.arange(len(order))):
         return lambda stored: stored
     back = torch.argsort(order)

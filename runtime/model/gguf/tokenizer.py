@@ -33,7 +33,8 @@ def convert_tokenizer(weights: Path, folder: Path) -> None:
 def tokenizer_of(weights: Path) -> Path:
     """The cached tokenizer folder of a GGUF file; converted on first use.
 
-    The key is the file's size, modification time and header with the vocabulary; hashing 10 GB would be slow.
+    The cache key is the file's size, modification time and header, which includes the vocabulary. Hashing a
+    file of 10 GB would be slow.
     """
     status = weights.stat()
     identity = f"{status.st_size} {status.st_mtime_ns} {read_header(weights).digest}"

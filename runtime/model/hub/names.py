@@ -12,7 +12,7 @@ from ramify.errors import InvalidRequest, NotFound
 from ramify.runtime.model.gguf.header import SPLIT
 
 USUAL = "Q4_K_M"
-"""The format that is taken where it fits and the name gives none, as in llama.cpp and Ollama."""
+"""The preferred format if the name gives none and it fits the machine, as in llama.cpp and Ollama."""
 
 _NAME = re.compile(
     r"(?:https?://)?(?:hf\.co/|huggingface\.co/)?(?P<repository>\w[\w.-]*(?:/\w[\w.-]*)?)"
@@ -22,12 +22,13 @@ _LABEL = re.compile(
     r"(?:^|.*?[-._])(?P<label>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP\d\w*|NVFP\d\w*|B?FP?16|FP?32))", re.IGNORECASE
 )
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
-"""Files beside a model: the vision tower, and the statistics that it was quantised with."""
+"""Matches GGUF files that are no language model: vision towers, and importance matrices for quantisation."""
 
 
 @dataclass(frozen=True)
 class HubName:
-    """``org/repo``, ``org/repo@revision``, ``org/repo:QUANT``, and these after ``hf.co/``."""
+    """A name on the hub: ``org/repo``, ``org/repo@revision`` or ``org/repo:QUANT``, each also after
+    ``hf.co/``."""
 
     repository: str
     revision: str = "main"
@@ -35,7 +36,7 @@ class HubName:
 
 
 def parsed(name: str) -> HubName | None:
-    """`name` taken apart; None where no repository can have it."""
+    """The parts of `name`; None if no repository on the hub can have this name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -44,8 +45,8 @@ def parsed(name: str) -> HubName | None:
 
 @dataclass(frozen=True)
 class Quant:
-    """A model in GGUF files. `label` is its format by the name of the files, such as Q4_K_M, or their name
-    where that has none; `files` are paths in the repository, and `size` is in bytes."""
+    """A model in GGUF files. `label` is the format named by the files, such as Q4_K_M, or the file name if it
+    names no format; `files` are paths in the repository, and `size` is in bytes."""
 
     label: str
     files: tuple[str, ...]
@@ -56,7 +57,9 @@ class Quant:
 
 
 def quants_of(sizes: Mapping[str, int]) -> list[Quant]:
-    """The models whose GGUF files are all among the files `sizes`, path → bytes, the smallest first.
+    """The models in a repository, the smallest first. A model with a missing split is left out.
+
+    sizes : path → bytes, of the repository's files
 
     Example: a-Q8_0-00001-of-00002.gguf and a-Q8_0-00002-of-00002.gguf are one model, Q8_0.
     """
@@ -84,9 +87,9 @@ def _label(stem: str) -> str:
 
 
 def named(quants: list[Quant], wanted: str, where: str) -> Quant:
-    """The model with the label or the file name `wanted`, in either case. `where` is the repository.
+    """The model with the label or the file name `wanted`; case is ignored. `where` is the repository.
 
-    Raises `NotFound` with all labels where there is none, `InvalidRequest` where there are several.
+    Raises `NotFound`, with all labels, if there is no such model, and `InvalidRequest` if there are several.
     """
     wanted = wanted.lower()
     found = [quant for quant in quants if wanted in _names(quant)]
@@ -113,8 +116,8 @@ def _names(quant: Quant) -> set[str]:
 
 
 def by_preference(quants: list[Quant]) -> list[Quant]:
-    """The order in which they are tried: `USUAL`, then the others of at most 4 bits by size, the largest
-    first, then those of more bits, the smallest first, and last the files whose name gives no format.
+    """`quants` in the order in which they are tried: `USUAL`; then the others of at most 4 bits, the largest
+    first; then those of more bits, the smallest first; last those whose file names give no format.
 
     Example: Q2_K, Q3_K_M, Q4_K_M, Q6_K and Q8_0 are tried in the order Q4_K_M, Q3_K_M, Q2_K, Q6_K, Q8_0.
     """

@@ -1,7 +1,7 @@
-"""A repository on the Hugging Face hub: what it holds, its files, and why it gives none.
+"""A repository on the Hugging Face hub: its listing, its files, and the hub's refusals.
 
-By `huggingface_hub`, whose environment variables count: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and
-HF_HUB_CACHE.
+Uses `huggingface_hub`, so these environment variables take effect: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
+HF_HOME and HF_HUB_CACHE.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Result = TypeVar("Result")
 
 
 class Unreachable(NotFound):
-    """The hub does not answer, or is not to be asked."""
+    """The hub does not answer, or must not be asked (HF_HUB_OFFLINE)."""
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository. `digest` is its SHA-256 where it is stored with LFS, else git's SHA-1 of it."""
+    """A file of a repository. `digest` is the SHA-256 of a file stored with LFS, and git's blob id (a SHA-1)
+    of any other file."""
 
     path: str
     size: int
@@ -69,7 +70,8 @@ def listed(name: HubName) -> Listing:
 
 
 def cached(name: HubName) -> Path | None:
-    """The folder of the revision in the Hugging Face cache, with the files that were fetched so far."""
+    """The snapshot folder of the revision in the Hugging Face cache, with the files fetched so far; None if
+    there is none."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -84,7 +86,7 @@ def cached(name: HubName) -> Path | None:
 
 
 def cached_names() -> list[str]:
-    """The repositories of which the Hugging Face cache has anything."""
+    """The repositories of which the Hugging Face cache holds anything."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).expanduser()
@@ -92,10 +94,10 @@ def cached_names() -> list[str]:
 
 
 def fetched(listing: Listing, paths: Sequence[str], progress: bool) -> Path:
-    """The folder in the Hugging Face cache with the files `paths`, which are fetched where they are missing.
+    """The folder in the Hugging Face cache with the files `paths`. Missing files are fetched.
 
-    A connection that breaks is resumed where it broke. Each new file must have the size and the digest that
-    the hub gives; one that has not is removed. Raises as `listed`, and `EngineError` for such a file.
+    A broken download is resumed where it broke. A new file without the size and the digest that the hub gives
+    is removed, and `EngineError` is raised. Also raises the errors of `listed`.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
@@ -116,7 +118,7 @@ def fetched(listing: Listing, paths: Sequence[str], progress: bool) -> Path:
 
 
 def read_range(name: HubName, path: str, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of a file, or as many of them as it has."""
+    """The bytes [start, stop) of a file; fewer if the file ends before `stop`."""
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,
@@ -135,7 +137,7 @@ def read_range(name: HubName, path: str, start: int, stop: int) -> bytes:
 
 @contextmanager
 def refusals(name: HubName) -> Iterator[None]:
-    """Turns the library's errors into ours."""
+    """Context that turns the errors of `huggingface_hub` into ours."""
     from huggingface_hub import errors
 
     where = f"{name.repository} on the Hugging Face hub"
@@ -174,7 +176,7 @@ def refusals(name: HubName) -> Iterator[None]:
 
 
 def _check(path: Path, file: HubFile) -> None:
-    """Removes the file and raises `EngineError` unless it has the size and digest of `file`."""
+    """Remove the file and raise `EngineError` unless it has the size and digest of `file`."""
     size = path.stat().st_size
     digest = hashlib.sha256() if file.lfs else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as content:
@@ -214,7 +216,8 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """`call()`, or `TimeoutError`: a request's own time-out does not cover name resolution."""
+    """Return `call()`, or raise `TimeoutError` after `seconds`. The time-out of a request does not cover name
+    resolution."""
     outcome: list[Result | BaseException] = []
 
     def run() -> None:

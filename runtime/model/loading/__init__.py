@@ -1,1 +1,1 @@
-"""Models from their files: `load` puts one together, `fingerprint` tells it apart from others."""
+"""Models from their files: `load` builds a model, `fingerprint` gives a digest that tells models apart."""

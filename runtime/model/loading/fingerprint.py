@@ -21,12 +21,13 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed`
-makes the weights of a dummy model."""
+"""Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed` is
+one of them, as it determines the weights of a dummy model."""
 
 
 def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str:
-    """A digest of the paths, sizes and modification times of the files, and of how they are computed with."""
+    """A digest of the files' paths, sizes and modification times, and of the options with which the model is
+    computed."""
     paths = sorted({path for folder in (files.weights, files.tokenizer) for path in _files(folder)})
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     options = [getattr(config, name) for name in OPTIONS]

@@ -85,8 +85,8 @@ def load_model(
 ) -> CausalLM:
     """The model in `files`, its weights converted to `dtype` on `device`.
 
-    `shape` is that of `read_shape`, which is called without it.
-    `context_length` is that of `context.with_context`; the table of rotations has its length.
+    `shape` is the result of `read_shape`. None: `read_shape` is called here.
+    `context_length` is that of `context.with_context`. The table of rotations has this length.
 
     With `packed`, or with any quantization, matrices are laid out for the compiled kernels, if there is a
     layout for their number format. Packed models are cached on disk, in at most `packed_cache` bytes. With
@@ -179,8 +179,8 @@ def dummy_model(
     deterministic: bool = False,
 ) -> CausalLM:
     """A model with random weights for benchmarks: N(0, 0.02²), and norms of 1. Equal seeds on equal kinds of
-    device give equal weights; on the meta device they have none. `packed` and `deterministic` are those of
-    `load_model`."""
+    device give equal weights; on the meta device weights have no values. `packed` and `deterministic` are
+    those of `load_model`."""
     if not isinstance(config, ModelConfig):
         from ramify.runtime.model.transformers.backend import dummy_transformers
 
@@ -254,9 +254,10 @@ BY_TRANSFORMERS = (
 
 
 def check_transformers(config: EngineConfig) -> EngineConfig:
-    """The options with which a model of transformers runs: `model_impl` says so, and `deterministic` is off.
+    """`config` for a model run by transformers' code: with `model_impl` "transformers", and without
+    `deterministic`.
 
-    Raises `UnsupportedField` for an option that it cannot honour.
+    Raises `UnsupportedField` for an option that such a model cannot honour.
     """
     remedy = "Leave it out, or choose a model of our own families."
     refused = {

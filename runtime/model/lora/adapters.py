@@ -20,7 +20,8 @@ from ramify.runtime.model.weights import copy_rows
 
 @dataclasses.dataclass(eq=False)
 class Adapter:
-    """An adapter in a slot of the model's tables. The slot is free again when nobody holds this object."""
+    """An adapter in a slot of the model's tables. The slot is freed with the last reference to this
+    object."""
 
     name: str
     path: str
@@ -28,16 +29,17 @@ class Adapter:
     """A digest that changes with the adapter's files."""
     slot: int
     base: str
-    """The name of its base model, as its config says; may be empty."""
+    """The name of the base model in the adapter's config; may be empty."""
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """The free memory of a GPU; None for other devices, whose memory the system pages."""
+    """The free memory of a GPU; None for other devices, whose memory the operating system can page out."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 class Adapters:
-    """Loaded adapters by name. A request holds its adapter to its end, even if it is unloaded before."""
+    """Loaded adapters by name. A request keeps its adapter until the request ends, even if the adapter is
+    unloaded earlier."""
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model
@@ -45,8 +47,11 @@ class Adapters:
         self.slots: set[int] = set()
 
     def find(self, name: str, revision: str = "") -> Adapter:
-        """The adapter of a name. Raises `NotFound` with the names of those that are loaded, and `WorkerDied`
-        where the adapter has another revision than `revision`."""
+        """The adapter `name`.
+
+        Raises `NotFound`, with the names of all loaded adapters, if it is not loaded, and `WorkerDied` if
+        `revision` is given and is not the adapter's.
+        """
         if name not in self._loaded:
             raise unknown(name, self._loaded)
         found = self._loaded[name]
@@ -62,8 +67,8 @@ class Adapters:
         """Load the PEFT folder at `path` as `name`.
 
         Raises `InvalidRequest` for a name that is in use and for a folder that does not fit the model,
-        `UnsupportedField` for what cannot be honoured, and `Overloaded` where no slot or too little of a
-        GPU's memory is free.
+        `UnsupportedField` for features of the adapter that are not supported, and `Overloaded` if no slot is
+        free or too little of a GPU's memory.
         """
         if name in self._loaded:
             raise InvalidRequest(
@@ -86,7 +91,8 @@ class Adapters:
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget the name, so that new requests cannot use it. Raises `NotFound` for an unknown one."""
+        """Forget the name, so that new requests cannot use it. Requests that use the adapter keep it until
+        they end. Raises `NotFound` for an unknown name."""
         self.find(name)
         del self._loaded[name]
 
@@ -143,7 +149,7 @@ class Adapters:
 def _part(
     linear: Linear, part: str, slot: Slot, delta: Delta, what: str
 ) -> tuple[int, torch.Tensor, torch.Tensor, float]:
-    """(first row, A, B, scale) of one projection, B's rows in the order of ours."""
+    """(first row, A, B, scale) of one projection, with the rows of B in the order of the model's matrix."""
     start = 0
     for name, rows in linear.parts.items():
         if name == part:

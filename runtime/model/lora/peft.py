@@ -1,6 +1,6 @@
 """Reads LoRA adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors.
 
-Fields and their meaning: PEFT's `LoraConfig`. A field that changes the adapter and is not honoured here is
+Fields and their meaning: PEFT's `LoraConfig`. A field that would change the adapter and is not supported is
 refused by name.
 """
 
@@ -34,7 +34,7 @@ _Rank = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _Types(msgspec.Struct):
-    """The types of the fields that are honoured. PEFT writes null where a field has no value."""
+    """The types of the supported fields. PEFT writes null for a field without a value."""
 
     r: _Rank
     lora_alpha: _Positive = 8
@@ -56,7 +56,7 @@ _REASONS = {
     "fan_in_fan_out": "no model here stores transposed weights",
 }
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights after which the base model's weights are as they were."""
+"""Values of init_lora_weights that leave the base model's weights unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Delta:
 class PeftAdapter:
     """An adapter on disk.
 
-    revision : changes with any byte of the two files
-    deltas : by the name of the module, as the base model's checkpoint names it
+    revision : a digest of the two files
+    deltas : module's name in the base model's checkpoint → its delta
     """
 
     revision: str
@@ -81,14 +81,15 @@ class PeftAdapter:
     config: Mapping[str, Any]
 
     def targets(self, module: str) -> bool | None:
-        """Whether the config names a module; None where it names all linear ones."""
+        """Whether the config targets `module`; None if it targets all linear modules."""
         return _targeted(self.config, module)
 
 
 def read_adapter(folder: Path) -> PeftAdapter:
     """The adapter in `folder`.
 
-    Raises `InvalidRequest` for a folder that is none, and `UnsupportedField` for what is not supported.
+    Raises `InvalidRequest` if the folder is no valid adapter, and `UnsupportedField` if the adapter has an
+    unsupported feature.
     """
     digest = hashlib.sha256()
     files = {}
@@ -182,7 +183,7 @@ def _deltas(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
 
 
 def _pattern(patterns: Any, module: str, default: Any) -> Any:
-    """The value of the first pattern for a module (PEFT's `get_pattern_key`)."""
+    """The value of the first pattern that matches `module` (PEFT's `get_pattern_key`), else `default`."""
     for pattern, value in (patterns or {}).items():
         if re.match(_MODULE.format(pattern), module):
             return value
@@ -190,7 +191,8 @@ def _pattern(patterns: Any, module: str, default: Any) -> Any:
 
 
 def _targeted(config: Mapping[str, Any], module: str) -> bool | None:
-    """PEFT's `check_target_module_exists`; None for "all-linear"."""
+    """Whether the config targets `module`, as PEFT's `check_target_module_exists` says; None if it targets
+    all linear modules."""
     excluded, targets = config.get("exclude_modules"), config.get("target_modules")
     if excluded and _named(excluded, module):
         return False

@@ -1,4 +1,4 @@
-"""The tensors of a quantised checkpoint folder, those of a quantised matrix together as rows."""
+"""The tensors of a quantised checkpoint folder. The tensors of each quantised matrix are joined to `Rows`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ramify.runtime.model.weights import open_shard
 class _Scheme:
     rows: Callable[[Stored, Quantised], Rows]
     needs: tuple[str, ...]
-    """The tensors that every matrix has."""
+    """The tensors that every matrix of the scheme has."""
 
 
 _SCHEMES = {
@@ -32,7 +32,8 @@ _SCHEMES = {
     "weight_scale": _Scheme(schemes.eight_bits, ("weight", "weight_scale")),
     "weight_scale_inv": _Scheme(schemes.eight_bits, ("weight", "weight_scale_inv")),
 }
-"""Tensor that only matrices of a scheme have → the scheme. awq and gptq have the same names."""
+"""Name of a tensor that only this scheme has → the scheme. awq and gptq are not listed: their tensors have
+the same names."""
 _AWQ = _Scheme(schemes.awq, ("qweight", "qzeros", "scales"))
 _GPTQ = _Scheme(schemes.gptq, ("qweight", "qzeros", "scales"))
 _MXFP4 = _Scheme(lambda stored, _: schemes.mxfp4(stored["blocks"], stored["scales"]), ("blocks", "scales"))
@@ -41,13 +42,14 @@ _PARTS = {
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
 }  # fmt: skip
 _ACTIVATIONS = {"input_scale", "input_zero_point", "activation_scale"}
-"""Static scales of activations, which are not used: rounded to float8, each token has a scale of its own."""
+"""Static scales of activations. They are not used: when activations are rounded to float8, each token gets
+its own scale."""
 
 
 def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str, Tensor | Rows]]:
     """(name, tensor or rows) for each tensor of `folder`, mapped into memory, one matrix at a time.
 
-    Rows have the name that the matrix would have if it were not quantised. A matrix of mxfp4 has the shape
+    Rows have the name that the matrix has in an unquantised checkpoint. A matrix of mxfp4 has the shape
     (experts * outputs, inputs).
     """
     with contextlib.ExitStack() as stack:
@@ -92,7 +94,8 @@ def matrix_tensors(
 
 
 def _rows(name: str, scheme: _Scheme, parts: Stored, quantised: Quantised) -> Rows:
-    """The rows of the matrix `name`. Raises `InvalidRequest` with its name for parts that do not fit."""
+    """The rows of the matrix `name`. Raises `InvalidRequest`, with the matrix's name, if its parts do not fit
+    together."""
     missing = [part for part in scheme.needs if part not in parts]
     if missing:
         raise _bad(name, f"lacks {', '.join(missing)}")

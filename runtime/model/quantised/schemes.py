@@ -1,7 +1,7 @@
 """The stored tensors of a quantised matrix as `kernels.weights.rows.Rows`: one function for each scheme.
 
-The float32 values of the rows are those of the formula of the scheme's own library, computed in float32. The
-libraries compute in the dtype of the scales: rounded to that, the values are theirs.
+The values of the rows follow the formula of the scheme's own library, computed in float32. The library
+computes in the dtype of the scales; rounded to that dtype, the values here equal the library's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Stored = Mapping[str, Tensor]
 """The tensors of one matrix, by the last part of their names."""
 
 E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-"""The numbers of E2M1, four bits with two of exponent and one of mantissa (OCP Microscaling Formats 1.0),
-doubled."""
+"""The values of the 4-bit codes of E2M1 (two bits of exponent, one of mantissa; OCP Microscaling Formats
+1.0), doubled."""
 SIGNED = torch.arange(-8, 8, dtype=torch.int8)
-"""The numbers of four bits whose zero point is 8."""
+"""The values of 4-bit codes whose zero point is 8."""
 SPREAD = 128
-"""A factor for all inputs is repeated for each 128. Activations are rounded to int8 in the groups of the
-weights, and one large input would round all others of its group away."""
+"""Inputs of a group for matrices with one scale a row, which is repeated for each group. Activations are
+rounded to int8 in the groups of the weights. In a group of all inputs, one large activation would round all
+others away."""
 WORDS_AT_ONCE = 1 << 15
-"""int32 that are unpacked at a time."""
+"""int32 words that are unpacked at a time."""
 
 
 def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
@@ -51,15 +52,15 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
 
 
 def eight_bits(stored: Stored, quantised: Quantised) -> Rows:
-    """float8_e4m3fn or int8 with factors for the tensor, outputs, groups or blocks.
+    """float8_e4m3fn or int8 with a scale for the tensor, or scales for each output, group or block.
 
-    They are written by `quant_method: fp8`, and by compressed-tensors in the formats float-quantized,
-    int-quantized and naive-quantized.
+    Written by `quant_method: fp8`, and by compressed-tensors in the formats float-quantized, int-quantized
+    and naive-quantized.
 
     weight : (outputs, inputs)
     weight_scale or weight_scale_inv : (), (1,), (outputs, 1), (outputs, groups) or (blocks, blocks)
-        Both names are used for factors.
-    weight_zero_point : the shape of the factors, int8; optional
+        Both names are used for scales.
+    weight_zero_point : int8, in the shape of the scales; optional
     """
     weight = stored["weight"]
     if weight.dtype not in (torch.float8_e4m3fn, torch.int8):
@@ -79,12 +80,13 @@ def eight_bits(stored: Stored, quantised: Quantised) -> Rows:
 
 
 def packed(stored: Stored, quantised: Quantised) -> Rows:
-    """The format pack-quantized of compressed-tensors: 4 or 8 bits, plus half their range.
+    """The format pack-quantized of compressed-tensors: integers of 4 or 8 bits, stored plus half their range.
 
     weight_packed : (outputs, ceil(inputs * bits / 32)) int32, the lowest bits first
     weight_scale : (outputs, 1) or (outputs, groups)
     weight_shape : (2,), outputs and inputs
-    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike, or int8 like the scale; optional
+    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike;
+        or int8, in the shape of the scale; optional
     weight_g_idx : (inputs,) int32, the group of each input; optional
     """
     words, scale = stored["weight_packed"], stored["weight_scale"]
@@ -134,10 +136,11 @@ def awq(stored: Stored, quantised: Quantised) -> Rows:
 
 
 def _unpacked(words: Tensor, bits: int, *, halves: bool = False) -> Tensor:
-    """(rows, words) int32 as (rows, codes) uint8, the lowest bits first.
+    """The codes packed in `words`: (rows, words) int32 as (rows, codes) uint8, the lowest bits first.
 
-    With `halves` the codes 0, 2, 4 and 6 are in the lower half of an int32, and 1, 3, 5 and 7 in the upper.
-    Codes of four bits are spread over the bytes of int64, by steps on as many as fit the processor's cache.
+    With `halves` the codes 0, 2, 4 and 6 are in the lower half of an int32, and 1, 3, 5 and 7 in the upper
+    half. 4-bit codes are spread over the bytes of int64 by shifts, on as many rows at a time as fit the
+    processor's cache.
     """
     if words.dtype != torch.int32:
         raise _bad(f"packs numbers in {words.dtype}; int32 is needed")
@@ -169,7 +172,7 @@ def _unpacked(words: Tensor, bits: int, *, halves: bool = False) -> Tensor:
 
 
 def _bits_of(words: int, numbers: int) -> int:
-    """The bits of a number, if `words` int32 hold `numbers` of them."""
+    """The bits of each number, if `words` int32 hold `numbers` numbers."""
     for bits in (4, 8):
         if words == -(-numbers * bits // 32):
             return bits
@@ -179,7 +182,8 @@ def _bits_of(words: int, numbers: int) -> int:
 def _integers(
     codes: Tensor, bits: int, factors: Tensor, zeros: Tensor | None, group: int, order: Tensor | None
 ) -> Rows:
-    """factor * (code - half - zero), half being 2**(bits - 1). The codes are in the inputs' own order."""
+    """Rows with the values scale * (code - half - zero), where half is 2**(bits - 1). `codes` are in the
+    inputs' own order."""
     if zeros is not None and zeros.shape != factors.shape:
         raise _bad(f"has zero points {tuple(zeros.shape)} for scales {tuple(factors.shape)}")
     if order is not None:
@@ -193,13 +197,14 @@ def _integers(
 
 
 def _shifted(numbers: Tensor, factors: Tensor, zeros: Tensor, group: int) -> Rows:
-    """factor * (number - zero). The products need float32: they have more bits than a factor."""
+    """Rows with the values scale * (number - zero). Their offsets are float32: scale * zero has more bits
+    than a scale."""
     factors = factors.float()
     return Rows(numbers, factors, -(factors * zeros), group=group)
 
 
 def _spread(rows: Rows) -> Rows:
-    """Rows of integers with one group in groups of `SPREAD`."""
+    """`rows` in groups of `SPREAD`, if they are integers with one scale a row; else `rows` unchanged."""
     assert rows.factors is not None
     if rows.factors.shape[1] > 1 or rows.numbers.dtype == torch.float8_e4m3fn or rows.group <= SPREAD:
         return rows
@@ -214,7 +219,8 @@ def _spread(rows: Rows) -> Rows:
 
 
 def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Tensor, int]:
-    """Scales of the tensor, outputs, groups or blocks as (outputs, groups); and a group's inputs (0: all)."""
+    """Scales per tensor, output, group or block, expanded to (outputs, groups), and the inputs of a group (0:
+    all)."""
     outputs, inputs = numbers.shape
     if scale.dtype not in SCALE_DTYPES:
         scale = scale.float()
@@ -234,7 +240,7 @@ def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Te
 
 
 def _input_order(group_of: Tensor | None, inputs: int, groups: int, quantised: Quantised) -> Tensor | None:
-    """The inputs in the order of their groups, if that is not their own order (`desc_act`)."""
+    """The permutation that sorts the inputs by group (`desc_act`); None if they are sorted already."""
     if group_of is None:
         return None
     if group_of.shape != (inputs,):

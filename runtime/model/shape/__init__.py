@@ -1,7 +1,7 @@
-"""The shape of a model: the numbers that a `config.json` gives. Imports no torch.
+"""The shape of a model: the sizes and options that a `config.json` gives. Imports no torch.
 
 - `config`: the shape itself; `state_shape`: that of linear attention's states.
-- `hf_config`, `hf_rope`: read it from a `config.json`; `hf_families`: what differs between families.
+- `hf_config`, `hf_rope`: read the shape from a `config.json`; `hf_families`: differences between families.
 - `quantised_config`: the form of a quantised checkpoint.
 - `context`: an engine's context; `shard`: a rank's part of the shape.
 """

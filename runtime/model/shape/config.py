@@ -1,4 +1,4 @@
-"""The shape of a model, whatever file it is read from (`hf_config`, `gguf.config`). Imports no torch."""
+"""The shape of a model, whichever file it is read from (`hf_config`, `gguf.config`). Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Rope:
 
     default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low frequencies
     divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv 2309.00071.
-    factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: the
-    same, with `long_factors` where the context is longer than the original one (arXiv 2402.13753). dynamic:
-    frequencies that change with the length of a request above the original one; as default up to there.
+    factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: as
+    factors, but with `long_factors` if the context is longer than the original one (arXiv 2402.13753).
+    dynamic: as default up to the original context length; beyond it the frequencies change with the length of
+    the request.
     """
 
     kind: RopeKind = "default"
     theta: float = 10000.0
     share: float = 1.0
-    """The share of a head's numbers that rotate, from the first on; 0: no positions are embedded."""
+    """The share of a head's elements that rotate, from the first on; 0: no positions are embedded."""
     factor: float = 1.0
     original_context_length: int = 0
     """llama3, yarn, longrope, dynamic: the context length of the training before the extension, in tokens."""
@@ -50,19 +51,19 @@ class Rope:
     truncate: bool = True
     """yarn: round the borders of the ramp to whole dimensions."""
     attention_factor: float | None = None
-    """yarn, longrope: multiplies cos and sin; None takes 0.1 ln(factor) + 1, and of longrope
-    sqrt(1 + ln(factor) / ln(original_context_length))."""
+    """yarn, longrope: multiplies cos and sin. None: 0.1 ln(factor) + 1 for yarn, sqrt(1 + ln(factor) /
+    ln(original_context_length)) for longrope."""
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
     def rotated(self, head_dim: int) -> int:
-        """Number of rotating numbers of a head."""
+        """Number of elements of a head that rotate."""
         return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The numbers of a model that the executor and the scheduler need. Sizes are in elements, lengths in
+    """The properties of a model that the executor and the scheduler need. Sizes are in elements, lengths in
     tokens."""
 
     family: str
@@ -76,15 +77,17 @@ class ModelShape:
     windows: tuple[int, ...]
     """Sliding window of each layer: the number of visible tokens, the current one included; 0: all."""
     attention_scale: float | None = None
-    """Factor of scores; None takes 1 / sqrt(head_dim)."""
+    """Factor of attention scores; None: 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
-    """Scores become cap · tanh(score / cap); 0: no cap."""
+    """Attention scores become cap · tanh(score / cap); 0: no cap."""
     sinks: tuple[bool, ...] = ()
-    """Whether the heads of a layer have a sink: a score that joins every softmax; empty: no layer's."""
+    """For each layer, whether its heads have attention sinks: scores that join every softmax. Empty: no layer
+    has any."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None
-    """The state of layers that keep one instead of keys and values; None without such layers."""
+    """The shape of the states that linear attention layers keep instead of keys and values; None without such
+    layers."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -96,15 +99,17 @@ class ModelShape:
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:
-        """The kinds of rotary embedding, each with its shortest original context; empty without one."""
+        """Each kind of rotary embedding → the shortest original context of that kind; empty without rotary
+        embeddings."""
         return {}
 
     @property
     def default_context_length(self) -> int:
         """The longest context in which no rotation depends on the length of a request.
 
-        Cached keys are rotated. transformers takes other frequencies for all tokens of a request that is
-        longer than the original context, for longrope and dynamic.
+        With longrope and dynamic, transformers takes other frequencies for all tokens of a request once it is
+        longer than the original context. The cached keys of earlier tokens are rotated already, so they
+        cannot follow.
         """
         borders = [length for kind, length in self.rope_kinds.items() if kind in BY_LENGTH]
         return min([self.context_length, *borders])
@@ -115,31 +120,31 @@ class ModelShape:
 
     @property
     def sliding_window(self) -> int:
-        """The widest window of all layers: no layer needs older keys. 0 if a layer sees all tokens."""
+        """The widest window of all layers; no layer needs older keys. 0 if a layer sees all tokens."""
         return 0 if 0 in self.windows else max(self.windows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The mixture of experts that some layers have for an MLP (arXiv 1701.06538, 2401.04088)."""
+    """The mixture of experts that some layers have in place of an MLP (arXiv 1701.06538, 2401.04088)."""
 
     count: int
     size: int
-    """Outputs of an expert's gate and up projections, as `ModelConfig.intermediate_size` of an MLP's."""
+    """Intermediate size of one expert: the outputs of its gate projection, and of its up projection."""
     routing: Routing
     sparse: tuple[bool, ...]
-    """Whether each layer has the mixture; the others have an MLP."""
+    """For each layer, whether it has the mixture. The other layers have an MLP."""
     shared_size: int = 0
-    """Size of the expert that all tokens have; 0: none."""
+    """Intermediate size of the shared expert, which every token uses; 0: none."""
     shared_gate: bool = False
-    """Whether each token weighs the shared expert by a gate."""
+    """Whether the shared expert's output is multiplied by a gate, which is computed from the token."""
     correction: bool = False
     """Whether a bias is added to the scores that choose experts (arXiv 2408.15664)."""
     router_bias: bool = False
     bias: bool = False
     """Whether experts' matrices have biases."""
     clamp: ClampedGate | None = None
-    """The gate of experts, if it is not SwiGLU."""
+    """The activation of experts, if it is not SwiGLU."""
 
     def __post_init__(self) -> None:
         count, top_k = self.count, self.routing.top_k
@@ -177,21 +182,24 @@ class ModelConfig(ModelShape):
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     linear: tuple[bool, ...] = ()
-    """Whether each of all layers is a gated delta-net layer, which keeps a state; empty if none is."""
+    """For each layer, whether it is a gated delta-net layer, which keeps a state. Empty if none is."""
     activation: Activation = "silu"
     norm_offset: float = 0.0
-    """Number that is added to the weights of norms."""
+    """Number that is added to the stored weights of norms."""
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """Whether there are norms over query and key heads, in families with and without them."""
+    """Whether there are norms over query and key heads. Set in families that have models with and without
+    them."""
     experts: Experts | None = None
     quantised: Quantised | None = None
-    """Quantisation of a checkpoint folder; None for plain ones and GGUF files, whose tensors say it each."""
+    """Quantisation of a checkpoint folder. None for unquantised folders, and for GGUF files, where each
+    tensor has its own type."""
     shard: Shard = Shard()
-    """The rank whose part this is: heads, KV heads and the intermediate size are those of the part."""
+    """The rank whose part of the model this is. `num_heads`, `num_kv_heads` and `intermediate_size` are those
+    of the part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,16 +214,16 @@ class ModelConfig(ModelShape):
 
     @property
     def depth(self) -> int:
-        """Number of layers, those with KV pages and those with states."""
+        """Number of all layers: those with KV pages and those with states."""
         return self.num_layers + (0 if self.states is None else self.states.layers)
 
     def layers_with_pages(self, before: int) -> int:
-        """Number of layers with KV pages among the first `before`; the others have states."""
+        """Number of layers with KV pages among the first `before` layers."""
         return before - sum(self.linear[:before])
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary embedding of each of all layers."""
+        """The rotary embedding of every layer."""
         return self.layer_ropes or (self.rope,) * self.depth
 
     @property
@@ -253,9 +261,11 @@ def granite_shape(
 def delta_shape(
     linear: Sequence[bool], *, key_heads: int, heads: int, key_dim: int, value_dim: int, width: int
 ) -> dict[str, Any]:
-    """The fields of a hybrid, whose gated delta-net layers are those that `linear` says.
+    """The fields of a hybrid: a model in which some layers are gated delta-net layers.
 
-    heads : value heads. width : of the convolution
+    linear : for each layer, whether it is one
+    heads : value heads
+    width : of the convolution
     """
     if all(linear) or not any(linear):
         raise unsupported(

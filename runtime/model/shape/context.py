@@ -1,4 +1,4 @@
-"""The context of an engine: the model's own, a shorter or a longer one, and notes on it for users."""
+"""The context of an engine: the model's own, a shorter or a longer one, and notes about it for users."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 Shape = TypeVar("Shape", bound=ModelShape)
 
 MOST_TOKENS = 1 << 24
-"""Longest context: positions are multiplied as float32, which has all whole numbers up to here."""
+"""Longest context: positions are multiplied in float32, which represents every whole number up to this
+one."""
 
 
 def with_context(config: Shape, context_length: int | None) -> Shape:
-    """`config` with this context, in tokens; None takes `default_context_length`.
+    """`config` with the context length `context_length`, in tokens; None: `default_context_length`.
 
-    Raises `InvalidRequest` where the model has no positions for it.
+    Raises `InvalidRequest` if it is longer than the model has positions.
     """
     if context_length is None:
         return replace(config, context_length=config.default_context_length)
@@ -49,8 +50,11 @@ _BY_LENGTH = "all tokens of a request by its length, and cached keys are rotated
 
 
 def context_notes(config: ModelShape, context_length: int | None) -> list[str]:
-    """Sentences about the context that `with_context` gives, where requests differ from what the model's
-    makers or transformers have: for the log and for `ramify inspect`. `config` is the model's own."""
+    """Sentences for the log and for `ramify inspect`, if answers in the context of `with_context` can differ
+    from transformers' or from what the model was trained for; else empty.
+
+    config : the model's own shape, before `with_context`
+    """
     notes = []
     border, own = config.default_context_length, config.context_length
     found = border if context_length is None else context_length

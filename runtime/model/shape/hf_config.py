@@ -16,9 +16,8 @@ from ramify.runtime.model.shape.quantised_config import quantised_of
 def config_from_folder(folder: Path, rope_scaling: Config | None = None) -> ModelConfig:
     """Read `config.json`, and the end tokens of `generation_config.json` if it has some.
 
-    `rope_scaling` stands in for the file's.
-
-    Raises `NotFound` without a `config.json`, `UnsupportedField` for what Ramify does not implement.
+    `rope_scaling` replaces the file's own. Raises `NotFound` if there is no `config.json`, and
+    `UnsupportedField` for features that Ramify does not implement.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -67,7 +66,7 @@ def config_from_hf(
     return ModelConfig(**fields)
 
 
-# Fields with their supported values. Others would change the computation in ways that are not implemented.
+# Fields with their supported values. Other values would need computations that are not implemented.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "partial_rotary_factor": (None, 1, 1.0),
@@ -86,7 +85,8 @@ _MULTIMODAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
 
 
 def _text_part(config: Config) -> dict[str, Any]:
-    """The text model's config of a multimodal model of ours; any other config as it is."""
+    """The config of the text model, if `config` is that of a multimodal model with a supported text model;
+    else `config`."""
     kind = str(config.get("model_type"))
     if kind.removesuffix("_text") not in _MULTIMODAL:
         return dict(config)

@@ -1,4 +1,4 @@
-"""Families of models: how the `config.json` of each differs from Llama's. Imports no torch."""
+"""Families of models: the differences of each one's `config.json` from Llama's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _one_window(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _windows_by_type(config: Config, num_layers: int) -> tuple[int, ...] | None:
-    """Windows of the layers that `layer_types` calls sliding; None without it."""
+    """Windows for the layers that `layer_types` calls sliding; None without `layer_types`."""
     kinds: Sequence[str] | None = config.get("layer_types")
     if kinds is None:
         return None
@@ -46,7 +46,7 @@ def _windows_by_type(config: Config, num_layers: int) -> tuple[int, ...] | None:
 
 
 def _optional_windows(config: Config, num_layers: int) -> tuple[int, ...]:
-    """Windows of Qwen models: if `use_sliding_window`, in the layers from `max_window_layers` on."""
+    """Windows of Qwen models. With `use_sliding_window`, the layers from `max_window_layers` on have one."""
     if not config.get("use_sliding_window"):
         config = {**config, "sliding_window": 0}
     window, first = config.get("sliding_window") or 0, config.get("max_window_layers", 28)
@@ -88,7 +88,7 @@ def _smollm3_ropes(config: Config, fields: Fields) -> Fields:
 
 
 def _gemma3_ropes(config: Config, fields: Fields) -> Fields:
-    """Gemma 3's rotary embeddings: layers with windows have one of their own."""
+    """Gemma 3's rotary embeddings: layers with windows have a second one."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = dict(given.pop("sliding_attention", None) or {})
     local.setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
@@ -119,7 +119,8 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
 
 
 def _hybrid_ropes(config: Config, fields: Fields) -> Fields:
-    """The rotary embedding of hybrids, without `mrope_section`: its three positions are the same for text."""
+    """The rotary embedding of hybrids. `mrope_section` is ignored: its three kinds of position are equal for
+    text."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
     return {"rope": rope_from_hf(config, given or {"rope_type": "default"}, partial=True)}
@@ -193,7 +194,7 @@ def _olmoe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _qwen_moe_more(config: Config, fields: Fields) -> Fields:
-    """Qwen's experts: every `decoder_sparse_step`th layer is sparse, but those of `mlp_only_layers`."""
+    """Qwen's experts: every `decoder_sparse_step`th layer is sparse, except those in `mlp_only_layers`."""
     step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     layers = range(fields["num_layers"])
     experts = Experts(
@@ -212,7 +213,7 @@ def _qwen2_moe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
-    """GLM-4.5's experts with DeepSeek-V3's router, and norms over heads in the larger models."""
+    """GLM-4.5's experts, which use DeepSeek-V3's router, and the norms over heads of its larger models."""
     size, dense = need(config, "moe_intermediate_size"), need(config, "first_k_dense_replace")
     routing = _routing(
         config,
@@ -234,7 +235,7 @@ def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
 
 
 def _gpt_oss_windows(config: Config, num_layers: int) -> tuple[int, ...]:
-    """gpt-oss's windows: in every other layer, from the first on."""
+    """gpt-oss's windows: in every other layer, beginning with the first."""
     kinds = config.get("layer_types")
     kinds = kinds or ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
     return _windows_by_type({**config, "layer_types": kinds}, num_layers) or ()
@@ -262,11 +263,11 @@ class Reader:
     """Whether the family has the field `attention_bias`."""
     mlp_bias: bool = False
     windows: Callable[[Config, int], tuple[int, ...]] = _no_windows
-    """`ModelConfig.windows`, from the file and the number of layers."""
+    """Function that returns `ModelConfig.windows`, from the file and the number of layers."""
     ropes: Callable[[Config, Fields], Fields] = _one_rope
-    """The fields `rope` and `layer_ropes`, from the file and the fields read before."""
+    """Function that returns the fields `rope` and `layer_ropes`, from the file and the fields read before."""
     more: Callable[[Config, Fields], Fields] = _nothing_more
-    """Further fields, or other values of those read before."""
+    """Function that returns further fields, or overrides of fields read before."""
 
 
 _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}

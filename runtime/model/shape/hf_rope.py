@@ -26,17 +26,18 @@ _NUMBERS = {
 _NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_factor": "long_factors"}
 _LISTS = ("short_factor", "long_factor")
 _KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
-"""Kinds of rotary embedding in transformers. Every family of ours can have each of them."""
+"""Kinds of rotary embedding in transformers. Each of our families supports all of them."""
 _NO_EXTENSION = "rope_scaling (--rope-scaling) does not go with this model: "
 _STRETCHED = ("linear", "yarn")
-"""Kinds that reach `factor` times the original context."""
+"""Kinds whose context is `factor` times the original one."""
 
 
 def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
-    """A rotary embedding.
+    """A rotary embedding of `config`.
 
-    `given` are its fields if the config has several; else they are found under the names of transformers 4 or
-    5. With `partial`, a share of a head's numbers may rotate. Raises `UnsupportedField` or `InvalidRequest`.
+    `given` has its fields, if `config` has several rotary embeddings. None: the fields are found in `config`,
+    under the names of transformers 4 or 5. With `partial`, only a share of a head's elements may rotate.
+    Raises `UnsupportedField` or `InvalidRequest`.
     """
     scaling = dict(given or _given(config))
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
@@ -53,7 +54,7 @@ def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool =
         return Rope(kind=kind, theta=theta, share=share, original_context_length=context_length)
     scaling = {name: value for name, value in scaling.items() if value is not None}
     mscales = [scaling.pop(name, None) for name in ("mscale", "mscale_all_dim")]
-    # As in transformers, Phi-3's field beside the others comes first.
+    # As in transformers, Phi-3's field at the top level of the config has precedence.
     original: int = config.get(_ORIGINAL) or scaling.get(_ORIGINAL) or context_length
     scaling[_ORIGINAL] = original
     _check_values({**scaling, "mscale": mscales[0], "mscale_all_dim": mscales[1]})
@@ -78,10 +79,12 @@ def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool =
 
 
 def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
-    """`config` with the extension `scaling` (`EngineConfig.rope_scaling`) instead of its own, and with the
-    context that this reaches: for linear and yarn the factor times the original one. The base and the share
-    that rotates stay, and so does what layers with windows have of their own. Raises `InvalidRequest` where
-    `scaling` does not go with the model."""
+    """`config` with the extension `scaling` (`EngineConfig.rope_scaling`) instead of its own.
+
+    Its context becomes the one that `scaling` reaches: for linear and yarn, the factor times the original
+    context. The base, the share that rotates, and the rotary embedding of layers with windows stay as they
+    are. Raises `InvalidRequest` if `scaling` does not fit the model.
+    """
     if scaling is None:
         return dict(config)
     context_length = need(config, "max_position_embeddings")
@@ -107,7 +110,7 @@ def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
 
 
 def need(config: Config, name: str) -> int:
-    """A whole number that the file must give."""
+    """The whole number `name`, which the file must give."""
     value = config.get(name)
     if not isinstance(value, int):
         raise invalid(f"config.json gives {value!r} for {name}; a number is needed")

@@ -1,4 +1,5 @@
-"""`quantization_config` of a `config.json`: what is read, and what is refused. Imports no torch."""
+"""`quantization_config` of a `config.json`: the fields that are read, and the values that are refused.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ConfigGroup:
-    """An entry of compressed-tensors' `config_groups`: the matrices that it is for, and their layout."""
+    """An entry of compressed-tensors' `config_groups`: the matrices that it covers, and their layout."""
 
     targets: tuple[str, ...]
-    """Names of modules, `re:` and a pattern that matches from a name's start, or a class: Linear for all."""
+    """Each is the name of a module, `re:` with a pattern that matches from the start of a name, or a class:
+    "Linear" for all matrices."""
     groups: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...]
     float8_activations: bool = False
@@ -26,8 +28,8 @@ class ConfigGroup:
 
 @dataclass(frozen=True)
 class Quantised:
-    """The quantisation of a checkpoint's matrices. Their tensors say the rest: a matrix has those of its
-    scheme, and one that was left alone has `weight`."""
+    """The quantisation of a checkpoint's matrices. Whether a matrix is quantised is read from its tensors: a
+    quantised matrix has those of its scheme, an unquantised one has only `weight`."""
 
     method: str
     """`quant_method`: compressed-tensors, awq, gptq, fp8 or mxfp4."""
@@ -36,17 +38,18 @@ class Quantised:
     blocks: tuple[tuple[int, int], ...] = ()
     """Outputs and inputs of a block, for each scheme that has blocks."""
     float8_activations: bool = False
-    """Whether the checkpoint wants activations rounded to float8 before float8 weights, by whatever
-    scales."""
+    """Whether the checkpoint wants activations rounded to float8 before products with float8 weights, static
+    or dynamic."""
     zero_shift: int = 0
-    """Number that is added to stored zero points of gptq: 1 in the first version of the format."""
+    """Number to add to the stored zero points of gptq: 1 in the first version of the format."""
     config_groups: tuple[ConfigGroup, ...] = ()
-    """Layouts of compressed-tensors by matrix, if they are not all alike."""
+    """The layouts of compressed-tensors and their matrices, if not all matrices have one layout."""
 
     def for_matrix(self, name: str) -> Quantised:
-        """The quantisation of the matrix `name`, without `.weight`: names and patterns go before classes.
+        """The quantisation of the matrix `name`, given without `.weight`. A target that is the name has
+        precedence over patterns, and patterns over classes.
 
-        Raises `InvalidRequest` where no target, or more than one layout's, names it.
+        Raises `InvalidRequest` unless the matching targets belong to exactly one layout.
         """
         if not self.config_groups:
             return self
@@ -75,10 +78,10 @@ def _layout(group: ConfigGroup) -> tuple[Any, Any, bool]:
 
 
 def quantised_of(config: Fields) -> Quantised | None:
-    """The form by `quantization_config` of a `config.json`, or `compression_config`, its older name. None
-    without.
+    """The quantisation that a `config.json` describes in `quantization_config`, or in its older name
+    `compression_config`; None if it has neither.
 
-    Raises `UnsupportedField` naming the field below it whose value is not implemented.
+    Raises `UnsupportedField`, with the name of the field, for a value that is not implemented.
     """
     found = config.get("quantization_config") or config.get("compression_config")
     if found is None:
@@ -109,8 +112,8 @@ def _object(name: str, value: object) -> Fields:
 
 
 def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
-    """Raise for the first field whose value is not among those `allowed` for it; None stands for a missing
-    field."""
+    """Raise for the first field whose value is not among its `allowed` values. None among them allows the
+    field to be absent."""
     for name, values in allowed.items():
         if fields.get(name) not in values:
             wanted = " or ".join("absent" if value is None else repr(value) for value in values)
@@ -200,7 +203,7 @@ def _check_pattern(name: str, pattern: str) -> None:
 
 
 def _groups(size: object) -> tuple[int, ...]:
-    """The group size, if inputs are in groups."""
+    """The group size, in a tuple; empty if the inputs are not in groups."""
     if size is None or size == -1:
         return ()
     if not isinstance(size, int) or size < 16 or size % 16:

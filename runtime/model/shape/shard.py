@@ -8,7 +8,8 @@ Example: two ranks, 4 query heads, 2 KV heads.
     down_proj                 by inputs    the columns of those rows
     norms, embedding          whole on both; the head is on rank 0 alone
 
-So a layer needs two sums over the ranks, of o_proj's and of down_proj's products (arXiv 1909.08053).
+So a layer needs two sums over the ranks: of the products with o_proj, and of those with down_proj (arXiv
+1909.08053).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NAME = re.compile(r"model\.layers\.\d+\.\w+\.(\w+)\.(weight|bias)")
 
 
 def part_of(config: ModelConfig, index: int, count: int) -> ModelConfig:
-    """The config of a rank's part. All that is divided is divisible (`parallel.checks`)."""
+    """The config of a rank's part. `parallel.checks` ensures that every divided size is divisible."""
     return dataclasses.replace(
         config,
         num_heads=config.num_heads // count,
@@ -46,7 +47,7 @@ def parts_of_rank(
 ) -> Iterator[tuple[str, Entry]]:
     """The part that the rank with `config` holds of a checkpoint's tensors, by their Hugging Face names.
 
-    keep : quantised rows stay quantised; else their values are wanted
+    keep : whether the model keeps quantised rows; else they are dequantised
 
     Raises `UnsupportedField` for a matrix that cannot be divided.
     """
@@ -66,7 +67,8 @@ def parts_of_rank(
 
 
 def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
-    """The rank's rows of each matrix that `module` stacks; empty where it is not divided."""
+    """The number of rows that the rank has of each matrix stacked in `module`; empty if `module` is not
+    divided."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     inner = config.intermediate_size
     by_module: dict[str, tuple[int, ...]] = {
@@ -80,7 +82,8 @@ def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
-    """The rank's rows, `sizes`, of each stacked matrix. Other sizes than expected are refused when filled."""
+    """The rank's rows of each stacked matrix; `sizes` has their numbers. An entry of another size is returned
+    whole, and refused when the model is filled."""
     if len(entry) != shard.count * sum(sizes):
         return entry
     chosen, start = [], 0
@@ -92,7 +95,7 @@ def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
 
 
 def _by_inputs(name: str, entry: Entry, shard: Shard, *, keep: bool) -> Entry:
-    """The columns of this rank. A bias is added by the first rank alone."""
+    """The rank's columns of a matrix. Of a bias the first rank keeps all, the others get zeros."""
     if isinstance(entry, Tensor) and entry.dim() == 1:
         return entry if shard.index == 0 else torch.zeros_like(entry)
     if isinstance(entry, Rows) and not keep:

@@ -1,4 +1,4 @@
-"""The state of linear attention layers: what they keep of a sequence instead of keys and values."""
+"""The state of linear attention layers, which takes the place of a sequence's keys and values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 NUMBER_BYTES = 4
-"""States are float32. The recurrent state sums over all tokens, and bfloat16 would lose the small terms. The
-convolution's state is 2% to 5% of a slot."""
+"""Bytes of a number in a state: float32. The recurrent state sums over all tokens, and bfloat16 would lose
+the small terms. The convolution's state is float32 as well, since it is only 2% to 5% of a slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateShape:
     """The state of one sequence in all gated delta-net layers of a model (arXiv 2412.06464).
 
-    A slot holds it, in two tensors for each layer, float32:
+    A slot holds the state of one sequence, in two float32 tensors for each layer:
 
     conv : (channels, width - 1)
         The last inputs of the causal convolution, the newest last.
@@ -33,11 +33,12 @@ class StateShape:
       new slot need not be cleared.
     - Draft tokens change the state too. To take a step back, copy the slot before it, and compute the tokens
       that were accepted again from the copy.
-    - A slot that no sequence of the step has is neither read nor written.
+    - A slot that belongs to no sequence of the step is neither read nor written.
     """
 
     layers: int
-    """Gated delta-net layers of the model. They are numbered from 0 apart from those that have KV pages."""
+    """Number of gated delta-net layers in the model. They are numbered from 0, independently of the layers
+    with KV pages."""
     channels: int
     """Channels of the convolution: queries and keys of all key heads, values of all heads."""
     width: int

@@ -1,7 +1,7 @@
 """Takes a chat template apart into pieces that can be appended one turn at a time, by probing it.
 
-Conversations with marker words as contents are rendered. The text around the markers is what the template
-adds. `ramify.messages.ChatFormat` explains the pieces. Example with ChatML, A and B being the contents:
+It renders conversations whose contents are marker words. The text around the markers comes from the template.
+`ramify.messages.ChatFormat` explains the pieces. Example with ChatML, A and B being the contents:
 
     rendered                  <|im_start|>user\\n A <|im_end|>\\n <|im_start|>assistant\\n B <|im_end|>\\n
     prefix[">user"]           <|im_start|>user\\n        before the first turn
@@ -36,8 +36,8 @@ _READ = """
     user system; user assistant system; system system; system assistant; assistant; assistant user;
     tool; system
 """
-"""Conversations that the pieces are read from, the simplest first. Where a template writes different texts
-between the same two roles, the first one counts."""
+"""Conversations from which the pieces are read, the simplest first. If a template writes different texts
+between the same two roles, the first text counts."""
 
 _CHECKED = """
     user; user assistant; user assistant user; user assistant user assistant;
@@ -56,8 +56,8 @@ strips white space or handles markup."""
 def chat_format(tokenizer: Any) -> ChatFormat | None:
     """The pieces of `tokenizer.chat_template`; None without a template, and for one that drops contents.
 
-    `exact` is False where the composed pieces differ from the template's output, for instance because the
-    template strips contents. Two successive roles that the template refuses have no key.
+    `exact` is False if the composed pieces differ from the template's output, for instance because the
+    template strips contents. If the template refuses two roles in succession, `prefix` has no key for them.
     """
     if not tokenizer.chat_template:
         return None
@@ -82,7 +82,7 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
     if "user" not in first:
         return None
 
-    # A turn may end in one of two marks, whose beginnings are alike: <|end|> and <|return|>.
+    # A turn may end in one of two marks with the same beginning: <|end|> and <|return|>.
     suffix = {role: CUT.sub("", common_start(texts)) for role, texts in after.items()}
     # A generation prompt overrides the text before past assistant turns.
     between |= {f"{role}>assistant": text for role, text in generation.items()}
@@ -136,8 +136,8 @@ _PROBE_CALL: list[dict[str, Any]] = [
 
 
 def _tool_format(tokenizer: Any) -> str:
-    """The name of the format of calls, if the template renders tools and results as well; else
-    `GENERIC`'s."""
+    """The name of the template's format of tool calls. If the template does not render both calls and
+    results, the name of `GENERIC`."""
     turns = [*_PROBE_CALL, {"role": "assistant", "content": "omega"}, {"role": "user", "content": "beta"}]
     text = render(tokenizer, turns, [_PROBE_TOOL], generation=True) or ""
     complete = "markerword" in text and "resultword" in text
@@ -145,7 +145,7 @@ def _tool_format(tokenizer: Any) -> str:
 
 
 def template_source(tokenizer: Any) -> str:
-    """The Jinja source of the chat template. Of several templates it is the one for tools."""
+    """The Jinja source of the chat template. If there are several templates, that of the one for tools."""
     template: str | dict[str, str] = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -153,8 +153,8 @@ def template_source(tokenizer: Any) -> str:
 
 
 def template_variables(tokenizer: Any) -> tuple[str, ...]:
-    """Variables that the template reads, without the messages, the tools and those that transformers always
-    sets."""
+    """Variables that the template reads, except the messages, the tools and the variables that transformers
+    always sets."""
     import jinja2
     from jinja2 import meta
 
@@ -169,8 +169,8 @@ def template_variables(tokenizer: Any) -> tuple[str, ...]:
 
 
 def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> str | None:
-    """The conversation as text, with `generation` up to the assistant's answer; None where a piece is
-    missing."""
+    """The conversation as text; None if a piece is missing. With `generation`, the beginning of an
+    assistant's turn is appended."""
     text, previous = "", ""
     for role, content in turns:
         key = f"{previous}>{role}"
@@ -182,10 +182,12 @@ def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> s
 
 
 def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool, opened: str) -> str:
-    """The first conversation on which the composed pieces differ from the template's output; "" for none.
+    """The first conversation on which the composed pieces differ from the template's output; "" if there is
+    none.
 
-    With `prompts` the template has a generation prompt, which `opened` follows in the pieces. Then only
-    prompts are compared: a conversation that ends in an assistant's turn is never sent.
+    prompts : whether the template has a generation prompt. Then conversations that end in an assistant's turn
+        are not compared, because they are never sent.
+    opened : text that follows the template's generation prompt in the pieces
     """
     for roles in _conversations(_CHECKED):
         for contents in _CONTENTS:

@@ -1,8 +1,8 @@
-"""The tokens that end an output, where the model's own files name none.
+"""The tokens that end an output, for models whose own files name none.
 
-Example: `eos_token_id` is null in config.json, and the chat template writes "<|im_end|>\\n" after an
-assistant's turn. The first token of that text is a special one: it ends outputs. The tokenizer's `eos_token`
-does too.
+Example: `eos_token_id` is null in config.json, and the chat template writes "<|im_end|>\n" after an
+assistant's turn. The first token of that text is a special token, so it ends outputs. The tokenizer's
+`eos_token` ends them too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ REMEDY = "Write the token's id as eos_token_id into generation_config.json besid
 
 
 def with_end_tokens(shape: Shape, folder: Path) -> tuple[Shape, str | None]:
-    """`shape` with end tokens that its vocabulary has, and a sentence about them where the model names none.
+    """`shape` with end tokens that are in its vocabulary. If the model names none, those of `end_tokens_of`,
+    and a sentence that says so; else None.
 
-    Without any, outputs end by `max_tokens` and stop strings, and constraints are refused.
+    If none are found, outputs end by `max_tokens` and stop strings, and constraints are refused.
 
     folder : the tokenizer's
     """

@@ -7,7 +7,7 @@ Example, Qwen 3, whose template reads enable_thinking ("…" is ``<|im_start|>as
     the last turn, with thoughts R, answer A      …<think>\\nR\\n</think>\\n\\nA
     the same turn before another user turn        …A
 
-All four begin with the same text; what follows it are `on`, `off`, and the marks.
+All four begin with the same text. `on`, `off` and the marks are read from the texts after it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from ramify.runtime.model.tokenizer.tool_pieces import render
 from ramify.tool_calls.parser import common_start
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates switch thinking on and off: Qwen's and GLM's, DeepSeek's."""
+"""Variables by which templates switch thinking on and off: Qwen and GLM use the first, DeepSeek the
+second."""
 CHANNEL = "<|channel|>analysis<|message|>"
-"""The beginning of gpt-oss's thoughts."""
+"""The text that begins thoughts in gpt-oss."""
 _USER, _ANSWER, _LATER, _THOUGHTS = "userword", "answerword", "laterword", "thoughtword"
 _MARK = r"<[^<>]+>|\[[A-Z/]+\]|◁[^◁▷]+▷"
 CUT = re.compile(r"(<[^<>]*|\[[A-Z/]*|◁[^◁▷]*)$")
-"""The beginning of a mark at the end of a text."""
+"""Matches an incomplete mark at the end of a text."""
 _START = re.compile(r"(<think>|<thinking>|◁think▷|\[THINK\])\s*$")
 _ASKED = {"role": "user", "content": _USER}
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _THOUGHT = {**_ANSWERED, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)}
-"""Fields of a message in which templates look for thoughts."""
+"""An assistant's message with thoughts, in each of the fields in which templates look for them."""
 _CALLED = {
     **_THOUGHT,
     "tool_calls": [
@@ -43,13 +44,13 @@ _ASKED_AGAIN = {"role": "user", "content": _LATER}
 
 
 def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> ThinkingFormat | None:
-    """The thinking of the model with the template `source`; None where the template has no sign of it."""
+    """How the model with the template `source` thinks; None if the template shows no sign of thinking."""
 
     def rendered(*turns: Any, generation: bool = True, **variables: Any) -> str:
         return render(tokenizer, turns, None, generation=generation, **variables) or ""
 
     def after_user(text: str) -> str:
-        """The template's text behind the first user turn."""
+        """The template's text after the first user turn."""
         return text.partition(_USER)[2].removeprefix(pieces.suffix["user"])
 
     switches = {name for name in SWITCHES if name in pieces.variables}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_backend(path: Path) -> Tokenizer:
-    """The tokenizer in folder `path` without transformers around it, which takes 0.5 s to import.
+    """The tokenizer in folder `path`, without the wrapper of transformers, which takes 0.5 s to import.
 
     Raises `NotFound` without tokenizer.json.
     """

@@ -1,4 +1,4 @@
-"""Takes apart how a chat template writes tools and results, by probing it.
+"""Splits a chat template's way of writing tools and results into pieces, by probing the template.
 
 Example: a template that lists the tools behind the system message. It is rendered with one tool (T1) and with
 two (T1, T2); S and U are the contents of the system and the user message.
@@ -50,7 +50,8 @@ _RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
 
 
 def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
-    """The pieces of `tokenizer.chat_template` beside those of `chat`; None where they are not exact."""
+    """The pieces of `tokenizer.chat_template` for tools, which complete those of `chat`; None if they are not
+    exact."""
     tool_format = FORMATS[chat.tool_format]
     between_turns = chat.suffix.get("system", "") + chat.prefix.get("system>user", "\0")
     opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]

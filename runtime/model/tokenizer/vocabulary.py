@@ -10,16 +10,17 @@ from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 CACHED_FROM = 1 << 20
-"""Least bytes of a tokenizer.json that is cached. Smaller files are parsed within milliseconds."""
+"""Bytes of a tokenizer.json from which on its vocabulary is cached. Smaller files are parsed within
+milliseconds."""
 VOCABULARY_FILE = "vocabulary"
 FORMAT_VERSION = 1
-"""Increase it with every change of what `from_tokenizer` returns."""
+"""Part of the cache's key. Increase it whenever `from_tokenizer` returns something else."""
 
 
 def load_vocabulary(folder: Path, *, vocab_size: int, stop_ids: Iterable[int]) -> Vocabulary:
     """The vocabulary of the tokenizer in `folder` for a model with `vocab_size` logits.
 
-    That of a large tokenizer is cached: reading the cache takes a hundredth of the time.
+    The vocabulary of a large tokenizer is cached: reading the cache takes a hundredth of the time.
     """
     stops = sorted(stop_ids)
 

@@ -19,7 +19,7 @@ from ramify.runtime.model.transformers.hooks import calling
 from ramify.runtime.model.transformers.trace import Head, Mask, TracedShape, implementations, missing_tensors
 
 EXPERTS = "grouped_mm"
-"""Way to multiply experts: the tokens of each expert as one product."""
+"""transformers' name for the way to multiply experts: one product for the tokens of each expert."""
 
 
 class TransformersModel(CausalLM):
@@ -31,7 +31,7 @@ class TransformersModel(CausalLM):
         super().__init__(config)
         self.body = model.get_submodule(config.body)
         self._head = Head(model, config.body, config.output)
-        # A module would be registered twice: the model has lost its body to the head.
+        # `Head` has taken the body out of `model`. It is no nn.Module, so that nothing is registered twice.
         self._pass = _Pass(config)
 
     def use_kernels(self, ops: Ops) -> None:
@@ -55,7 +55,7 @@ class TransformersModel(CausalLM):
 
 
 class _Pass:
-    """The hooks of one forward pass: call number n of attention reads and writes layer n of the pages."""
+    """The hooks of one forward pass: the n-th call of attention reads and writes layer n of the pages."""
 
     def __init__(self, config: TracedShape) -> None:
         self._config = config
@@ -89,16 +89,17 @@ class _Pass:
         sinks: Tensor | None = options.get("s_aux")
         if sinks is not None:
             sinks = F.pad(sinks.float(), (0, config.num_heads - call.heads))
-        # Keys come rotated by the library: here every rotation is by nothing, and exact.
+        # The library has rotated the keys: the rotations given here are 1, which changes no bit.
         out = self._attend(layer, q, k, v, self._still[: self._tokens], window=call.window, sinks=sinks)
         return out[None, :, : call.heads, : call.value_dim]
 
     def _fitted(self, x: Tensor, heads: int) -> Tensor:
-        """`x`, (T, heads, dim), padded by zeros to the pages' heads, contiguous."""
+        """`x`, (T, heads, dim), padded with zeros to `heads` heads and to the head size of the pages;
+        contiguous."""
         missing, narrow = heads - x.shape[1], self._config.head_dim - x.shape[2]
         if missing or narrow:
             return F.pad(x, (0, narrow, 0, missing))
-        # One token of one head is contiguous whatever its strides, which the kernels compare.
+        # torch calls one token of one head contiguous whatever its strides; the kernels compare strides.
         return x.contiguous().view(-1).view(x.shape)
 
 

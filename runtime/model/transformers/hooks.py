@@ -1,4 +1,4 @@
-"""The attention and the mask function under which transformers' code calls us (`AttentionInterface`)."""
+"""The attention and the mask function that transformers' code calls (`AttentionInterface`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "ramify"
-"""The value of `attn_implementation`."""
+"""The value of `attn_implementation` that selects these functions."""
 
 
 class Hooks(Protocol):
@@ -29,10 +29,11 @@ class Hooks(Protocol):
         ...
 
     def mask(self, visible: Callable[..., Any], window: int | None, plain: bool) -> Any:
-        """Stands for the mask of some layers.
+        """A stand-in for the mask of some layers. The library's code passes it to `attention`.
 
-        visible: visible(batch, head, query, key) of tensors says whether a query sees a key. window: the size
-        of a window or chunk. plain: nothing was combined with the library's own function.
+        visible: function of the tensors (batch, head, query, key): whether the query sees the key.
+        window: the size of a sliding window or of a chunk.
+        plain: whether `visible` is the library's own mask function, combined with no other.
         """
         ...
 

@@ -4,8 +4,9 @@ Example, a Gemma 2 of two layers: its code calls attention twice, with 4 heads o
 heads, a scale of 1/16 and a soft cap of 50; the first call with a window of 4096 tokens. Call number n has
 layer n of the KV pages, whichever module makes it: a module that is run twice has two layers of pages.
 
-Keys and values are all that a prefix leaves behind. So attention must be all that joins tokens, and it must
-be causal. Whatever else the code does with the tokens of a batch is refused, by the operation that does it.
+Keys and values are all that a prefix leaves behind. So tokens may be joined by attention alone, and attention
+must be causal. Any other operation that joins tokens of a batch is refused, and the refusal names the
+operation.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from ramify.runtime.model.shape.hf_rope import rope_from_hf, with_rope_scaling
 from ramify.runtime.model.transformers.hooks import NAME, calling
 
 TOKENS = 1013
-"""Tokens of the traced batch: a prime that is no size of a model, so that the token dimension is known by
-its length."""
+"""Tokens of the traced batch: a prime that is no size of a model, so that its length identifies the token
+dimension."""
 ROWS = 7
 """Rows of the traced logits."""
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -65,10 +66,10 @@ class TracedShape(ModelShape):
 
     calls: tuple[Call, ...]
     body_inputs: dict[str, Any]
-    """The arguments that the language model passes to its body: `ids`, `positions` and `mask` stand for these
-    tensors."""
+    """The arguments with which the language model calls its body. In place of tensors there are their names:
+    "input_ids", "position_ids" and "attention_mask"."""
     config: Any = field(repr=False, compare=False)
-    """The library's config."""
+    """The model's config, as the library has it."""
     architecture: type[Any] = field(repr=False, compare=False)
     body: str
     """The name of the body's module."""
@@ -77,7 +78,7 @@ class TracedShape(ModelShape):
     kinds: tuple[tuple[RopeKind, int], ...]
     """`rope_kinds`"""
     not_native: str = ""
-    """Reason why our own code does not run it; empty if it was not asked."""
+    """The reason why our own code does not run the model; empty if our code was not tried."""
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:
@@ -86,16 +87,17 @@ class TracedShape(ModelShape):
 
 @dataclass(frozen=True)
 class Mask:
-    """Stands for the mask of some layers. window: of a causal mask, 0: none; None: a mask of another kind."""
+    """A stand-in for the mask of some layers. window: the size of a causal mask's window, 0 if it has no
+    window; None for a mask of any other kind."""
 
     window: int | None
 
 
 def shape_of_folder(folder: Path, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
-    """The shape of the checkpoint in `folder`, whose weights are not needed. `rope_scaling` stands in for the
-    config's.
+    """The shape of the checkpoint in `folder`. The weights are not needed. `rope_scaling` replaces the
+    config's own.
 
-    Raises `UnsupportedField` for what the pages cannot hold, naming the architecture.
+    Raises `UnsupportedField`, with the architecture's name, for a model that the pages cannot hold.
     """
     return _shape_of_folder(folder, json.dumps(rope_scaling))
 
@@ -121,7 +123,7 @@ def _shape_of_folder(folder: Path, rope_scaling: str) -> TracedShape:
 
 
 def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
-    """The traced shape of a config of the library. `eos`: end tokens instead of the config's."""
+    """The traced shape of a config of the library. `eos`: end tokens that replace the config's."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     architecture = _architecture(config)
@@ -137,7 +139,7 @@ def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | 
     calls = tuple(recorder.calls)
     if not calls:
         raise _refused(architecture, OWN_ATTENTION)
-    # Moshi's mask has no window: the library's cache forgets older tokens.
+    # Moshi's mask has no window. Its window is implemented by the library's cache, which drops older tokens.
     if any(DynamicCache(config=text).is_sliding) and not any(call.window for call in calls):
         raise _refused(architecture, "its cache has a sliding window and its mask has none")
     caps = {call.soft_cap for call in calls}
@@ -200,7 +202,7 @@ def _architecture(config: Any) -> type[Any]:
 
 
 def _check_config(config: Any, text: Any, architecture: type[Any]) -> None:
-    """Refuse what the config says already."""
+    """Refuse models that cannot run according to their config alone."""
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         raise _refused(architecture, "it is an encoder-decoder: its decoder also attends to an encoder")
     if getattr(config, "quantization_config", None):
@@ -215,7 +217,7 @@ def _check_config(config: Any, text: Any, architecture: type[Any]) -> None:
 
 
 def _ropes(text: Any) -> list[dict[str, Any]]:
-    """The rotary embeddings of the config; they may differ by the types of layers."""
+    """The rotary embeddings of the config; layers of different types may have different ones."""
     found = getattr(text, "rope_parameters", None) or {}
     return [rope for rope in (found, *found.values()) if isinstance(rope, dict) and "rope_type" in rope]
 
@@ -226,7 +228,7 @@ def _original(rope: Mapping[str, Any], text: Any) -> int:
 
 
 def _extend(text: Any, rope_scaling: Mapping[str, Any], architecture: type[Any]) -> None:
-    """Change the config's extension of the context."""
+    """Replace the extension of the context in the config of the text model."""
     before = getattr(text, "rope_parameters", None) or {}
     if "rope_type" not in before and "full_attention" not in before:
         raise _refused(
@@ -245,7 +247,7 @@ def _traced(config: Any, architecture: type[Any]) -> tuple[_Recorder, dict[str, 
     recorder = _Recorder(architecture)
     try:
         with torch.device("meta"), torch.no_grad():
-            # Experts as one batched product: the default reads the tokens of each expert on the host.
+            # Experts are one batched product: the default would read the tokens of each expert on the host.
             options = implementations(architecture, "batched_mm")
             model = architecture._from_config(copy.deepcopy(config), **options).eval()
             ids = torch.zeros(1, TOKENS, dtype=torch.int64)
@@ -263,7 +265,7 @@ def _traced(config: Any, architecture: type[Any]) -> tuple[_Recorder, dict[str, 
 
 
 def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
-    """Options of the library's constructors: our attention, and how experts are multiplied."""
+    """Options of the library's constructors: our attention, and the way to multiply `experts`."""
     found = {"attn_implementation": NAME}
     return (
         found | {"experts_implementation": experts}
@@ -280,7 +282,7 @@ def _body_inputs(
     base = model.base_model
     if base is model:
         raise _refused(architecture, "its code does not separate the body from the head")
-    # OPT's language model runs the decoder in its base model, and not the base model.
+    # OPT's language model calls the decoder inside its base model, not the base model itself.
     paths = {module: name for name, module in model.named_modules() if module in (base, *base.children())}
     begun: list[tuple[nn.Module, dict[str, Any]]] = []
     outputs: dict[nn.Module, Any] = {}
@@ -345,7 +347,7 @@ class _Given(nn.Module):
 
 
 class _Recorder:
-    """Records attention calls, and refuses what our kernels do not compute."""
+    """Records attention calls, and refuses attention that our kernels cannot compute."""
 
     def __init__(self, architecture: type[Any]) -> None:
         self.calls: list[Call] = []
@@ -397,7 +399,8 @@ class _Recorder:
 
 
 def _is_window(visible: Callable[..., Any], window: int) -> bool:
-    """Whether `visible` is the causal mask with a window, at queries and keys around the borders of it."""
+    """Whether `visible` is the causal mask with this window, tested at queries and keys around the window's
+    borders."""
     size = window or 1000
     q = torch.tensor([size + 1, 2 * size + 1, 2 * size - 1, size, 5 * size], device="cpu")[:, None]
     k = q - torch.tensor([-size, -1, 0, 1, size - 1, size, size + 1], device="cpu")
@@ -434,7 +437,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _along_tokens(name: str, args: Any, result: Any) -> bool:
-    """Whether an operation on a tensor of all tokens changes or sums over their dimension."""
+    """Whether an operation on a tensor of all tokens changes the token dimension or reduces over it."""
     tensor = args[0]
     if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point or TOKENS not in tensor.shape:
         return False
