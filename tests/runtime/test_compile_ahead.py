@@ -102,7 +102,7 @@ def test_no_module_that_numba_compiles_is_forgotten(modules: Modules, folder: st
     names = ", ".join([*(name for group in modules.groups for name in group), modules.last])
     code = f"import sys, {names}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    package = modules.last.rpartition(".")[0]
+    package = "ramify." + folder.replace("/", ".")
     compiling = {
         ".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts))
         for path in (ROOT / folder).rglob("*.py")
