@@ -266,7 +266,7 @@ class Stack:
         self._panels, self._scales = torch.empty(0), torch.empty(0)
 
     def whole(self, bias: Tensor | None = None) -> PackedWeight:
-        """All matrices as one weight, once each is there; `bias` is (count, outputs)."""
+        """All matrices as one weight. Every matrix must have been put before. `bias` is (count, outputs)."""
         assert self._one is not None
         laid = torch.empty(0)
         if bias is not None:
@@ -281,7 +281,7 @@ class Stack:
 
 
 def unstacked(weight: PackedWeight, count: int) -> list[PackedWeight]:
-    """The matrices of a `Stack`, which share its memory."""
+    """The `count` matrices of `weight`, which is the whole of a `Stack`. They share its memory."""
     parts = [getattr(weight, name) for name in ("panels", "scales", "bias")]
     split = [part.chunk(count) if len(part) else [part] * count for part in parts]
     return [

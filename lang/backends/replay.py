@@ -50,10 +50,8 @@ class RecordingBackend(Wrapper):
 
     @property
     def unused(self) -> list[Generate]:
-        """Always an empty list.
-
-        So a test that asserts that a `ReplayBackend` has no unused requests can be recorded.
-        """
+        """Always an empty list. A test that asserts ``not backend.unused`` for a `ReplayBackend` also passes
+        while it is recorded."""
         return []
 
     async def info(self) -> ModelInfo:

@@ -42,8 +42,12 @@ products of more than 16 rows with quantised weights."""
 
 
 class Compiled(NamedTuple):
-    """Counts of the kernel forms of a model's steps: all, those compiled, and those that failed to
-    compile."""
+    """Counts of Triton kernel variants (`kernels.triton.ahead.Form`) that a model's steps launch.
+
+    forms : all variants
+    compiled : variants that were not in the cache, and were compiled
+    failed : variants that did not compile
+    """
 
     forms: int
     compiled: int

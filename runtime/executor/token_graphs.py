@@ -124,7 +124,7 @@ class TokenGraphs:
         return self.sizes.index(size), tuple(forms)
 
     def _step_of(self, key: Key) -> GraphStep | None:
-        """The step for `key`, not captured yet; None if its softmax states exceed the reserved workspace."""
+        """A new, uncaptured step for `key`; None if its softmax states exceed the reserved workspace."""
         index, forms = key
         space, size = self.buffers.space, self.sizes[index]
         rooms = {}

@@ -88,7 +88,7 @@ def _removed(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def refused_types(tensors: list[StoredTensor]) -> list[Refusal]:
-    """Formats of a GGUF file that `gguf` cannot dequantise. The test is the same as at loading."""
+    """A refusal for each tensor format of a GGUF file that `gguf` cannot dequantise, as when it is loaded."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize

@@ -123,9 +123,12 @@ class Publisher:
 
     The frames are those of vLLM's KV events. Numbers have 8 bytes and are big-endian:
 
-        to subscribers    topic, number from 0 on, payload
-        a request         (empty,) first number
-        its answers       (empty,) topic, number, payload; after the last (empty,) empty, -1, empty
+        to subscribers    topic, number (from 0 on), payload
+        a request         [delimiter], first number that is wanted
+        each answer       [delimiter], topic, number, payload
+        after the last    [delimiter], an empty frame, -1, an empty frame
+
+    A delimiter is an empty frame, which REQ sockets add. Answers have one if the request has one.
 
     A subscriber that reads too slowly misses messages, and notices the gap by the numbers. For replays the
     last messages are kept: at most `KEPT` messages, and at most `KEPT_BYTES` of them. Raises `OSError` if an

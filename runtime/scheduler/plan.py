@@ -255,8 +255,7 @@ class Alternation:
         self._seconds = {True: 0.0, False: 0.0}
 
     def learn(self, tokens: float, seconds: float) -> None:
-        """Learn from a step of decoding requests alone, which gave `tokens` tokens per request in
-        `seconds`."""
+        """Count a step in which all requests decoded: `tokens` tokens per request in `seconds`."""
         self._tokens[self.drafts] += tokens
         self._seconds[self.drafts] += seconds
 

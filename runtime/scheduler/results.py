@@ -67,8 +67,10 @@ class Scorer:
             self.advance(head, head.arrival)
 
     def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
-        """Record the log-probabilities that `hidden`, the states of a step, (tokens, hidden size), give to
-        tokens of choices. Then `advance` the requests whose span is computed."""
+        """Record the log-probabilities of tokens of choices, and `advance` the requests that are computed.
+
+        hidden : (tokens, hidden size), the hidden states of the step
+        """
         try:
             self._read(computed, hidden)
         except Exception as error:

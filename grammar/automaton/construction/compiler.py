@@ -52,8 +52,8 @@ MAX_STATES = 100_000
 characters takes n states."""
 
 MAX_UNCALLED_STATES = 250_000
-"""Most states of a grammar that has neither recursion nor unique items nor members in any order. Such a
-grammar has no nondeterministic automaton to fall back on."""
+"""Greatest number of states of a grammar without recursion, unique items and members of free order. A larger
+one is refused, because such a grammar has no nondeterministic automaton to fall back on."""
 
 LONGEST_UNCOUNTED = 4096
 """Most repetitions that are written out, with one state each, in a grammar whose repetitions cannot be

@@ -27,8 +27,8 @@ AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
 
 @dataclasses.dataclass(frozen=True)
 class Disjunct:
-    """The values of `types` for which all `assertions` hold or, if `values` is not None, exactly those
-    values.
+    """A set of JSON values: `values` if they are given, otherwise the values of `types` for which all
+    `assertions` hold.
 
     The assertions are in the order of the schema. Assertions about types that are not in `types` are left
     out.

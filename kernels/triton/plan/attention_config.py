@@ -13,7 +13,8 @@ from ramify.kernels.triton.launching import interpret
 CHUNK = 512
 """Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""
 GRAIN = 128
-"""Parts of other plans begin at multiples of GRAIN, itself a multiple of every tile's columns."""
+"""In plans that are not deterministic, parts begin at multiples of GRAIN positions. The number of columns of
+every tile divides GRAIN."""
 
 _BLOCK_BYTES = 16384
 """Bytes of a block of keys."""

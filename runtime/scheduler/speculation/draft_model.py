@@ -177,8 +177,8 @@ class DraftModel:
         self._grammars.clear()
 
     def catch_up(self, requests: Sequence[Request]) -> None:
-        """Compute up to `MOST_ROWS` tokens of `requests` that the draft model has not computed, except for
-        the last token of each request."""
+        """Run the draft model over tokens of `requests` that it has not computed yet: at most `MOST_ROWS`
+        tokens in all, and never the last token of a request."""
         began, room = self._clock(), MOST_ROWS
         extensions = []
         for request in requests:
