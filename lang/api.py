@@ -157,8 +157,8 @@ def gen(
         "strict": strict,
         "definitions": definitions,
     }
-    if retries < 0:
-        raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
+    if not isinstance(retries, int) or retries < 0:
+        raise InvalidRequest(f"retries is {retries!r}; it must be an integer of 0 or more.", field="retries")
     if keep_failed and not retries:
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
@@ -205,7 +205,8 @@ def _scored(
 ) -> Node:
     """The `select` that a `gen` with choices stands for; raises `UnsupportedField` for an option of `gen`
     that a `select` lacks."""
-    temperature = options.pop("temperature", None) or 0.0
+    given = read_options({"temperature": options.pop("temperature", None)}, of="gen")
+    temperature = given.get("temperature", 0.0)
     for extra, value in options.items():
         if value is not None:
             raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)

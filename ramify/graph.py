@@ -203,7 +203,13 @@ class Request(Limited, frozen=True, kw_only=True):
     """LoRA adapter of the step's requests; None: the adapter of the run."""
 
     def checked(self) -> Self:
-        """Return self; raise `InvalidRequest` for a timeout or a priority out of range."""
+        """Return self; raise `InvalidRequest` for a name, timeout, priority or adapter of another type, and
+        for a timeout or priority out of range."""
+        for field, wanted in (("name", str), ("timeout", float), ("lora", str)):
+            try:
+                msgspec.convert(getattr(self, field), wanted | None)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"{field}: {error}.", field=field) from None
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise InvalidRequest(
                 f"timeout is {self.timeout}; it must be a number of seconds above 0.", field="timeout"

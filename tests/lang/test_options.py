@@ -153,3 +153,22 @@ def test_wrong_constraints_are_refused_where_they_are_written(given, field):
     with pytest.raises(InvalidConstraint) as refused:
         rm.gen("x", **given)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": "soon"},
+        {"timeout": True},
+        {"lora": 3},
+        {"name": 3},
+        {"retries": None},
+        {"retries": "twice"},
+        {"choices": ["a", "b"], "temperature": "hot"},
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        rm.gen(**wrong)
+    assert raised.value.field in wrong
