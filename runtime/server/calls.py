@@ -25,6 +25,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, TextChunk
+from ramify.priority import checked_priority
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.params import check_hint, check_segments
@@ -74,6 +75,7 @@ def _check(generate: Generate, service: Service) -> None:
     if not generate.rid:
         raise InvalidRequest("rid is empty.", field="rid")
     check_segments(generate.prompt, "prompt", service.frontend.info.vocab_size)
+    checked_priority(generate.priority)
     if generate.hint is not None:
         check_hint(generate.hint, "hint")
 
