@@ -34,7 +34,7 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.loading.load import dummy_model, load_model
 from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.shape.hf_config import config_from_hf
-from ramify.runtime.processes.worker_start import GC_THRESHOLDS
+from ramify.runtime.processes.worker_start import finish_startup
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
@@ -357,8 +357,7 @@ def collecting_as_workers_do() -> Iterator[None]:
     50 ms."""
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    finish_startup()
     try:
         yield
     finally:

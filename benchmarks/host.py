@@ -15,7 +15,6 @@ execute these operations, so only differences between two versions of the host's
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
-from ramify.runtime.processes.worker_start import GC_THRESHOLDS
+from ramify.runtime.processes.worker_start import finish_startup
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -156,8 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device-sampler", action="store_true", help="sample as on CUDA")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)  # as the scheduler's process does
+    finish_startup()
     heads = [f"{case + ' ms':>13} {'us/request':>10} {'wall ms':>8}" for case in CASES]
     print(f"{'batch':>6}", *heads, sep="")
     for batch in chosen.batches:

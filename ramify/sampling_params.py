@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import msgspec
@@ -100,7 +99,7 @@ class SamplingParams(
         """Return self; raise `InvalidRequest` naming the first field that is out of range."""
         for field, (low, high, wanted) in _RANGES.items():
             value = getattr(self, field)
-            if value is None and field in _optional():
+            if value is None and getattr(_DEFAULTS, field) is None:
                 continue
             if not low <= value <= high:  # also true for NaN
                 raise _out_of_range(field, value, wanted)
@@ -130,11 +129,7 @@ class SamplingParams(
         return self
 
 
-@functools.cache
-def _optional() -> frozenset[str]:
-    """Names of the fields that may be None."""
-    fields = msgspec.structs.fields(SamplingParams)
-    return frozenset(field.name for field in fields if "None" in str(field.type))
+_DEFAULTS = SamplingParams()
 
 
 def _out_of_range(field: str, value: object, wanted: str, remedy: str | None = None) -> InvalidRequest:

@@ -10,6 +10,7 @@ its own, and from its own. A package's `__init__` without own modules is a facad
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 
@@ -34,6 +35,7 @@ def is_facade(name: str) -> bool:
 Edges = dict[tuple[str, str], set[str]]
 
 
+@functools.cache
 def edges() -> Edges:
     """(package, package that it imports) → "module imports module". `__init__` files are left out: importing
     a module of a package executes them, which `test_borders` bounds."""
@@ -48,11 +50,8 @@ def edges() -> Edges:
     return found
 
 
-EDGES = edges()
-
-
 def circles() -> set[frozenset[str]]:
-    return {frozenset(pair) for pair in EDGES if pair[::-1] in EDGES}
+    return {frozenset(pair) for pair in edges() if pair[::-1] in edges()}
 
 
 def layers_of(room: str) -> list[str] | None:
@@ -75,18 +74,18 @@ def packages_of(room: str) -> set[str]:
     }
 
 
-def upward(order: list[str], edges: Edges) -> Edges:
+def upward(order: list[str], imported: Edges) -> Edges:
     """The imports of a layer from a layer above it."""
     height = {name: at for at, name in enumerate(order)}
     return {
         (low, high): why
-        for (low, high), why in edges.items()
+        for (low, high), why in imported.items()
         if low in height and high in height and height[low] < height[high]
     }
 
 
 def test_no_two_packages_import_each_other() -> None:
-    assert not {pair: why for pair, why in EDGES.items() if pair[::-1] in EDGES}
+    assert not {pair: why for pair, why in edges().items() if pair[::-1] in edges()}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -100,19 +99,19 @@ def test_a_room_gives_the_order_of_its_layers(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_go_down(room: str) -> None:
-    assert not upward(layers_of(room) or [], EDGES)
+    assert not upward(layers_of(room) or [], edges())
 
 
 def test_an_import_upwards_is_found() -> None:
-    edges = {("low", "high"): {"low.a imports high.b"}, ("high", "low"): {"high.b imports low.c"}}
-    assert upward(["low", "high"], edges) == {("low", "high"): {"low.a imports high.b"}}
-    assert ("ramify.lang.backends", "ramify") in EDGES, "imports are found"
+    known = {("low", "high"): {"low.a imports high.b"}, ("high", "low"): {"high.b imports low.c"}}
+    assert upward(["low", "high"], known) == {("low", "high"): {"low.a imports high.b"}}
+    assert ("ramify.lang.backends", "ramify") in edges(), "imports are found"
 
 
 if __name__ == "__main__":
     for pair in sorted(map(sorted, circles())):
         one, other = pair
-        print(f"{one} -> {other}: {len(EDGES[one, other])}, back: {len(EDGES[other, one])}")
+        print(f"{one} -> {other}: {len(edges()[one, other])}, back: {len(edges()[other, one])}")
     for room in ROOMS:
-        for (low, high), why in sorted(upward(layers_of(room) or [], EDGES).items()):
+        for (low, high), why in sorted(upward(layers_of(room) or [], edges()).items()):
             print(f"{low} goes up to {high}: {sorted(why)}")

@@ -142,10 +142,6 @@ class ReplicaFleet:
             for name, one in self._replicas.items()
         ]
 
-    def requests_of(self, name: str) -> int:
-        """See `Router.count`."""
-        return self._router.count(name)
-
     async def start(self) -> None:
         """Start the first replicas. Raises the error if one of them cannot start."""
         raise NotImplementedError

@@ -175,7 +175,7 @@ class Fleet:
 
     def requests(self) -> int:
         """Number of requests that have a replica."""
-        return sum(map(self.fleet.requests_of, self.fleet.replicas))
+        return sum(status.requests for status in self.fleet.statuses())
 
 
 class Served:

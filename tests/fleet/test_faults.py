@@ -323,7 +323,7 @@ def test_prompts_for_others_count_and_keep_suspects_away(tmp_path: Path) -> None
     found.send(asked("a", 7))
     (prompt,) = found.engines[0].take(Generate)
     assert found.timers.seconds == [MOST_LIMIT_S], "its pace is not known"
-    assert found.fleet.requests_of("0") == 1
+    assert {status.name: status.requests for status in found.fleet.statuses()}["0"] == 1
     found.fleet.send_alone(Generate(rid="suspect", prompt=((1, 2, 3),)))
     assert not found.homes("suspect"), "it waits for replica 1, which has another request"
 
