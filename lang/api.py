@@ -169,7 +169,7 @@ def gen(
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = with_json_options(_schema(constraints), of_json)
-    wire = graph.Gen(
+    node = graph.Gen(
         options=read_options(options, of="gen"),
         constraint=wanted.constraint,
         stop=wanted.stop,
@@ -177,7 +177,7 @@ def gen(
         **request,
     )
     return Gen(
-        wire.checked(), wanted.parse, schema, validate, retries, keep_failed, backend=backend, line=line
+        node.checked(), wanted.parse, schema, validate, retries, keep_failed, backend=backend, line=line
     )
 
 
@@ -261,8 +261,8 @@ def _select(
         raise UnsupportedField("Choices are scored at temperature 0.", field="temperature")
     method = method or token_length_normalized
     known = next((name for name in METHODS if METHODS[name] is method), None)
-    wire = graph.Select(choices=tuple(choices), method=known or DEFAULT_METHOD, **request)
-    return Select(wire.checked(), None if known else method, backend=backend, line=line)
+    node = graph.Select(choices=tuple(choices), method=known or DEFAULT_METHOD, **request)
+    return Select(node.checked(), None if known else method, backend=backend, line=line)
 
 
 def _schema(given: Mapping[str, Any]) -> Schema:
@@ -427,8 +427,8 @@ def _separated(step: Step) -> Step:
         return step
     if step.variable is None:
         raise InvalidRequest("separate_reasoning needs the gen to have a name.", field="name")
-    thinking = step.wire.thinking or Thinking(max_tokens=step.wire.options.get("max_tokens"))
-    return replace(step, wire=structs.replace(step.wire, thinking=thinking), separate=True)
+    thinking = step.node.thinking or Thinking(max_tokens=step.node.options.get("max_tokens"))
+    return replace(step, node=structs.replace(step.node, thinking=thinking), separate=True)
 
 
 def flush_cache(backend: Backend | None = None) -> Any:

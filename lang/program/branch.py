@@ -23,7 +23,17 @@ from ramify.errors import ProgramError
 from ramify.lang.calls.limits import LIMITS, Limits, combined
 from ramify.lang.common.event import Event
 from ramify.lang.program.interpreter import Interpreter
-from ramify.lang.program.nodes import Fork, Gen, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.nodes import (
+    Fork,
+    Gen,
+    ModelStep,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Splice,
+    Step,
+    VariableStep,
+)
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import (
     THOUGHTS,
@@ -144,7 +154,7 @@ class Branch:
         ended."""
         if self.joined or self.run.body_done.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
-        variable = Variable(step.variable) if step.sets else None
+        variable = Variable(step.variable) if isinstance(step.bare, VariableStep) else None
         if step.variable is not None and variable is not None:
             self.variables[step.variable] = variable
             if isinstance(step, Gen) and step.separate:
@@ -170,7 +180,7 @@ class Branch:
             else:
                 try:
                     statement.note_before(self)
-                    step.accept(self._interpreter, variable)
+                    self._interpreter.visit(step, variable)
                 except Exception as error:
                     self._fail(_as_program_error(error, step), variable, statement)
         if self.run.stream:
@@ -256,7 +266,7 @@ class Branch:
                 step, variable, statement = entry
                 statement.note_before(self)
                 self.running = variable
-                waiting = step.accept(self._interpreter, variable)
+                waiting = self._interpreter.visit(step, variable)
                 if waiting is not None:
                     await waiting
         except asyncio.CancelledError:
@@ -386,7 +396,9 @@ class Branch:
         skipped.__cause__ = error
         if variable is not None:
             variable.fail(skipped)
-        step.abandon(error)
+        if isinstance(step, Fork):
+            for child in step.children:
+                child.fail(error)
 
     # --- the content for a model ---
 

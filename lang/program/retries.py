@@ -49,59 +49,59 @@ class Attempted:
 
 
 async def attempt(
-    branch: Branch, step: Call, target: Target, sampling: SamplingParams, node: Gen
+    branch: Branch, call: Call, target: Target, sampling: SamplingParams, step: Gen
 ) -> Attempted:
-    """Generate until an output is valid, at most ``1 + node.retries`` times. Raises the error of the last
-    output if none is valid."""
+    """Generate until an output is valid, at most ``1 + step.retries`` times. `call` is the call of the step.
+    Raises the error of the last output if none is valid."""
     tail, dialogue = branch.tail, branch.dialogue
     opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
-    for left in range(node.retries, -1, -1):
-        call = step.child("attempt", step.name, None, branch.run.clock())
+    for left in range(step.retries, -1, -1):
+        sent = call.child("attempt", call.name, None, branch.run.clock())
         view = branch.view(target, tail, dialogue)
-        output = await send(branch, call, view, sampling, node.wire.constraint, thinking=node.wire.thinking)
-        step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
-        step.thinking = call.thinking
+        output = await send(branch, sent, view, sampling, step.node.constraint, thinking=step.node.thinking)
+        call.text, call.finish, call.prompt_end = output.text, output.finish, sent.prompt_end
+        call.thinking = sent.thinking
         try:
-            value = read_value(node, output.text)
+            value = read_value(step, output.text)
         except (ValueError, AssertionError) as error:
-            call.error = str(error)
+            sent.error = str(error)
             if not left:
-                raise _rejection(node, output.text, error) from error
+                raise _rejection(step, output.text, error) from error
             dialogue, tail = branch.after(dialogue, tail, output)
             tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
             continue
-        if not node.keep_failed:
+        if not step.keep_failed:
             tail, dialogue = branch.tail, branch.dialogue
         dialogue, tail = branch.after(dialogue, tail, output)
         return Attempted(output, value, tail, dialogue)
     raise AssertionError("unreachable")
 
 
-def read_value(node: Gen, text: str) -> Any:
-    """The value of the output `text`. Raises the errors of `node.parse` and of `node.validate`."""
-    value = text if node.parse is None else node.parse(text)
-    if node.validate is not None:
-        node.validate(value)
+def read_value(step: Gen, text: str) -> Any:
+    """The value of the output `text`. Raises the errors of `step.parse` and of `step.validate`."""
+    value = text if step.parse is None else step.parse(text)
+    if step.validate is not None:
+        step.validate(value)
     return value
 
 
-def final_value(node: Gen, text: str) -> Any:
+def final_value(step: Gen, text: str) -> Any:
     """The value that `read_value` returns. Its errors become a `ProgramError` that quotes the rejected output
     or value."""
     try:
-        return read_value(node, text)
+        return read_value(step, text)
     except (ValueError, AssertionError) as error:
-        raise _rejection(node, text, error) from error
+        raise _rejection(step, text, error) from error
 
 
-def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
+def _rejection(step: Gen, text: str, error: Exception) -> ProgramError:
     try:
-        value = text if node.parse is None else node.parse(text)
+        value = text if step.parse is None else step.parse(text)
     except (ValueError, AssertionError):
         what = f"the output {shortened(repr(text), MAX_SHOWN)} is not valid"
     else:
         what = f"validate rejected {shortened(repr(value), MAX_SHOWN)}"
-    attempts = f" in the last of {node.retries + 1} attempts" if node.retries else ""
+    attempts = f" in the last of {step.retries + 1} attempts" if step.retries else ""
     return ProgramError(f"{what}{attempts}: {describe(error)}", pointer=getattr(error, "pointer", None))
 
 

@@ -28,7 +28,7 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
 from ramify.lang.state.fork import ForkGroup
 from ramify.lang.state.partial_stream import ObjectStream, snapshot
-from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, wire_tools
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, descriptions_of
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
@@ -134,9 +134,9 @@ class ProgramState:
         if max_calls < 1:
             raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
         found = as_tools(tools)
-        wire = graph.CallTools(
+        node = graph.CallTools(
             name=name,
-            tools=wire_tools(found),
+            tools=descriptions_of(found),
             max_calls=max_calls,
             required=required,
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
@@ -144,8 +144,8 @@ class ProgramState:
             priority=priority,
             lora=lora,
         )
-        node = CallTools(wire.checked(), found, errors == "raise", backend=backend, line=caller_line())
-        variable = self._submit(node)
+        step = CallTools(node.checked(), found, errors == "raise", backend=backend, line=caller_line())
+        variable = self._submit(step)
         assert variable is not None
 
         def read() -> ToolCalls:

@@ -254,7 +254,7 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
     return found
 
 
-def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
+def descriptions_of(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
     """The descriptions of the tools in the form of a graph's nodes."""
     return tuple(
         ToolDescription(

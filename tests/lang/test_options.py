@@ -130,10 +130,10 @@ def test_a_run_refuses_what_neither_it_nor_the_program_knows():
     ],
 )
 def test_constraints_whose_value_stays_text(given, kind, source):
-    node = rm.gen("x", **given)
-    constraint = node.wire.constraint
+    step = rm.gen("x", **given)
+    constraint = step.node.constraint
     assert (constraint.kind, constraint.source) == (kind, source)
-    assert node.parse("as it is") == "as it is"
+    assert step.parse("as it is") == "as it is"
 
 
 @pytest.mark.parametrize(

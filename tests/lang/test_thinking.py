@@ -527,8 +527,8 @@ def test_separate_reasoning_refuses_by_name(expression, model_type, error, said)
 
 
 def test_a_struct_of_thinking_is_taken_as_it_is():
-    node = rm.gen("x", thinking=Thinking(max_tokens=3))  # type: ignore[arg-type]
-    assert node.wire.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
+    step = rm.gen("x", thinking=Thinking(max_tokens=3))  # type: ignore[arg-type]
+    assert step.node.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
 
 
 # --- backends with a model ---
