@@ -26,7 +26,7 @@ class StepVisitor:
 
     def visit(self, step: Step, variable: Variable | None) -> Awaitable[None] | None:
         """Interpret `step`, whose result is for `variable`; None for a step without a result."""
-        method: Callable[..., Awaitable[None] | None] = getattr(self, step.method)
+        method: Callable[..., Awaitable[None] | None] = getattr(self, step.visited_by)
         return method(step, variable)
 
 
@@ -58,11 +58,11 @@ class Node:
 class Step(Node):
     """A single step."""
 
-    method: ClassVar[str]
+    visited_by: ClassVar[str]
     """The name of the method of a `StepVisitor` for steps of the class."""
 
     def __init_subclass__(cls) -> None:
-        cls.method = f"visit_{cls.__name__}"
+        cls.visited_by = f"visit_{cls.__name__}"
 
     def steps(self) -> Iterator[Step]:
         yield self
