@@ -22,8 +22,7 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.session import Session
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Session, Target
 from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.meta_info import add_usage

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from ramify.errors import InvalidRequest
 from ramify.lang.calls.request import Output
 from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
-from ramify.lang.prompt.model import PromptModel
 from ramify.lang.prompt.transcript import Piece, append_marked, append_output, append_text, marked
-from ramify.lang.prompt.view import M, View
+from ramify.lang.prompt.view import M, PromptModel, View
 from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC

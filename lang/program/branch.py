@@ -50,7 +50,7 @@ from ramify.lang.trace.calls import Call
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
     from ramify.lang.calls.request import Output
-    from ramify.lang.calls.target import Target
+    from ramify.lang.calls.session import Target
     from ramify.lang.program.run import Run
 
 

@@ -11,11 +11,10 @@ import msgspec
 
 from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
-from ramify.lang.calls.choices import token_length_normalized
+from ramify.lang.calls.choices import SCORING, decide, scoring_of, token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.request import Output, all_of
-from ramify.lang.calls.select import SCORING, decide, scoring_of
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program import nodes
 from ramify.lang.program.retries import attempt, final_value

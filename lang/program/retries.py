@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
 from ramify.lang.calls.request import Output
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Gen
 from ramify.lang.program.sending import send
 from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn

@@ -17,8 +17,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
-from ramify.lang.calls.session import Session
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Session, Target
 from ramify.lang.common.caller import raised_line
 from ramify.lang.common.event import Event
 from ramify.lang.program.branch import Branch

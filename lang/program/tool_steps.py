@@ -12,7 +12,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.lang.calls.limits import LIMITS
 from ramify.lang.calls.request import Output, all_of
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.program import retries
 from ramify.lang.program.nodes import CallTools
 from ramify.lang.program.place import placed

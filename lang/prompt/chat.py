@@ -18,7 +18,7 @@ from ramify.lang.prompt.transcript import Continued, Piece, append_marked, appen
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
 
 if TYPE_CHECKING:
-    from ramify.lang.prompt.model import PromptModel
+    from ramify.lang.prompt.view import PromptModel
 
 
 class Dialogue(msgspec.Struct, frozen=True):

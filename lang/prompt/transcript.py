@@ -17,7 +17,7 @@ from ramify.messages import Segment
 
 if TYPE_CHECKING:
     from ramify.lang.prompt.chat import Dialogue
-    from ramify.lang.prompt.model import PromptModel
+    from ramify.lang.prompt.view import PromptModel
 
 
 class Mark(Protocol):

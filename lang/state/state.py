@@ -26,8 +26,9 @@ from ramify.lang.program.nodes import (
 )
 from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
+from ramify.lang.state.display import follow, in_notebook, show, state_html
 from ramify.lang.state.fork import ForkGroup
-from ramify.lang.state.partial_stream import ObjectStream, snapshot
+from ramify.lang.state.streaming import ObjectStream, snapshot
 from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, descriptions_of
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
@@ -358,18 +359,12 @@ class ProgramState:
 
         For a running async program the call returns at once, and a thread shows the state.
         """
-        from ramify.lang.state.show import show
-
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.state.state_html import state_html
-
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        from ramify.lang.state.show import follow, in_notebook
-
         if self._all_done().is_set() or not in_notebook():
             raise NotImplementedError  # IPython then shows static HTML or text
         follow(self)
