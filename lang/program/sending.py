@@ -1,5 +1,5 @@
-"""The request of a step, with its prompt, limits, priority and LoRA adapter, and a hint: its program and branch,
-and when the KV pages of the request are needed again."""
+"""The request of a step: its prompt, limits, priority, LoRA adapter and hint. The hint names the program
+and the branch, and tells when the KV pages of the request are needed again."""
 
 from __future__ import annotations
 
