@@ -185,8 +185,6 @@ GEN_ARGUMENTS = parameters_of(gen)
 
 
 def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constraint that is not None, by name, or an empty dict. Raises `InvalidConstraint` if
-    several are given."""
     found = {key: value for key, value in constraints.items() if value is not None}
     if len(found) > 1:
         raise InvalidConstraint(
@@ -203,8 +201,6 @@ def _scored(
     backend: Backend | str | None,
     line: str | None,
 ) -> Node:
-    """The `select` that a `gen` with choices stands for; raises `UnsupportedField` for an option of `gen`
-    that a `select` lacks."""
     given = read_options({"temperature": options.pop("temperature", None)}, of="gen")
     temperature = given.get("temperature", 0.0)
     for extra, value in options.items():
@@ -266,8 +262,6 @@ def _select(
 
 
 def _schema(given: Mapping[str, Any]) -> Schema:
-    """The constraint and the parser of the only argument in `given`. If `given` is empty, a `Schema` of
-    unconstrained text."""
     for kind, value in given.items():
         return CONSTRAINTS[kind](value)
     return Schema(None, str)

@@ -93,7 +93,6 @@ class Delivery:
         return rid
 
     async def _revision(self, request: Generate) -> str:
-        """The revision of the request's LoRA adapter; empty without one."""
         if not request.lora:
             return ""
         find = getattr(self._backend, "lora_revisions", None)
@@ -124,7 +123,6 @@ class Delivery:
                 request = msgspec.structs.replace(request, rid=session.next_rid())
 
     def _taker(self) -> Callable[[TextChunk], None]:
-        """A function that takes the chunks of one attempt."""
         session, call = self._session, self._call
         generated: list[TextChunk] = []
         received: list[TextChunk] = []
@@ -177,7 +175,6 @@ class Delivery:
 
 
 def _text(chunk: TextChunk) -> str:
-    """All text of a chunk, with its thoughts."""
     return chunk.reasoning + chunk.text
 
 
@@ -214,7 +211,6 @@ def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
 
 
 def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
-    """`chunk` without its first `chars` characters and `ids` tokens."""
     if not chars and not ids:
         return chunk
     logprobs = chunk.logprobs

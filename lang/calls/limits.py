@@ -42,7 +42,6 @@ class Limit:
     def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
         self.where = where
-        """Name of the limit in error messages."""
         self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
@@ -235,7 +234,6 @@ def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | No
 
 
 def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
-    """Count a request for each limit, and return `sampling` with max_tokens cut to what they leave."""
     deadline(limits)
     for limit in reversed(limits):
         if limit.calls_left is not None and limit.calls_left <= 0:

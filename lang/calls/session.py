@@ -17,7 +17,6 @@ class Session:
     def __init__(self, *, scope: str, stream: bool, in_batch: bool, started: float | None = None) -> None:
         self.program = uuid.uuid4().hex
         self.scope = scope
-        """The cache scope of the run's requests."""
         self.stream = stream
         """Whether the caller may iterate over the text while the program runs."""
         self.in_batch = in_batch
@@ -46,8 +45,6 @@ class Target(PromptModel):
     name: str
     """The name of the backend in the run's `Router`; without a router, the name of the model."""
     priority: int = 0
-    """The priority of requests if neither the step nor the run sets one."""
     lora: str = ""
-    """The LoRA adapter of requests if neither the step nor the run sets one."""
     ended: list[str] = field(default_factory=list)
     """The keys of branches and forks that have ended since the last request to this backend."""

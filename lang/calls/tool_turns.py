@@ -19,7 +19,7 @@ from ramify.lang.calls.request import Output
 from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_marked, append_output, append_text, marked
 from ramify.lang.prompt.view import M, PromptModel, View
-from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
+from ramify.lang.tools.forms import JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC
 
@@ -27,7 +27,7 @@ RESULTS = "user"
 """The role of the turn that holds the results, if the chat template has no tool turns."""
 
 
-def form_of(target: PromptModel) -> CallForm:
+def form_of(target: PromptModel) -> TaggedCalls | JsonCalls:
     """The form in which the model of `target` reads and writes calls."""
     if target.takes_messages:
         return JsonCalls()
@@ -93,10 +93,8 @@ class CallTurn(msgspec.Struct, frozen=True):
     opening: str
     output: Output
     words: str
-    """The model's words in the turn, without the calls."""
     written: WrittenCalls
     shown: tuple[str, ...]
-    """The results, as the model is shown them."""
     turns: bool
     """Whether the calls and the results are chat turns; otherwise they are plain text."""
 

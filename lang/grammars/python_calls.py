@@ -174,7 +174,6 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _named(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """The parameters except ``*args`` and ``**kwargs``, by name."""
     parameters = signature.parameters.items()
     return {name: one for name, one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
@@ -326,7 +325,6 @@ def _plain(kind: Any, where: str) -> Any:
 
 
 def _fields(kind: Any, where: str) -> list[tuple[str, Any, bool]]:
-    """(name, type, required) of the members of a dataclass, TypedDict or pydantic model."""
     if hasattr(kind, "__required_keys__"):  # of typing or of typing_extensions
         hints = typing.get_type_hints(kind, include_extras=True)
         return [(name, *_required(hint, name in kind.__required_keys__)) for name, hint in hints.items()]

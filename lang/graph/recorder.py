@@ -80,7 +80,6 @@ class GraphBuilder(Run):
         self.known = 0
         """Number of nodes at the first refusal."""
         self.guards: tuple[graph.Guard, ...] = ()
-        """The conditions under which the next steps run."""
 
     def resolved(self, step: nodes.Step, backend: Backend | str | None = None) -> nodes.Step:
         """`step` with the backend that it names, else with `backend`. Names of backends are looked up only
@@ -182,12 +181,10 @@ class GraphBuilder(Run):
 
 
 def _samples(step: nodes.VariableStep) -> int:
-    """The number of outputs of the step: `n` for a gen, else 1."""
     return resolve_options(step.node.options).n if isinstance(step, nodes.Gen) else 1
 
 
 def _kind_of(step: nodes.VariableStep) -> tuple[str, object]:
-    """The type of the step's value, in a form that can be compared with that of other steps."""
     if not isinstance(step, nodes.Gen):
         return ("calls" if isinstance(step, nodes.CallTools) else "text"), None
     several = _samples(step)
@@ -197,7 +194,6 @@ def _kind_of(step: nodes.VariableStep) -> tuple[str, object]:
 
 
 def _is_text(step: nodes.Gen) -> bool:
-    """Whether the value is the generated text itself."""
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
@@ -396,7 +392,6 @@ def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
 
 
 def _inside(cell: CellType) -> object:
-    """The value of a closure cell; None if the cell is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -404,7 +399,6 @@ def _inside(cell: CellType) -> object:
 
 
 def _tied(parts: Sequence[str | Source]) -> tuple[str | Source, ...]:
-    """`parts` with adjacent strings merged and empty ones dropped."""
     tied: list[str | Source] = []
     for part in parts:
         if isinstance(part, str) and tied and isinstance(tied[-1], str):
@@ -428,8 +422,6 @@ NO_MODEL = ModelInfo(
 
 
 class _Nowhere:
-    """A backend that refuses to generate."""
-
     async def info(self) -> ModelInfo:
         return NO_MODEL
 

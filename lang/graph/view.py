@@ -28,10 +28,8 @@ from ramify.graph import (
 from ramify.text import shortened
 
 MAX_TEXT = 40
-"""Most characters that are shown of a constant text."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
-"""Escapes within a label of Mermaid."""
 
 
 class GraphView:
@@ -136,7 +134,6 @@ class GraphView:
                     before[node.branch].add(place)
 
     def _calls(self, place: int) -> set[int]:
-        """The calls that the result of node `place` may come from."""
         node = self._graph.nodes[place]
         if isinstance(node, Either):
             return {call for earlier in node.of for call in self._calls(earlier)}

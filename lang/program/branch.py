@@ -92,9 +92,7 @@ class Branch:
         self._block: Statement | None = None
         """The innermost ``with`` block of this branch that the body is in."""
         self.limits: Limits = ()
-        """The limits of the step that runs now."""
         self._inherited_limits = run.limits if parent is None else parent._limits_here()
-        """The limits of all steps of the branch."""
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
@@ -127,7 +125,6 @@ class Branch:
         self._submit_all(end, block)
 
     def _limits_here(self) -> Limits:
-        """The limits of steps that are appended now."""
         return combined(self._inherited_limits, LIMITS.get())
 
     def _submit_all(

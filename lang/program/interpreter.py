@@ -224,7 +224,6 @@ class Interpreter(nodes.StepVisitor):
     async def _constrained_select(
         self, call: Call, view: View[Target], step: nodes.Select, variable: Variable
     ) -> None:
-        """Have the model generate one of the choices, on a backend that cannot score them."""
         if step.method is not token_length_normalized:
             raise UnsupportedNode(
                 f"{view.target.info.name} takes whole messages only, so it cannot score choices "
@@ -352,7 +351,6 @@ async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
 
 
 def _located(error: Exception, step: nodes.ModelStep, call: Call) -> ProgramError:
-    """`error` as a `ProgramError` with the step's name, line, prompt and partial output."""
     what = f"{call.kind} {step.variable!r}" if step.variable else f"A {call.kind}"
     where = f" at {step.line}" if step.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError

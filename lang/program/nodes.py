@@ -167,7 +167,6 @@ class RoleBegin(Step):
     role: str
     line: str | None = None
     tools: bool = False
-    """Whether the turn describes tools."""
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
 
 CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
-"""The user turn after an invalid output."""
 PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
 """The text after an invalid output outside of an assistant turn."""
 MAX_PROBLEM = 600
 """Most characters of an error that the model is shown."""
 MAX_SHOWN = 200
-"""Most characters of a rejected value in an error message."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ class Statement:
         self.outer = outer
         """The innermost block around the statement; None outside of blocks."""
         self.limits = limits
-        """The limits of the statement's steps."""
         self.open = block
         """Whether this is a block that the body has not left yet."""
         self.before: Content | None = None

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHOWN_ERROR = "Error: {kind}: {message}"
-"""The result of a failed call, as the model is shown it."""
 
 _warned: set[tuple[str, str | None]] = set()
 """The program and line of each `call_tools` about which a warning was logged."""

@@ -25,9 +25,7 @@ class Dialogue(msgspec.Struct, frozen=True):
     """The turns of a branch so far. The object is frozen, so that forks can share it."""
 
     messages: tuple[ChatMessage, ...] = ()
-    """Finished turns."""
     role: str | None = None
-    """The role of the open turn; None between turns."""
     start: Piece | None = None
     """The last piece before the open turn's content; None between turns."""
     asked: Piece | None = None

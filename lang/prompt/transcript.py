@@ -61,7 +61,6 @@ class Piece(msgspec.Struct, frozen=True):
     """The mark with which the piece can be written for other models. None for the program's text and for
     outputs of the run's own model."""
     generated: bool = False
-    """Whether `text` is a model's output."""
     later: str | None = None
     """The text that replaces the piece when thoughts are removed from the prompt; None if the piece stays."""
     of: Piece | None = None

@@ -172,7 +172,6 @@ def _view(state: ProgramState) -> None:
 
 
 def _update(state: ProgramState) -> None:
-    """Display the state, and update the display after changes until all steps are done."""
     from IPython.display import display
 
     shown: Any = None
@@ -185,7 +184,6 @@ def _update(state: ProgramState) -> None:
 
 
 def _write(state: ProgramState) -> None:
-    """Print the text while it is generated, then the error and the usage."""
     branch, written = state._branch, 0
     for _ in _changes(state):
         texts = branch.feed[written:] if branch.run.stream else []

@@ -192,7 +192,6 @@ class ProgramState:
         return type(self)(branch, backend=self._backend)
 
     def _on(self, backend: Backend | str | None) -> Self:
-        """Another object for this state. Steps appended through it run on `backend` unless they name one."""
         return type(self)(self._branch, backend=self._backend if backend is None else backend)
 
     @contextlib.contextmanager

@@ -109,8 +109,6 @@ def _source(
 
 
 class _BranchText:
-    """All text of a branch."""
-
     def __init__(self, state: ProgramState, branch: Branch) -> None:
         self._state, self._branch, self._read = state, branch, 0
 
@@ -246,8 +244,6 @@ def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
 
 
 class _PartialValue:
-    """The value of one variable while the variable's chunks arrive."""
-
     def __init__(self, branch: Branch, name: str, kind: Any) -> None:
         self._branch, self._name, self._kind = branch, name, kind
         self._reader: PartialReader | None = None

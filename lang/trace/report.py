@@ -102,7 +102,6 @@ def report_data(root: Call) -> dict[str, Any]:
 
 
 def _answer(spans: Iterator[Span], call: Call) -> Iterator[Span]:
-    """`spans` without those of the thoughts."""
     left = len(call.before)
     for span in spans:
         if left < len(span.text) or (not left and not span.text):

@@ -32,9 +32,7 @@ class Tokens:
 
     ids: tuple[int, ...]
     counts: array[int]
-    """Number of token ids of each piece of the output."""
     chars: array[int]
-    """Number of characters of each piece."""
     forced: array[int]
     """Indices into `ids` of the forced tokens."""
     forced_told: bool

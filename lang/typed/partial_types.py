@@ -9,26 +9,16 @@ import operator
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from ramify.json_text import read_json
 from ramify.lang.typed.typed_dict import modern
 
-
-class Checker(Protocol):
-    """A checker of the values at one place inside a value."""
-
-    def check(self, raw: str) -> Any:
-        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
-        is invalid."""
-        ...
-
-    def child(self, key: str | int) -> Checker:
-        """The checker of the object's member or the array's item at `key`."""
-        ...
+if TYPE_CHECKING:
+    from ramify.lang.typed.partial_schema import SchemaChecker
 
 
-def checker_of(kind: Any) -> Checker:
+def checker_of(kind: Any) -> TypeChecker | SchemaChecker:
     """The checker of a Python type, or of a JSON schema as a mapping or as text."""
     if isinstance(kind, str):
         kind = json.loads(kind)
@@ -40,17 +30,21 @@ def checker_of(kind: Any) -> Checker:
 
 
 class TypeChecker:
-    """A checker of values of a type, which pydantic validates."""
+    """A checker of the values at one place inside a value. pydantic validates them against the type at this
+    place."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
     def check(self, raw: str) -> Any:
+        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
+        is invalid."""
         if self._kind is Any:
             return read_json(raw, strict=False)
         return _adapter(self._kind).validate_json(raw)
 
     def child(self, key: str | int) -> TypeChecker:
+        """The checker of the object's member or the array's item at `key`."""
         return TypeChecker(_member(self._kind, key))
 
 
@@ -100,7 +94,6 @@ def _bare(kind: Any) -> Any:
 
 
 def _holds(kind: Any, key: str | int) -> bool:
-    """Whether values of a `kind` may have this member or item."""
     kind = _bare(kind)
     plain = get_origin(kind) or kind
     if isinstance(key, int):
@@ -110,7 +103,6 @@ def _holds(kind: Any, key: str | int) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:
-    """Name in JSON → type, for the members of an object type; None for types without fixed members."""
     models = getattr(kind, "model_fields", None)
     if isinstance(models, Mapping):
         return {_json_name(name, info): _annotated(info) for name, info in models.items()}

@@ -139,7 +139,6 @@ def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
 
 
 def _named_values(kind: Any) -> dict[str, Any]:
-    """Text → value for a Literal or Enum of strings and integers; empty for other types."""
     if get_origin(kind) is Literal:
         pairs = [(value, value) for value in get_args(kind)]
     elif isinstance(kind, type) and issubclass(kind, enum.Enum):

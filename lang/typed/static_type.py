@@ -106,8 +106,6 @@ def _static_type(kind: Any) -> StaticType | None:
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether the fields of the class get their values from the JSON without code of the class that may
-    change them."""
     owner = schema.get("cls", dict)
     return (
         PLAIN_CONFIG.issuperset(schema.get("config", {}))

@@ -140,30 +140,6 @@ def test_a_turn_of_tool_calls_waits_for_tools():
     assert [hint.next_use for hint in hints] == ["tool", "unknown"]
 
 
-def test_the_runtime_is_told_which_tools_a_branch_waits_for():
-    told: list[tuple[str, str, tuple[str, ...]]] = []
-
-    class Told(rm.ScriptedBackend):
-        async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-            told.append((program, branch, tools))
-
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
-    @rm.function
-    def program(s):
-        s += "Add."
-        s.call_tools([add], "calls")
-
-    call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
-    backend = Told([f"\n{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>"])
-    assert program.run(backend=backend).error() is None
-    (request,) = backend.requests
-    assert told == [(request.hint.program, request.hint.branch, ("add",))]
-
-
 def test_only_the_first_of_many_samples_is_gone_on_from():
     @rm.function
     def program(s):

@@ -335,11 +335,13 @@ def test_the_backend_that_made_the_calls_is_told_which_tools_run():
         told = ()
 
         async def await_tools(self, program, branch, tools):
-            self.told = (*self.told, tools)
+            self.told = (*self.told, (program, branch, tools))
 
-    own, other = Told({"answer": "5."}), Told({"calls": GENERIC.removeprefix("<tool_call>")})
+    called = f"{GENERIC}\n{GENERIC}".removeprefix("<tool_call>")
+    own, other = Told({"answer": "5."}), Told({"calls": called})
     agent.run(first=other, backend=own)
-    assert (own.told, other.told) == ((), (("add",),))
+    hint = other.requests[0].hint
+    assert (own.told, other.told) == ((), ((hint.program, hint.branch, ("add",)),))
 
 
 # --- the runtime is told ------------------------------------------------------------------------
