@@ -64,6 +64,7 @@ def test_the_branches_of_a_fork_say_that_the_parent_goes_on_from_there():
 
     (root, one, other, after), _ = hints_of(program)
     assert root.forks == after.forks == ()
+    assert (root.path, other.path) == (("gen x",), ("fork 1", "gen y"))
     assert len(one.forks) == 1
     assert one.forks == other.forks
     assert len({root.branch, one.branch, other.branch}) == 3

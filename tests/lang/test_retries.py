@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 import ramify as rm
-from ramify.errors import InvalidRequest, RequestTimeout
+from ramify.errors import RequestTimeout
 from ramify.lang.program.retries import describe
 from ramify.messages import ChatFormat
 from tests.lang.backends import Holding
@@ -164,21 +164,6 @@ def test_a_template_that_cannot_go_on_says_so():
     program = program_of(rm.user("Q") + rm.assistant(rm.gen("x", schema=int, validate=in_order, retries=1)))
     backend = rm.ScriptedBackend(["x"], chat_format=one_turn)
     assert program.run(backend=backend).error() is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retries": -1}, "retries is -1"),
-        ({"keep_failed": True}, "keep_failed needs retries"),
-        ({"timeout": 0}, "timeout is 0"),
-        ({"choices": ["a"], "retries": 1}, "retries has no effect"),
-        ({"choices": ["a"], "validate": print}, "validate has no effect"),
-    ],
-)
-def test_options_that_do_not_fit(options, message):
-    with pytest.raises(InvalidRequest, match=message):
-        rm.gen("x", **options)
 
 
 def test_retries_take_one_sample():

@@ -299,22 +299,6 @@ def test_a_model_that_does_not_think():
         state.thinking("z")
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "field"),
-    [
-        ({"thinking": 5}, InvalidRequest, "thinking"),
-        ({"thinking": {"max_tokens": -1}}, InvalidRequest, "thinking.max_tokens"),
-        ({"thinking": {"max_tokens": "x"}}, InvalidRequest, "thinking"),
-        ({"thinking": {"budget": 4}}, UnsupportedField, "thinking.budget"),
-        ({"thinking": True, "choices": ["a", "b"]}, UnsupportedField, "thinking"),
-    ],
-)
-def test_what_is_wrong_is_named(given, error, field):
-    with pytest.raises(error) as caught:
-        rm.gen("x", **given)
-    assert caught.value.field == field
-
-
 def test_effort_is_refused_where_there_is_none():
     ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking={"effort": "low"})))
     error = ask.run(backend=rm.ScriptedBackend(["a"])).error()
