@@ -21,7 +21,7 @@ from ramify.graph import ToolDescription
 from ramify.json_text import read_json
 from ramify.lang.common.caller import caller_names
 from ramify.lang.common.event import Event
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import modern
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
 P = ParamSpec("P")
