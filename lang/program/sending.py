@@ -58,6 +58,8 @@ async def send(
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
+    # The run's adapter is one of its own backend.
+    lora = run.options.get("lora") if target is run.home else None
     made = Generate(
         rid=run.next_rid(),
         sampling=allowance.sampling,
@@ -66,8 +68,8 @@ async def send(
         hint=hint_of(branch, call, view, opened, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
-        priority=_priority(branch, call, target),
-        lora=_lora(branch, call, target),
+        priority=_first(call.priority, run.options.get("priority"), target.priority),
+        lora=_first(call.lora, lora, target.lora),
         **_prompt(branch, view, opened, allowance.thinking),
     )
 
@@ -101,22 +103,9 @@ def _prompt(
     return {"chat": dialogue.messages, "thinking": thinking}
 
 
-def _priority(branch: Branch, call: Call, target: Target) -> int:
-    """The step's priority, else that of the run, else that of the backend."""
-    for given in (call.priority, branch.run.options.get("priority")):
-        if given is not None:
-            return int(given)
-    return target.priority
-
-
-def _lora(branch: Branch, call: Call, target: Target) -> str:
-    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter applies only
-    to steps on the run's own backend."""
-    own = branch.run.options.get("lora") if target is branch.run.home else None
-    for given in (call.lora, own):
-        if given is not None:
-            return str(given)
-    return target.lora
+def _first(*given: Any) -> Any:
+    """The first of the settings of the step, the run and the backend that is not None."""
+    return next(one for one in given if one is not None)
 
 
 LEASE_S = 60.0

@@ -243,9 +243,6 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
     list of tools and functions with different names."""
     if not isinstance(tools, list | tuple) or not tools:
         raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
-    for one in tools:
-        if not callable(one):
-            raise InvalidRequest(f"{one!r} is no function, so it cannot be a tool.", field="tools")
     found = tuple(one if isinstance(one, Tool) else make_tool(one) for one in tools)
     names = [one.name for one in found]
     for name in names:

@@ -67,8 +67,8 @@ def _remade(kind: Any) -> Any:
 
 
 def members_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
-    """Name in JSON → (type, whether the member is required), for a pydantic model, a dataclass or a TypedDict.
-    None for types without fixed members. Raises NameError for types with annotations that cannot be read."""
+    """Name in JSON → (type, whether the member is required), for a pydantic model, dataclass or TypedDict.
+    None for types without fixed members. Raises NameError for an annotation that cannot be evaluated."""
     models = getattr(kind, "model_fields", None)
     if isinstance(models, Mapping):
         return {_json_name(name, one): (_annotated(one), one.is_required()) for name, one in models.items()}
