@@ -151,11 +151,13 @@ class Branch:
         ended."""
         if self.joined or self.run.body_done.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
-        variable = Variable(step.variable) if isinstance(step.bare, VariableStep) else None
-        if step.variable is not None and variable is not None:
-            self.variables[step.variable] = variable
+        if not isinstance(step.bare, VariableStep):
+            return None
+        variable, name = Variable(step.variable), step.variable
+        if name is not None:
+            self.variables[name] = variable
             if isinstance(step, Gen) and step.separate:
-                self.variables[step.variable + THOUGHTS] = ThoughtsVariable(variable)
+                self.variables[name + THOUGHTS] = ThoughtsVariable(variable)
         return variable
 
     def _why_ended(self) -> str:

@@ -1,4 +1,4 @@
-"""Programs of given steps, and the limits that their errors name."""
+"""Programs of given steps, the limits that their errors name, and a tool."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def cause(failed: rm.ProgramState | BaseException | None) -> BudgetExceeded:
         error = error.__cause__
     assert isinstance(error, BudgetExceeded)
     return error
+
+
+@rm.tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b

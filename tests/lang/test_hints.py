@@ -6,6 +6,7 @@ import json
 
 import ramify as rm
 from ramify.messages import ProgramHint
+from tests.lang.steps import add
 
 ANSWERS = {"x": "a", "y": "b", "z": "c"}
 
@@ -124,11 +125,6 @@ def test_nested_forks_name_the_outer_one_first():
 
 
 def test_a_turn_of_tool_calls_waits_for_tools():
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
     @rm.function
     def program(s):
         s += "Add 1 and 2."

@@ -11,7 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import UnsupportedNode
 from ramify.messages import ChatFormat, ToolPieces
-from tests.lang.steps import program_of
+from tests.lang.steps import add, program_of
 
 ROLES = ("system", "user", "assistant")
 PLAIN = ChatFormat(
@@ -264,11 +264,6 @@ def test_a_chat_is_refused_by_a_model_without_a_template():
 
 
 # --- tools --------------------------------------------------------------------------------------
-
-
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
 
 
 @rm.function

@@ -17,7 +17,7 @@ from ramify.retry import Retry
 from tests.lang.backends import Breaking
 from tests.lang.chat_templates import THINKING, pieces_of, rendered
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
-from tests.lang.steps import program_of
+from tests.lang.steps import add, program_of
 from tests.server.fake_frontend import LiveServer
 
 
@@ -90,11 +90,6 @@ def test_every_prompt_of_a_chat_that_does_not_think_is_the_templates(name):
 def test_thoughts_stay_while_tools_are_called_where_the_template_has_it_so():
     """Qwen 3 drops thoughts at the next user turn, and not before."""
     pieces = pieces_of("qwen3")
-
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
 
     @rm.function
     def agent(s):
