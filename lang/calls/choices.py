@@ -17,7 +17,7 @@ from typing import Any
 from ramify.errors import BackendError
 from ramify.graph import Method
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.meta_info import token_logprobs
+from ramify.lang.trace.outputs import token_logprobs
 from ramify.messages import Choices, ChoiceScore, TokenLogprobs
 from ramify.sampling_params import SamplingParams
 

@@ -25,7 +25,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.calls.session import Session, Target
 from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.meta_info import add_usage
+from ramify.lang.trace.outputs import add_usage
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
 from ramify.retry import IN_BATCH_S, Retry

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable
-from ramify.lang.trace.meta_info import meta_info, token_logprobs
+from ramify.lang.trace.outputs import meta_info, token_logprobs
 from ramify.lang.typed.partial import Partial, PartialReader
 from ramify.lang.typed.partial_types import checker_of
 from ramify.lang.typed.schema import schema_of
@@ -19,24 +19,10 @@ if TYPE_CHECKING:
     from ramify.lang.program.run import Run
     from ramify.lang.state.state import ProgramState
 
-T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
-class Source(Protocol[T_co]):
-    """Something that is read while it grows during a run."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will be added any more. Read it before `new`, so that no addition is missed."""
-        ...
-
-    def new(self) -> Iterator[T_co]:
-        """The additions since the last call."""
-        ...
-
-
-def follow(run: Run, source: Source[T]) -> Iterator[T]:
+def follow(run: Run, source: Source) -> Iterator[Any]:
     """Yield the additions to `source` until it has ended. Blocks until the run changes."""
     for _ in run.changes():
         ended = source.ended  # read before the additions, so that none is missed
@@ -45,7 +31,7 @@ def follow(run: Run, source: Source[T]) -> Iterator[T]:
             break
 
 
-async def async_follow(run: Run, source: Source[T]) -> AsyncGenerator[T, None]:
+async def async_follow(run: Run, source: Source) -> AsyncGenerator[Any, None]:
     """Yield the additions to `source` until it has ended, in any event loop."""
     async with aclosing(run.async_changes()) as changes:
         async for _ in changes:
@@ -306,3 +292,8 @@ def _located(error: Exception, variable: Variable) -> ProgramError:
         prompt=call.prompt if call is not None else None,
         partial="".join([chunk.text for chunk in variable.chunks]),
     )
+
+
+Source = _BranchText | _VariableText | _PartialValue
+"""Something that is read while it grows: `new` yields the additions since the last call. `ended` tells whether
+nothing will be added any more."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from ramify.lang.prompt.transcript import Piece, text_of
-from ramify.lang.trace.meta_info import add_usage
-from ramify.lang.trace.tokens import Tokens
+from ramify.lang.trace.outputs import Tokens, add_usage
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.text import shortened
 

@@ -12,7 +12,7 @@ from ramify.html.template import fill, script
 from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, token_texts
-from ramify.lang.trace.tokens import Span, scores_of
+from ramify.lang.trace.outputs import Span, scores_of
 
 
 def report(call: Call) -> str:

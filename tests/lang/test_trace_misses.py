@@ -11,7 +11,7 @@ import ramify as rm
 from ramify.lang.prompt.transcript import Piece
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, _common
-from ramify.lang.trace.tokens import Span, Tokens, tokens_of
+from ramify.lang.trace.outputs import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 from tests.lang.steps import program_of
 
