@@ -42,7 +42,7 @@ from ramify.lang.program.variables import (
     Variable,
     unknown_variable,
 )
-from ramify.lang.prompt.chat import Dialogue, turn
+from ramify.lang.prompt.chat import Content, turn
 from ramify.lang.prompt.transcript import EMPTY, Piece, Prompt, append_output, text_of
 from ramify.lang.prompt.view import View, extended
 from ramify.lang.trace.calls import Call
@@ -65,7 +65,7 @@ class Branch:
         self.key = run.branch_key()
         self.forks = forks
         """The keys of the forks that the branch comes from, outermost first."""
-        self.tail: Piece | None = None
+        self.content = Content()
         self.fork_point: Piece | None = None
         """The last piece before the fork. Pieces after it belong to this branch alone. None for a branch that
         was not forked."""
@@ -76,7 +76,6 @@ class Branch:
         self._views: dict[Target, View[Target]] = {}
         """Model → the content as that model reads it, up to the model's last step. The run's own model has no
         entry."""
-        self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
@@ -200,8 +199,8 @@ class Branch:
         """Take the content of `parent`, and start the queued steps. Called when the parent has reached the
         fork."""
         with self._lock:
-            self.tail = self.fork_point = parent.tail
-            self._prompt, self.dialogue = parent._prompt, parent.dialogue
+            self.content, self._prompt = parent.content, parent._prompt
+            self.fork_point = parent.content.tail
             self._views = dict(parent._views)
             self.call.start_s = self.run.clock()
             if self.run.stream:
@@ -356,7 +355,7 @@ class Branch:
                 )
             before = self._failed.closed().before
             assert before is not None
-            self.tail, self.dialogue, self.scopes = before.tail, before.dialogue, dict(before.scopes)
+            self.content, self.scopes = before[0], dict(before[1])
             error, self.error, self._failed = self.error, None, None
             self.call.error = None
             return error
@@ -401,40 +400,34 @@ class Branch:
 
     # --- the content for a model ---
 
-    def view(
-        self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None
-    ) -> View[Target]:
-        """The content up to `tail` (None: all of it) as `target` reads it. `dialogue` has the turns up to
-        `tail`; None stands for those of the branch.
-
-        Raises the errors of `extended`.
-        """
-        tail = self.tail if tail is None else tail
+    def view(self, target: Target, content: Content | None = None) -> View[Target]:
+        """`content` (None: that of the branch) as `target` reads it. Raises the errors of `extended`."""
+        content = content or self.content
         if target is self.run.home:
-            return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
-        return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
+            return View(target, content, content.tail, self._prompt)
+        return extended(self._views.get(target) or View(target, Content(), None), content.tail)
 
     def remember(self, view: View[Target], prompt: Prompt) -> None:
         """Keep `view` and `prompt`, which is sent now. The next prompt for the model of `view` is built from
         them."""
-        if view.until is not self.tail:
+        if view.until is not self.content.tail:
             return
         if view.target is self.run.home:
             self._prompt = prompt
         else:
             self._views[view.target] = view._replace(prompt=prompt)
 
-    def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` with `output` appended."""
+    def after(self, content: Content, output: Output) -> Content:
+        """`content` with `output` appended."""
         home, ids, text, kept_ids = self.run.home, output.ids, output.text, output.kept_ids
         thought = output.thought
         if thought is not None:
-            dialogue, tail = thought.append(dialogue, tail, home)
+            content = thought.append(content, home)
             before = len(thought.ids)
             ids, text = ids[before:], text.removeprefix(thought.head)
             kept_ids = kept_ids - before if before or not thought.text else 0
         by = None if output.target is home else output.target
-        return dialogue, append_output(tail, text, ids, kept_ids, output.tail, by)
+        return content.at(append_output(content.tail, text, ids, kept_ids, output.tail, by))
 
     # --- reading ---
 
@@ -453,7 +446,7 @@ class Branch:
     @property
     def text(self) -> str:
         """The content as text."""
-        return text_of(self.tail)
+        return text_of(self.content.tail)
 
     @property
     def ended(self) -> bool:

@@ -27,7 +27,7 @@ from ramify.lang.program.tool_steps import (
     warn_of_untold,
 )
 from ramify.lang.program.variables import Skipped, Variable, skipped
-from ramify.lang.prompt.chat import begin_turn, end_turn
+from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import (
     Piece,
     append_output,
@@ -64,22 +64,16 @@ class Interpreter(nodes.StepVisitor):
         self._append_text(step.value)
 
     def visit_RoleBegin(self, step: nodes.RoleBegin, variable: None) -> None:
-        branch = self._branch
-        branch.dialogue, tail = begin_turn(
-            branch.dialogue, branch.tail, step.role, self._run.info, tools=step.tools
-        )
-        self._append(tail)
+        self._append(begin_turn(self._branch.content, step.role, self._run.info, tools=step.tools))
 
     def visit_RoleEnd(self, step: nodes.RoleEnd, variable: None) -> None:
-        branch = self._branch
-        branch.dialogue, tail = end_turn(branch.dialogue, branch.tail, step.role, self._run.info)
-        self._append(tail)
+        self._append(end_turn(self._branch.content, step.role, self._run.info))
 
     def visit_ScopeBegin(self, step: nodes.ScopeBegin, variable: None) -> None:
-        self._branch.scopes[step.name] = self._branch.tail
+        self._branch.scopes[step.name] = self._branch.content.tail
 
     def visit_ScopeEnd(self, step: nodes.ScopeEnd, variable: Variable) -> None:
-        text = text_of(self._branch.tail, self._branch.scopes.pop(step.name))
+        text = text_of(self._branch.content.tail, self._branch.scopes.pop(step.name))
         variable.resolve(text, text=text)
 
     def visit_Fork(self, step: nodes.Fork, variable: None) -> None:
@@ -89,9 +83,7 @@ class Interpreter(nodes.StepVisitor):
             child.start_at_fork(self._branch)
 
     def visit_DescribeTools(self, step: nodes.DescribeTools, variable: None) -> None:
-        branch = self._branch
-        branch.dialogue, tail = describe(branch.dialogue, branch.tail, self._run.home, step.tools)
-        self._append(tail)
+        self._append(describe(self._branch.content, self._run.home, step.tools))
 
     # --- steps that wait ---
 
@@ -108,7 +100,7 @@ class Interpreter(nodes.StepVisitor):
         self._append_text("".join(texts))
 
     async def visit_Splice(self, step: nodes.Splice, variable: None) -> None:
-        if self._run.home.takes_messages and self._branch.dialogue.role is None:
+        if self._run.home.takes_messages and self._branch.content.dialogue.role is None:
             raise UnsupportedNode(
                 f"{self._run.info.name} takes whole messages only: branches cannot be joined."
             )
@@ -117,10 +109,11 @@ class Interpreter(nodes.StepVisitor):
                 await child.idle().wait()
                 if child.error is not None:
                     raise child.error
-        tail = self._branch.tail
+        content = self._branch.content
         for child in step.children:
-            tail = append_pieces(tail, pieces(child.tail, child.fork_point))
-        self._append(tail)
+            added = pieces(child.content.tail, child.fork_point)
+            content = content.at(append_pieces(content.tail, added))
+        self._append(content)
 
     async def visit_Gen(self, step: nodes.Gen, variable: Variable) -> None:
         branch = self._branch
@@ -138,7 +131,7 @@ class Interpreter(nodes.StepVisitor):
                 outputs = await self._outputs(call, view, sampling, step, variable)
             values = [final_value(step, output.text) for output in outputs]
         first = outputs[0]
-        branch.dialogue, branch.tail = branch.after(branch.dialogue, branch.tail, first)
+        branch.content = branch.after(branch.content, first)
         if step.node.thinking is not None:
             variable.thinking = first.thinking if sampling.n == 1 else [one.thinking for one in outputs]
         if sampling.n == 1:
@@ -165,8 +158,7 @@ class Interpreter(nodes.StepVisitor):
         )
         if step.node.thinking is not None:
             variable.thinking = output.thinking
-        self._branch.dialogue = valid.dialogue
-        self._append(valid.tail)
+        self._append(valid.content)
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
@@ -218,7 +210,8 @@ class Interpreter(nodes.StepVisitor):
             chosen = decide(output.choices, call, step.node.choices, step.method)
             call.text = chosen.text
         by = None if target is self._run.home else target
-        self._append(append_output(branch.tail, chosen.text, chosen.ids, len(chosen.ids), "", by))
+        tail = append_output(branch.content.tail, chosen.text, chosen.ids, len(chosen.ids), "", by)
+        self._append(branch.content.at(tail))
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
     async def _constrained_select(
@@ -232,8 +225,7 @@ class Interpreter(nodes.StepVisitor):
         branch, sampling = self._branch, SamplingParams(temperature=0.0)
         async with _within(step.node.timeout, branch.limits):
             output = await send(branch, call, view, sampling, choices(step.node.choices))
-        branch.dialogue, tail = branch.after(branch.dialogue, branch.tail, output)
-        self._append(tail)
+        self._append(branch.after(branch.content, output))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
     async def visit_CallTools(self, step: nodes.CallTools, variable: Variable) -> None:
@@ -245,7 +237,7 @@ class Interpreter(nodes.StepVisitor):
             call.form = form if isinstance(form, TaggedCalls) else None
             opening = form.opening(step.node.required)
             opened = open_calls(view, opening, turns)
-            self._feed(opened.tail, view.tail)
+            self._feed(opened.content.tail, view.content.tail)
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
             constraint = form.constraint(step.tools, step.node.required, step.node.max_calls)
             async with _within(step.node.timeout, branch.limits):
@@ -257,9 +249,9 @@ class Interpreter(nodes.StepVisitor):
         except ToolFailed as error:
             raise _located(error, step, call) from error.__cause__
         done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)
-        _, shown = done.write(view.dialogue, view.tail, target)
-        self._feed(shown, view.tail, text_of(opened.tail, view.tail) + output.text)
-        branch.dialogue, branch.tail = done.append(branch.dialogue, branch.tail, self._run.home)
+        begin, shown = view.content.tail, text_of(opened.content.tail, view.content.tail) + output.text
+        self._feed(done.write(view.content, target).tail, begin, shown)
+        branch.content = done.append(branch.content, self._run.home)
         variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
 
     async def visit_Guarded(self, step: nodes.Guarded, variable: Variable | None) -> None:
@@ -284,12 +276,14 @@ class Interpreter(nodes.StepVisitor):
     # --- helpers ---
 
     def _append_text(self, text: str) -> None:
-        self._run.home.check_text(self._branch.dialogue, text)
-        self._append(append_text(self._branch.tail, text))
+        content = self._branch.content
+        self._run.home.check_text(content.dialogue, text)
+        self._append(content.at(append_text(content.tail, text)))
 
-    def _append(self, tail: Piece | None) -> None:
-        self._feed(tail, self._branch.tail)
-        self._branch.tail = tail
+    def _append(self, content: Content) -> None:
+        if self._run.stream:
+            self._feed(content.tail, self._branch.content.tail)
+        self._branch.content = content
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
         """Show readers the text after `since` up to `tail`, if the run streams. `shown` is the beginning of
@@ -304,7 +298,9 @@ class Interpreter(nodes.StepVisitor):
         """A ``with`` block with the call of a step. An error in the block is raised as a `ProgramError` with
         the step's line, prompt and output."""
         branch = self._branch
-        call = branch.call.child(kind, step.variable or "", branch.tail, self._run.clock(), line=step.line)
+        call = branch.call.child(
+            kind, step.variable or "", branch.content.tail, self._run.clock(), line=step.line
+        )
         variable.call = call
         try:
             yield call
@@ -324,7 +320,7 @@ class Interpreter(nodes.StepVisitor):
         depend on the model."""
         target = await self._run.target(step)
         view = self._branch.view(target)
-        call.model, call.prompt_end = target.name, view.tail
+        call.model, call.prompt_end = target.name, view.content.tail
         call.priority, call.lora = step.node.priority, step.node.lora
         return view
 

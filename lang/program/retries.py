@@ -18,7 +18,7 @@ from ramify.lang.calls.request import Output
 from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Gen
 from ramify.lang.program.sending import send
-from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
@@ -42,8 +42,7 @@ class Attempted:
 
     output: Output
     value: Any
-    tail: Piece | None
-    dialogue: Dialogue
+    content: Content
 
 
 async def attempt(
@@ -51,11 +50,12 @@ async def attempt(
 ) -> Attempted:
     """Generate until an output is valid, at most ``1 + step.retries`` times. `call` is the call of the step.
     Raises the error of the last output if none is valid."""
-    tail, dialogue = branch.tail, branch.dialogue
-    opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
+    content = branch.content
+    dialogue = content.dialogue
+    opening = pieces(content.tail, dialogue.start) if dialogue.role == "assistant" else []
     for left in range(step.retries, -1, -1):
         sent = call.child("attempt", call.name, None, branch.run.clock())
-        view = branch.view(target, tail, dialogue)
+        view = branch.view(target, content)
         output = await send(branch, sent, view, sampling, step.node.constraint, thinking=step.node.thinking)
         call.text, call.finish, call.prompt_end = output.text, output.finish, sent.prompt_end
         call.thinking = sent.thinking
@@ -65,13 +65,12 @@ async def attempt(
             sent.error = str(error)
             if not left:
                 raise _rejection(step, output.text, error) from error
-            dialogue, tail = branch.after(dialogue, tail, output)
-            tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
+            content = branch.after(content, output)
+            content = _correct(content, opening, describe(error), branch.run.info)
             continue
         if not step.keep_failed:
-            tail, dialogue = branch.tail, branch.dialogue
-        dialogue, tail = branch.after(dialogue, tail, output)
-        return Attempted(output, value, tail, dialogue)
+            content = branch.content
+        return Attempted(output, value, branch.after(content, output))
     raise AssertionError("unreachable")
 
 
@@ -116,13 +115,10 @@ def describe(error: Exception) -> str:
     return sentence(shortened(text, MAX_PROBLEM))
 
 
-def _correct(
-    tail: Piece | None, dialogue: Dialogue, opening: list[Piece], problem: str, info: ModelInfo
-) -> tuple[Piece | None, Dialogue]:
-    if dialogue.role != "assistant":
-        return append_text(tail, PLAIN_CORRECTION.format(problem=problem)), dialogue
-    dialogue, tail = end_turn(dialogue, tail, "assistant", info)
-    dialogue, tail = begin_turn(dialogue, tail, "user", info)
-    dialogue, tail = end_turn(dialogue, append_text(tail, CORRECTION.format(problem=problem)), "user", info)
-    dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
-    return append_pieces(tail, opening), dialogue
+def _correct(content: Content, opening: list[Piece], problem: str, info: ModelInfo) -> Content:
+    if content.dialogue.role != "assistant":
+        return content.at(append_text(content.tail, PLAIN_CORRECTION.format(problem=problem)))
+    content = begin_turn(end_turn(content, "assistant", info), "user", info)
+    content = content.at(append_text(content.tail, CORRECTION.format(problem=problem)))
+    content = begin_turn(end_turn(content, "user", info), "assistant", info)
+    return content.at(append_pieces(content.tail, opening))

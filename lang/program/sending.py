@@ -51,10 +51,9 @@ async def send(
     run, target = branch.run, view.target
     opened = view
     if thinking is not None and not target.takes_messages:
-        dialogue, tail = open_answer(view.dialogue, view.tail, thinking, target.info)
-        opened = view._replace(dialogue=dialogue, tail=tail)
-    call.model, call.prompt_end = target.name, opened.tail
-    if ends_on_token(opened.tail):
+        opened = view._replace(content=open_answer(view.content, thinking, target.info))
+    call.model, call.prompt_end = target.name, opened.content.tail
+    if ends_on_token(opened.content.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
@@ -90,12 +89,12 @@ def _prompt(
 
     `opened` is `view` after `open_answer`, or the same as `view` without a setting of thinking.
     """
-    target, dialogue = view.target, view.dialogue
+    target, dialogue = view.target, view.content.dialogue
     if not target.takes_messages:
-        prompt = prompt_of(opened.tail, view.prompt)
+        prompt = prompt_of(opened.content.tail, view.prompt)
         branch.remember(view, prompt)
         return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
-    if dialogue.role != "assistant" or view.tail is not dialogue.start:
+    if dialogue.role != "assistant" or view.content.tail is not dialogue.start:
         raise UnsupportedNode(
             f"{target.info.name} takes whole messages only.",
             remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
@@ -155,6 +154,6 @@ def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tu
     if branch.fork_point is not None and not branch.fork_told:
         branch.fork_told = True
         found.append(place_of(branch.fork_point, view.prompt))
-    if opened.tail is not view.tail:
-        found.append(place_of(view.tail, view.prompt))
+    if opened.content.tail is not view.content.tail:
+        found.append(place_of(view.content.tail, view.prompt))
     return tuple(found)

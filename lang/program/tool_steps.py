@@ -39,21 +39,21 @@ _warned: set[tuple[str, str | None]] = set()
 def in_turns(branch: Branch) -> bool:
     """Whether the calls are written as chat turns: the model has a chat template, and the branch has turns or
     is empty. Raises `InvalidRequest` inside an open turn."""
-    dialogue = branch.dialogue
+    dialogue = branch.content.dialogue
     if dialogue.role is not None:
         raise InvalidRequest(
             f"call_tools writes turns of its own, and a {dialogue.role} turn is open.",
             remedy=f"End it with {dialogue.role}_end().",
         )
     chats = branch.run.info.chat_format is not None
-    return chats and (bool(dialogue.messages) or branch.tail is None)
+    return chats and (bool(dialogue.messages) or branch.content.tail is None)
 
 
 def warn_of_untold(branch: Branch, step: CallTools, turns: bool) -> None:
     """Log a warning about tools that no turn has described to the model, once for each program and line.
     Without `turns`, a tool counts as described if its name is in the text."""
     place = (branch.run.root.call.name, step.line)
-    untold = [tool.name for tool in step.tools if tool.name not in branch.dialogue.tools]
+    untold = [tool.name for tool in step.tools if tool.name not in branch.content.dialogue.tools]
     if not untold or place in _warned:
         return
     if not turns and all(name in branch.text for name in untold):

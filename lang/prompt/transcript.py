@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ramify.messages import Segment
 
 if TYPE_CHECKING:
-    from ramify.lang.prompt.chat import Dialogue
+    from ramify.lang.prompt.chat import Content
     from ramify.lang.prompt.view import PromptModel
 
 
@@ -24,10 +24,8 @@ class Mark(Protocol):
     """The mark of a piece whose text and ids depend on the model. The mark can write the piece for another
     model."""
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` with the piece appended in the form that `target` reads."""
+    def write(self, content: Content, target: PromptModel) -> Content:
+        """`content` with the piece appended in the form that `target` reads."""
         ...
 
 
@@ -42,10 +40,8 @@ class Generated(msgspec.Struct, frozen=True):
 class Continued(msgspec.Struct, frozen=True):
     """The mark of a piece that the mark of an earlier piece writes, too."""
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        return dialogue, tail
+    def write(self, content: Content, target: PromptModel) -> Content:
+        return content
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -58,10 +58,11 @@ def _content(branch: Branch, since: Piece | None = None) -> Iterator[str]:
 
 
 def _turns(branch: Branch, since: Piece | None) -> Iterator[str]:
-    role = branch.dialogue.role if branch.dialogue.start is since and since is not None else None
+    dialogue = branch.content.dialogue
+    role = dialogue.role if dialogue.start is since and since is not None else None
     runs: list[Run] = []
     thoughts: list[str] = []
-    for piece in pieces(branch.tail, since):
+    for piece in pieces(branch.content.tail, since):
         match piece.mark:
             case Begin(role=begun):
                 yield from _turn(role, runs)

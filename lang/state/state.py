@@ -273,7 +273,8 @@ class ProgramState:
         """The finished chat turns, as ``{"role": …, "content": …}``."""
         self.sync()
         self._raise()
-        return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
+        messages = self._branch.content.dialogue.messages
+        return [{"role": turn.role, "content": turn.content} for turn in messages]
 
     def sync(self) -> None:
         """Block until all steps so far are done. For a state returned by `run`, block until the program is

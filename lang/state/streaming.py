@@ -295,5 +295,5 @@ def _located(error: Exception, variable: Variable) -> ProgramError:
 
 
 Source = _BranchText | _VariableText | _PartialValue
-"""Something that is read while it grows: `new` yields the additions since the last call. `ended` tells whether
-nothing will be added any more."""
+"""Something that is read while it grows: `new` yields the additions since the last call, and `ended` tells
+whether nothing will be added any more."""

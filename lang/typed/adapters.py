@@ -24,7 +24,7 @@ def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _adapter_of(kind: Any) -> Any:
+def _adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
     import pydantic
 
     return pydantic.TypeAdapter(modern(kind))
