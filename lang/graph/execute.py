@@ -16,6 +16,8 @@ from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.tools.tool import Tool
 
+Source = graph.Argument | graph.Result
+
 Row = Mapping[str, Any]
 """The arguments of one run: name → JSON value."""
 
@@ -41,7 +43,7 @@ class Traced:
     branch, name, value)."""
     reads: Sequence[tuple[Variable, bool]] = ()
     """The reads of the body in order: (variable, whether the read is under a condition)."""
-    sources: Mapping[Variable, graph.Argument | graph.Result] = field(default_factory=dict)
+    sources: Mapping[Variable, Source] = field(default_factory=dict)
     """Variable of the trace → the argument or node that it stands for."""
     returned: Any = None
     """The return value of the body, which may hold symbolic values."""

@@ -14,6 +14,7 @@ import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.limits import LIMITS, Limit, Limits
+from ramify.lang.graph.execute import Source
 from ramify.lang.graph.symbolic import (
     About,
     NotConcrete,
@@ -39,8 +40,6 @@ FIELDS = f"Fields that every result has can be put into text, and the whole can 
 APPENDED = f"Results can be appended as they are, or with + and f-strings. {BY_STEPS}"
 
 CALLS = f"The model sees the results; the program can return the calls. {BY_STEPS}"
-
-Source = graph.Argument | graph.Result
 
 
 class Submitted(NamedTuple):

@@ -195,9 +195,6 @@ class _VariableThoughts(_VariableText):
             variable.read_thinking()
 
 
-T = TypeVar("T")
-
-
 class ObjectStream(Generic[T]):
     """The result of `ProgramState.stream_objects`. It may be iterated several times."""
 
