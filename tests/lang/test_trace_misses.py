@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from array import array
-
-import pytest
+from os.path import commonprefix
 
 import ramify as rm
 from ramify.lang.prompt.transcript import Piece
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.misses import Misses, _common
+from ramify.lang.trace.misses import Misses
 from ramify.lang.trace.outputs import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 from tests.lang.steps import program_of
@@ -193,7 +192,7 @@ def test_the_nearest_of_many_is_found():
     root.children = [request(str(i), text, float(i), i + 0.5, 200, 0) for i, text in enumerate(prompts)]
     why = Misses(root).why
     for index in (1, 10, 500, 999):
-        best = max(_common(prompts[index], earlier) for earlier in prompts[:index])
+        best = max(len(commonprefix([prompts[index], earlier])) for earlier in prompts[:index])
         assert why[root.children[index]].shared_chars == best
 
 
@@ -248,11 +247,3 @@ def test_a_token_costs_a_few_bytes():
     kept = (tokens.counts, tokens.chars, tokens.forced)
     assert {type(part) for part in kept} == {array}
     assert sum(len(part) * part.itemsize for part in kept) == 12_000
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "length"),
-    [("", "", 0), ("a", "b", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("ab", "abc", 2)],
-)
-def test_common(one, other, length):
-    assert _common(one, other) == length
