@@ -18,7 +18,7 @@ from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import DEFAULT_METHOD, METHODS, ChoicesSamplingMethod, token_length_normalized
-from ramify.lang.calls.limits import Limit, holding
+from ramify.lang.calls.limits import Limit, limiting
 from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
@@ -386,7 +386,7 @@ def limit(
     bounds = Bounds(timeout, max_total_tokens, max_calls)
     if not bounds:
         raise InvalidRequest("limit needs timeout, max_total_tokens or max_calls.", field="max_total_tokens")
-    return holding(bounds, f"the limit at {caller_line()}")
+    return limiting(bounds, f"the limit at {caller_line()}")
 
 
 MODEL_TYPES = (

@@ -133,7 +133,7 @@ LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
 
 
 @contextlib.contextmanager
-def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
+def limiting(bounds: Bounds, where: str) -> Iterator[Limit]:
     """A ``with`` block whose steps have a new limit with these `bounds` in addition."""
     limit = Limit(bounds, where, remedy=LEAVE)
     with under((limit,)):

@@ -75,7 +75,7 @@ class Execution:
             for bounds, where in zip(made.limits, self._traced.blocks or unnamed, strict=True)
         ]
         waiting = deque(self._traced.values)
-        with root.held():
+        with root.paused():
             for place, node in enumerate(made.nodes):
                 while waiting and waiting[0][0] <= place:
                     self._set_variable(*waiting.popleft())

@@ -136,7 +136,7 @@ class Branch:
         return variable
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """A ``with`` block in which submitted steps are only queued. They start at the end of the block. The
         branch must be idle."""
         self._busy = True
