@@ -18,7 +18,7 @@ from ramify.errors import BackendError
 from ramify.graph import Method
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.outputs import token_logprobs
-from ramify.messages import Choices, ChoiceScore, TokenLogprobs
+from ramify.messages import ChoiceScore, TokenLogprobs
 from ramify.sampling_params import SamplingParams
 
 
@@ -136,12 +136,6 @@ class Choice:
     text: str
     ids: tuple[int, ...]
     meta: dict[str, Any]
-
-
-def scoring_of(choices: Sequence[str], method: ChoicesSamplingMethod) -> Choices:
-    """The choices as a request scores them, with unconditional log-probabilities if `method` requires
-    them."""
-    return Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
 
 
 def decide(

@@ -38,12 +38,12 @@ class GraphView:
     def __init__(
         self,
         graph: Graph,
-        lines: Mapping[int, str] | None = None,
-        local: Mapping[int, Mapping[str, object]] | None = None,
+        lines: Mapping[int, str],
+        local: Mapping[int, Mapping[str, object]],
     ) -> None:
         self._graph = graph
-        self._lines = lines or {}
-        self._local = local or {}
+        self._lines = lines
+        self._local = local
         """Node index → those arguments of its step for which a graph has no field."""
 
     @property

@@ -453,11 +453,6 @@ class Branch:
         """Whether no step runs, and no further step can be submitted."""
         return not self._busy and (self.joined or self.run.body_done.is_set())
 
-    def is_final(self, name: str) -> bool:
-        """Whether the variable `name` is set or failed, or will never be made because the body has ended."""
-        variable = self.variables.get(name)
-        return self.run.body_done.is_set() if variable is None else variable.ready.is_set()
-
     def variable(self, name: str) -> Variable:
         """The variable `name`. If there is none, raises the error of the program's body, else
         `UnknownVariable`."""

@@ -11,7 +11,7 @@ import msgspec
 
 from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
-from ramify.lang.calls.choices import SCORING, decide, scoring_of, token_length_normalized
+from ramify.lang.calls.choices import SCORING, decide, token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.request import Output, all_of
 from ramify.lang.calls.session import Target
@@ -40,7 +40,7 @@ from ramify.lang.prompt.view import View
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
-from ramify.messages import TextChunk
+from ramify.messages import Choices, TextChunk
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.sampling_params import SamplingParams
 
@@ -205,7 +205,8 @@ class Interpreter(nodes.StepVisitor):
                 await self._constrained_select(call, view, step, variable)
                 return
             async with _within(step.node.timeout, branch.limits):
-                scoring = scoring_of(step.node.choices, step.method)
+                alone = step.method.requires_unconditional_logprobs
+                scoring = Choices(texts=step.node.choices, unconditional=alone)
                 output = await send(branch, call, view, SCORING, choices=scoring)
             chosen = decide(output.choices, call, step.node.choices, step.method)
             call.text = chosen.text

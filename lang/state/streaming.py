@@ -234,7 +234,8 @@ class _PartialValue:
 
     @property
     def ended(self) -> bool:
-        return self._branch.is_final(self._name)
+        variable = self._branch.variables.get(self._name)
+        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[Partial[Any]]:
         """The partial value, if it has changed since the last call."""
