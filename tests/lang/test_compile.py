@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,10 @@ from pydantic import BaseModel, Field
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.graph import Graph
-from ramify.lang.backends.submitted import SubmittedProgram
+from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.graph.serve import Job, run_row
 from ramify.loop import wait
-from ramify.messages import Generate
+from ramify.messages import Generate, TextChunk
 from tests.lang.backends import Holding
 from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
@@ -40,31 +41,33 @@ CALLS_ALONE = {"react", "speculative-select"}
 # --- the ten programs -----------------------------------------------------------------------------
 
 
+class Counting(rm.RuntimeEndpoint):
+    """A server that counts the graphs and the single requests that it is sent."""
+
+    graphs = alone = 0
+
+    def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
+        self.graphs += 1
+        return super().submit_program(submission, failed)
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        self.alone += 1
+        return super().generate(request)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_ten_programs_compiled_are_the_programs(
-    case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+    case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint
 ) -> None:
-    submitted: list[SubmittedProgram] = []
-    alone: list[str] = []
-    answer, send = SubmittedProgram.generate, rm.RuntimeEndpoint.generate
-    monkeypatch.setattr(
-        SubmittedProgram, "generate", lambda self, request: submitted.append(self) or answer(self, request)
-    )
-    monkeypatch.setattr(
-        rm.RuntimeEndpoint, "generate", lambda self, request: alone.append(request.rid) or send(self, request)
-    )
+    server = Counting(endpoint.base_url)
     steps = run_all(case, engine)
-
-    def run_compiled(backend: Any) -> list[dict[str, Any]]:
-        return [
-            outcome(state) for state in case.program.run_batch(case.arguments, backend=backend, compiled=True)
-        ]
-
-    assert run_compiled(engine) == steps
-    assert run_compiled(endpoint) == steps
-    assert len(set(submitted)) == len(case.arguments)
-    assert not alone or case.name in CALLS_ALONE
+    for backend in (engine, server):
+        states = case.program.run_batch(case.arguments, backend=backend, compiled=True)
+        assert [outcome(state) for state in states] == steps
+    assert server.graphs == len(case.arguments)
+    assert not server.alone or case.name in CALLS_ALONE
+    server.close()
 
 
 @pytest.mark.parametrize("name", ASKS)
